@@ -224,7 +224,7 @@ CODES: dict[str, str] = {
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
     "run.disk_full": "the disk, or the quota on it, is full",
-    "run.exists": "the output directory holds files already",
+    "run.exists": "the output directory holds files already, or the output file exists",
     "run.in_use": "another process is running in the output directory",
     "run.metrics_damaged": "metrics.jsonl does not hold one row for each round",
     "run.no_answer": "a silo that must answer did not answer",
@@ -533,9 +533,10 @@ def list_codes() -> str:
 _ABOUT_CODES = """# Error codes
 
 Every error that a caller can correct is a `silodp.SilodpError`. It has a sentence (`str(error)`), a stable
-`code`, and, where a single setting or argument is wrong, its name as `field`. Compare codes, never sentences:
-sentences may change, codes are never renamed. The table says what each code means; the sentence says what to
-do.
+`code`, and, where a single setting or argument is wrong, its name as `field`: `data.schema.label` where a table
+lacks the column of labels. For `data.value`, where a cell is wrong, `field` is the name of its column. Compare codes,
+never sentences: sentences may change, codes are never renamed. The table says what each code means; the sentence says
+what to do.
 
 On the command line the sentence goes to standard error with the code in brackets. The exit status is 2 (130
 after Ctrl-C, 70 for `cli.unexpected`). With `--json` this object is also printed, on standard output:

@@ -73,7 +73,7 @@ def test_the_table_holds_the_aggregators_fields(config: Path, tmp_path: Path) ->
         ),
         (
             ["aggregator=masked", "aggregation.min_silos=many"],
-            "aggregation.min_silos = 'many': it should be a valid integer.",
+            "aggregation.min_silos = 'many': it should be a whole number.",
         ),
         (["aggregator=masked", "aggregation.min_silos=true"], "aggregation.min_silos = True: it should be"),
         (["aggregator=masked", "aggregation.name=plain"], "aggregation.name is not a field of masked"),

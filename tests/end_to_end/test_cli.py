@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from silodp.cli import main
+from silodp.runtime.guarantees import delta_warning
 from support.commands import Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -288,6 +290,21 @@ def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override:
     before = {path.name for path in Path().iterdir()}
     assert_sentence(silodp("run", config, "--set", override, "--out", "out", "--json"), says)
     assert {path.name for path in Path().iterdir()} - {"__pycache__"} == before
+
+
+@pytest.mark.parametrize(("delta", "is_large"), [("0.1", True), ("0.049", False)])
+def test_a_run_remarks_once_on_a_delta_that_promises_nothing(
+    silodp: Silodp, config: Path, delta: str, is_large: bool
+) -> None:
+    (remark,) = delta_warning(0.1, 20)
+    planned = silodp("plan", config, "--set", f"delta={delta}", "--users", 20)
+    done = silodp("run", config, "--set", f"delta={delta}", "--out", "out", "--json")
+    assert [remark in planned.out, remark in done.json["warnings"]] == [is_large, is_large]
+    assert done.err.count(remark) == is_large
+    assert (remark in html.unescape(Path("out/report.html").read_text())) is is_large
+    bare = "method={name='default', local={learning_rate=0.01}}"
+    silent = silodp("run", config, "--set", bare, "--set", f"delta={delta}", "--out", "bare", "--json")
+    assert remark not in silent.json["warnings"]  # there is no ε
 
 
 def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:

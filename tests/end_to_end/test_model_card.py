@@ -261,6 +261,77 @@ def test_subgroups_are_those_that_the_schema_declares(folder: Path, silodp: Silo
     assert_sentence(silodp("plan", "wrong.toml"), "license", code="config.unknown_field")
 
 
+def test_a_card_shows_no_subgroups_that_the_run_did_not_measure(folder: Path, silodp: Silodp) -> None:
+    settings, late = Path("hospitals_2020.toml"), "so not measured"
+    assert silodp("run", settings, "--out", "run").status == 0
+    config = Path("run/config.toml")
+    bare = config.read_text()
+
+    def write_card_of(subgroups: str) -> list[str]:
+        config.write_text(bare.replace("publish_metrics = false", "publish_metrics = true") + subgroups)
+        assert silodp("report", "run").status == 0
+        return sections(Path("run/MODEL_CARD.md").read_text())["Metrics"].splitlines()
+
+    def has_row(metrics: list[str], name: str) -> bool:
+        return any(line.startswith(f"| {name} |") for line in metrics)
+
+    metrics = write_card_of(GROUPS)
+    assert has_row(metrics, "silo north_clinic")
+    assert not has_row(metrics, "ward: medicine")
+    (told,) = [line for line in metrics if late in line]
+    assert all(name in told for name in ("ward: medicine", "age: 18 to below 22", "age: 60 to 99"))
+
+    # The run measures them when it is resumed, also without another round.
+    assert silodp("run", "run", "--resume").status == 0
+    metrics = sections(Path("run/MODEL_CARD.md").read_text())["Metrics"].splitlines()
+    assert has_row(metrics, "ward: medicine")
+    assert has_row(metrics, "age: 60 to 99")
+    assert not any(late in line for line in metrics)
+
+    metrics = write_card_of('[card.subgroups]\nward = ["surgery", "medicine"]\nage = [18, 60.0000001, 99]\n')
+    assert has_row(metrics, "ward: medicine")
+    assert not any(
+        has_row(metrics, f"age: {old}") for old in ("18 to below 22", "60 to 99", "18 to below 60")
+    )
+    (told,) = [line for line in metrics if late in line]
+    assert all(name in told for name in ("ward: surgery", "age: 60.0000001 to 99"))
+    assert "ward: medicine" not in told
+    metrics = write_card_of("")
+    assert not has_row(metrics, "ward: medicine")
+
+
+def test_a_card_says_that_its_table_cannot_be_read(folder: Path, silodp: Silodp) -> None:
+    assert silodp("run", "hospitals_2020.toml", "--out", "run").status == 0
+    config, card = Path("run/config.toml"), Path("run/MODEL_CARD.md")
+    assert "is not TOML" not in card.read_text()
+    config.write_text(config.read_text() + 'license = "MIT"\n')  # a second time
+    assert "line" in silodp("report", "run").out
+    assert "config.toml is not TOML" in card.read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "field"),
+    [
+        ("[card.subgroups]\nAltr = [18, 99]\n", "config.value", "card.subgroups.Altr"),
+        ('[card.subgroups]\nward = ["radiology"]\n', "config.value", "card.subgroups.ward"),
+        ("Altr = 3\n", "config.unknown_field", "card.Altr"),
+        ("publish_metrics = 1\n", "config.value", "card.publish_metrics"),
+        ("contact = 2020-01-01\n", "config.type", "card.contact"),
+    ],
+)
+def test_a_report_names_the_setting_of_the_card_that_is_wrong(
+    folder: Path, silodp: Silodp, wrong: str, code: str, field: str
+) -> None:
+    assert silodp("run", "hospitals_2020.toml", "--out", "run").status == 0
+    config = Path("run/config.toml")
+    config.write_text(config.read_text().replace("publish_metrics = false\n", "") + wrong)
+    card = Path("run/MODEL_CARD.md").read_bytes()
+    done = silodp("report", "run", "--json")
+    assert_sentence(done, "config.toml", code=code)
+    assert done.json["error"]["field"] == field
+    assert Path("run/MODEL_CARD.md").read_bytes() == card
+
+
 def test_subgroups_and_details_follow_from_the_rows(folder: Path) -> None:
     settings = load_config("hospitals_2020.toml")
     federation = settings.federation()

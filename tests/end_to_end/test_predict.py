@@ -187,6 +187,7 @@ def test_the_command_copies_what_is_asked_for_and_keeps_the_order(
     table.drop(columns=["ill", "part"]).astype({"age": int, "dose": float}).to_parquet("new.parquet")
     for given in ("new.csv", "new.parquet"):
         for out in ("found.csv", "found.parquet"):
+            Path(out).unlink(missing_ok=True)
             done = silodp("predict", "run", given, "--out", out, "--copy", "person_key", "--json")
             assert done.status == 0, done.err
             assert done.json["rows"] == 60
@@ -237,7 +238,7 @@ def test_a_table_of_another_form_is_read_by_options(
     assert np.array_equal(found.to_numpy(), load_run("run").predict("plain.csv"))
     for cells in ("50,3.5,radiology", "x,3.5,surgery"):
         Path("plain.csv").write_text(f"age,dose,ward\n{cells}\n")
-        failed = silodp("predict", "run", "plain.csv", "--out", "found.csv")
+        failed = silodp("predict", "run", "plain.csv", "--out", "failed.csv")
         assert_sentence(failed, "trained", code="data.value")
         assert "declare" not in failed.err
         assert "public" not in failed.err
@@ -262,6 +263,7 @@ def test_dates_missing_cells_and_numbers_out_of_range_are_read_by_options(
     done = silodp(*predict, *options)
     assert done.status == 0, done.err
     found = pd.read_csv("found.csv").to_numpy()
+    Path("found.csv").unlink()
     Path("plain.csv").write_text("age,days,ward,visit\n110,9,surgery,2020-04-02\n")
     model = load_run("run")
     assert found == pytest.approx(model.predict("plain.csv"), rel=1e-12)
@@ -323,11 +325,14 @@ def test_wrong_tables_are_refused(
         (["--copy", "age", "--copy", "age"], "data.column"),
         (["--out", "new.csv"], "argument.conflict"),
         (["--out", "new.txt"], "argument.value"),
+        (["--out", "found.csv"], "run.exists"),
+        (["--out", "nothing/q.csv"], "cli.file"),
     ):
         wrong = silodp("predict", "run", "new.csv", "--out", "other.csv", *arguments)
         assert_sentence(wrong, code=code)
+        assert ".partial" not in wrong.err
     pd.DataFrame(row).drop(columns="dose").to_csv("new.csv", index=False)
-    failed = silodp("predict", "run", "new.csv", "--out", "found.csv")
+    failed = silodp("predict", "run", "new.csv", "--out", "other.csv")
     assert_sentence(failed, "'dose' is missing", "the columns age, dose, ward", code="data.column")
     assert not Path("other.csv").exists()
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Adversary, Guarantee
-from silodp.config.schema import CardSection
+from silodp.config.schema import CardSection, parse_card
 from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
+from silodp.data.tables.subgroups import list_group_names
 from silodp.errors import SilodpError, counted
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import format_measure, without_folders
@@ -46,6 +45,16 @@ class _Facts:
     description: ModelDescription
     card: CardSection
     held_out: HeldOut | None
+    has_readable_config: bool = True
+
+    def list_declared(self) -> list[tuple[str, str]]:
+        """Return column and name of every subgroup that [card.subgroups] declares now."""
+        schema = None if self.description.inputs is None else self.description.schema
+        return [
+            (column, name)
+            for column, values in self.card.subgroups.items()
+            for name in list_group_names(schema, column, values)
+        ]
 
 
 def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
@@ -59,7 +68,7 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         The path of the card; None for a run of a version that kept no description of its model.
 
     Raises:
-        SilodpError: a file is damaged, or guarantee and model are of different runs.
+        SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
     """
     if not (directory / DESCRIPTION).exists():
         return None
@@ -67,13 +76,15 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     description = ModelDescription.read(directory / DESCRIPTION)
     stated = run.summary.get("run", description.run)  # earlier versions did not state it
     description.check_run(stated, directory / "guarantee.json")
-    facts = _Facts(
-        run,
-        _read_spec(directory / "run_spec.json"),
-        description,
-        _read_section(run.config),
-        read_held_out(directory),
-    )
+    spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
+    try:
+        section = _read_section(run.config)
+        facts = _Facts(run, spec, description, section or CardSection(), held_out, section is not None)
+        facts.list_declared()
+    except SilodpError as error:
+        raise SilodpError(
+            f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
+        ) from None
     path = directory / CARD
     write_durably(path, format_card(facts).encode())
     return path
@@ -93,13 +104,17 @@ def _read_spec(path: Path) -> Mapping[str, Any]:
         raise SilodpError(f"{path} is damaged: restore it from a copy.", code="report.damaged") from None
 
 
-def _read_section(config: str | None) -> CardSection:
-    """Return [card] of config.toml; nothing is declared where there is none, or none that can be read."""
+def _read_section(config: str | None) -> CardSection | None:
+    """Return [card] of config.toml; None where the file is not TOML.
+
+    Raises:
+        SilodpError: the table has a wrong setting.
+    """
     try:
-        section = tomllib.loads(config or "").get("card", {})
-        return CardSection.model_validate_json(json.dumps(section))
-    except (ValueError, TypeError, ValidationError, RecursionError):
-        return CardSection()
+        values = tomllib.loads(config or "")
+    except (ValueError, RecursionError):
+        return None
+    return parse_card(values)
 
 
 def format_card(facts: _Facts) -> str:
@@ -113,6 +128,8 @@ def format_card(facts: _Facts) -> str:
         "Files and versions": _format_files(facts),
     }
     lines = ["# Model card", "", *_format_status(facts)]
+    if not facts.has_readable_config:
+        lines += ["", "What the owner declared in the table [card] is missing: config.toml is not TOML."]
     for title, text in sections.items():
         lines += ["", f"## {title}", "", *text]
     return "\n".join([*lines, ""])
@@ -271,12 +288,20 @@ def _format_metrics(facts: _Facts) -> list[str]:
     if held_out is None or held_out.persons < LEAST_PERSONS:  # without the file their number is not known
         whole = _leave_out(names)
     rows = [("all silos", *whole), *(_format_part(part, f"silo {_code(part.name)}", names) for part in silos)]
-    rows += [_format_part(part, f"{_code(part.of)}: {_code(part.name)}", names) for part in groups]
+    declared = facts.list_declared()
+    measured = {(part.of, part.name): part for part in groups}
+    rows += [
+        _format_part(measured[one], ": ".join(map(_code, one)), names) for one in declared if one in measured
+    ]
     lines += _format_table(("held-out records of", *names), rows)
     if not silos:
         lines += ["", "Per silo: unknown."]
-    if not groups:
-        lines += ["", "Per subgroup: unknown; none was declared ([card.subgroups])."]
+    if not declared:
+        lines += ["", "Per subgroup: unknown; none is declared ([card.subgroups])."]
+    elif held_out is None:
+        lines += ["", "Per subgroup: unknown."]
+    elif late := [": ".join(map(_code, one)) for one in declared if one not in measured]:
+        lines += ["", f"Declared after the run, so not measured: {'; '.join(late)}."]
     return lines
 
 

@@ -150,13 +150,13 @@ class TrainedModel:
                 raise SilodpError(
                     f"column {column!r} is to be copied twice: name it once.",
                     code="data.column",
-                    field=column,
+                    field="copied",
                 )
             if column in self.columns:
                 raise SilodpError(
                     f"column {column!r} cannot be copied, since a prediction has that name: rename it.",
                     code="data.column",
-                    field=column,
+                    field="copied",
                 )
         x, kept = self.read_table(table, copied, reader, out_of_range)
         found = pd.DataFrame(self.predict(x), columns=list(self.columns))

@@ -65,6 +65,7 @@ def plan(
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.plan import format_plan, plan_run
 
+    _refuse_unused_options(tune)
     settings = load_config(config, set_ or ())
     spec, assumed = build_public_spec(settings, users)
     if tune:
@@ -94,6 +95,21 @@ def plan(
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
     show({"name": settings.name, **result, **about}, as_json, lines)
+
+
+def _refuse_unused_options(tune: bool) -> None:
+    """Refuse options that have a meaning only with --tune, or only without it."""
+    context = click.get_current_context()
+    unused = ("plot",) if tune else ("records_per_person", "prevalence")
+    for option in context.command.params:
+        name = option.name or ""
+        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            remedy = "leave one of them out" if tune else "add --tune, or leave it out"
+            raise SilodpError(
+                f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
+                code="argument.conflict",
+                field=name,
+            )
 
 
 def _remark_on_users(spec: RunSpec) -> str:

@@ -119,7 +119,7 @@ def _read_dates(options: Sequence[str]) -> dict[str, str]:
 
 
 def _check_out(out: Path, table: Path) -> None:
-    """Refuse a file of another type, and the table itself."""
+    """Refuse a file of another type, the table itself, and a file that exists."""
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise SilodpError(
             f"--out {out}: name a file that ends in .csv or .parquet.", code="argument.value", field="--out"
@@ -127,6 +127,10 @@ def _check_out(out: Path, table: Path) -> None:
     if out.resolve() == table.resolve():
         raise SilodpError(
             f"--out {out} is the table itself: name another file.", code="argument.conflict", field="--out"
+        )
+    if out.exists():
+        raise SilodpError(
+            f"--out {out} exists already: name another file, or remove it.", code="run.exists", field="--out"
         )
 
 

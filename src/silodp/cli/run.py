@@ -31,6 +31,7 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
+from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
@@ -140,6 +141,8 @@ def run_config(
     summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
         method, summary["rounds"]
     )
+    if summary["private"]:
+        summary["warnings"] += delta_warning(spec.delta, spec.population.users)
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from silodp.config.plugins import find_plugin
 from silodp.errors import SilodpError, shorten, suggest_name
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
@@ -85,8 +89,13 @@ def describe_unknown(name: str, known: Iterable[str], what: str, where: str = ""
     return f"{_join(where, shorten(name)[1:-1])} is not a field of {what}: {remedy}"
 
 
-def convert_validation_error(error: ValidationError) -> SilodpError:
-    """Return the first complaint of pydantic as one sentence."""
+def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> SilodpError:
+    """Return the first complaint of pydantic as one sentence.
+
+    Args:
+        error: of a table of settings.
+        model: that the table was read as.
+    """
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
@@ -96,21 +105,102 @@ def convert_validation_error(error: ValidationError) -> SilodpError:
                 return inner
             return SilodpError(str(inner), code="config.value", field=field or None)
         case "missing":
-            return SilodpError(f"{field} is missing: set it.", code="config.missing_field", field=field)
-        case "model_type" | "dict_type":
+            return SilodpError(
+                f"{field} is missing: {_describe_missing(first['loc'], model)}.",
+                code="config.missing_field",
+                field=field,
+            )
+        case kind if _KINDS.get(kind) == _TABLE:
             return _no_table(field, first["input"])
-    return _wrong_value(field, first["input"], error)
+    same = [one for one in error.errors() if one["loc"] == first["loc"]]
+    return _wrong_value(field, first["input"], same)
+
+
+def _describe_missing(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """Return what to write for a missing setting of a model, by its type."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    found = fields.get(str(loc[0])) if len(loc) == 1 else None
+    if found is None or found.annotation is None:
+        return "set it"
+    try:
+        TypeAdapter(found.annotation).validate_json("null", strict=True)
+    except ValidationError as error:
+        kinds = [_KINDS.get(one["type"]) for one in error.errors()]
+        if kinds == [_TABLE]:
+            return f"add a table [{loc[0]}] with its settings"
+        if kinds[0] is not None:
+            return f"set it to {kinds[0]}"
+    return "set it"
 
 
 def _no_table(field: str, value: object) -> SilodpError:
     return SilodpError(
-        f"{field} = {shorten(value)}: it should be a table of fields.", code="config.value", field=field
+        f"{field} = {shorten(value)}: it should be a table, [{field}] with its settings in the lines below.",
+        code="config.value",
+        field=field,
     )
 
 
-def _wrong_value(field: str, value: object, error: ValidationError) -> SilodpError:
-    expected = re.sub(r"^\w+ should", "it should", error.errors()[0]["msg"])
-    return SilodpError(f"{field} = {shorten(value)}: {expected}.", code="config.value", field=field)
+_TABLE, _LIST = "a table", "a list"
+_KINDS = {
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), _TABLE),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "is_sequence_of"), _LIST),
+    **dict.fromkeys(("string_type", "path_type"), "text in quotes"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+}
+"""Type of a complaint of pydantic -> the value that TOML needs there."""
+
+
+def _wrong_value(
+    field: str, value: object, complaints: Sequence[ErrorDetails], hint: Any = Any
+) -> SilodpError:
+    """Return the error about a value of another type or range.
+
+    Args:
+        field: the setting.
+        value: of the setting.
+        complaints: of pydantic; several where the setting may be of several types.
+        hint: annotation of the setting, for an example that fits it.
+    """
+    inner = [one for one in complaints if one["input"] != value]  # about a part of the value
+    part = f"{shorten(inner[0]['input'])} in it" if inner else "it"
+    expected = dict.fromkeys(_describe_expected(field, one, value, hint) for one in inner or complaints)
+    return SilodpError(
+        f"{field} = {shorten(value)}: {part} should {', or '.join(expected).replace(', or be ', ', or ')}.",
+        code="config.value",
+        field=field,
+    )
+
+
+def _describe_expected(field: str, complaint: ErrorDetails, value: object, hint: Any) -> str:
+    """Return what a value should be, in words of TOML, for example 'be a list, such as ["a"]'."""
+    kind = _KINDS.get(complaint["type"])
+    if kind is None:
+        return re.sub(r"^\w+ should ", "", complaint["msg"])
+    if complaint["input"] != value or kind not in (_TABLE, _LIST):
+        return f"be {kind}"
+    example = _find_example(kind, value, hint)
+    if example is None and kind == _TABLE:
+        return f"be {kind}, [{field}] with its settings in the lines below"
+    return f"be {kind}, such as {example}" if example else f"be {kind}"
+
+
+def _find_example(kind: str, value: object, hint: Any) -> str | None:
+    """Return a table or list that an annotation takes, if possible of the value that was given; None for others."""
+    examples: list[Any] = [["a", "b"], [1.0, 2.0]] if kind == _LIST else []
+    if kind == _LIST and isinstance(value, str | int | float):
+        examples.insert(0, [value])
+    elif isinstance(value, str):
+        examples.insert(0, {"name": value})
+    for example in examples:
+        written = json.dumps(example, ensure_ascii=False)
+        with suppress(ValidationError):
+            TypeAdapter(hint).validate_json(written, strict=True)
+            written = re.sub(r'^{"name": (.*)}$', r"{ name = \1 }", written, flags=re.DOTALL)
+            return written if len(written) <= 80 else None
+    return None
 
 
 def _get_parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -155,7 +245,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise _wrong_value(where, value, error) from None
+        raise _wrong_value(where, value, error.errors(), hint) from None
     except PydanticUserError:  # a type that pydantic does not know
         return value
 

@@ -475,21 +475,43 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
         plain = json.dumps(resolve_paths(values, (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "extra_forbidden":
-            *section, name = [str(part) for part in first["loc"]]
-            owner: type[BaseModel] = RunConfig
-            if section:
-                owner = CardSection if section[0] == "card" else TaskSection
-            fields = owner.model_fields
-            known = [field.alias or key for key, field in fields.items()]
-            what = f"[{'.'.join(section)}]" if section else "the configuration"
-            raise SilodpError(
-                describe_unknown(name, known, what, ".".join(section)),
-                code="config.unknown_field",
-                field=".".join([*section, name]),
-            ) from None
-        raise convert_validation_error(error) from None
+        raise _convert_error(error) from None
+
+
+def parse_card(values: Mapping[str, Any]) -> CardSection:
+    """Return the table [card] of a configuration, whose other settings are not read.
+
+    Raises:
+        SilodpError: a setting of it does not fit.
+    """
+    card = {"card": values.get("card", {})}
+    check_plain(card)
+    try:
+        return _Card.model_validate_json(json.dumps(card)).card
+    except ValidationError as error:
+        raise _convert_error(error) from None
+
+
+class _Card(_Section):
+    card: CardSection
+
+
+def _convert_error(error: ValidationError) -> SilodpError:
+    """Return the first complaint about a configuration as one sentence."""
+    first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return convert_validation_error(error, RunConfig)
+    *section, name = [str(part) for part in first["loc"]]
+    owner: type[BaseModel] = RunConfig
+    if section:
+        owner = CardSection if section[0] == "card" else TaskSection
+    known = [field.alias or key for key, field in owner.model_fields.items()]
+    what = f"[{'.'.join(section)}]" if section else "the configuration"
+    return SilodpError(
+        describe_unknown(name, known, what, ".".join(section)),
+        code="config.unknown_field",
+        field=".".join([*section, name]),
+    )
 
 
 def _split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:

@@ -167,7 +167,7 @@ def check_table(
     from silodp.data.tables._table import read_cells  # imports pandas, which takes a second
 
     check_type("profile", profile, IdentityProfile, "load_profile('identity.toml')")
-    return check_cells(profile, read_cells(Path(table), column, reader), str(table), column)
+    return check_cells(profile, read_cells(Path(table), column, reader, "column"), str(table), column)
 
 
 def check_cells(

@@ -166,7 +166,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(table)
         except ValidationError as error:
-            wrong = convert_validation_error(error)
+            wrong = convert_validation_error(error, cls)
             raise SilodpError(f"{path}: {wrong}", code=wrong.code, field=wrong.field) from None
 
     def to_toml(self) -> str:

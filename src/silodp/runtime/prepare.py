@@ -290,6 +290,7 @@ def _check_limits_affordable(spec: RunSpec) -> None:
 
 def _check_task(data: PublicData, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
+    from silodp.training.losses import suggest_class_loss
     from silodp.training.task import Task
 
     check_type("task", task, Task, "Task(model, loss, metrics)")
@@ -297,7 +298,7 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
         learns = f"{task.loss.most_classes} classes" if task.loss.most_classes else "labels that are numbers"
         raise SilodpError(
             f"the loss '{task.loss.name}' is for {learns}, and the labels have {data.classes} classes: use "
-            "cross_entropy, with one output of the model per class.",
+            f"{suggest_class_loss(data.classes)}.",
             code="loss.wrong_labels",
             field="task.loss",
         )

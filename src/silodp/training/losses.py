@@ -238,15 +238,16 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     weights = None if class_weights is None else _validate_weights(class_weights)
 
     def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            raise _refuse_labels("cross_entropy", "class numbers", outputs, targets)
         if outputs.dim() < 2 or outputs.shape[1] < 2:
             raise SilodpError(
                 f"cross_entropy needs one output per class, and the model gives {tuple(outputs.shape[1:])} per record: "
-                "end it in a layer as wide as there are classes, or use binary_cross_entropy for two.",
+                "use binary_cross_entropy if there are two classes, or end the model in a layer as wide as there are "
+                "classes.",
                 code="loss.output_shape",
                 field="task.loss",
             )
-        if targets.is_floating_point():
-            raise _refuse_labels("cross_entropy", "class numbers", targets, "squared_error or cox")
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
@@ -288,9 +289,15 @@ def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
     rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
     wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
     if rows.shape != wanted.shape:
+        width = wanted.shape[1]
+        remedy = f"end it in a layer of width {width}, or choose another loss"
+        if width == 2:
+            remedy = (
+                "use cox if the labels are pairs of event and time, or end the model in a layer of width 2"
+            )
         raise SilodpError(
             f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
-            f"{wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
+            f"{width}: {remedy}.",
             code="loss.output_shape",
             field="task.loss",
         )
@@ -333,8 +340,7 @@ def exponential_survival(typical_time: float) -> Loss:
     check_positive("typical_time", typical_time)
 
     def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-        score = flatten_outputs(outputs)
-        event, time = _split_survival("exponential_survival", score, targets)
+        score, event, time = _split_survival("exponential_survival", outputs, targets)
         return score.exp() * (time / typical_time) - event * score
 
     return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood))
@@ -343,26 +349,26 @@ def exponential_survival(typical_time: float) -> Loss:
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
-    logit = flatten_outputs(outputs)
     if targets.dim() != 1:
-        raise _refuse_labels("binary_cross_entropy", "labels 0 and 1", targets, "cox")
+        raise _refuse_labels("binary_cross_entropy", "labels 0 and 1", outputs, targets)
+    logit = flatten_outputs(outputs, ", or use cross_entropy")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
     return F.softplus(logit) - targets.to(logit.dtype) * logit
 
 
 def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    score = flatten_outputs(outputs)
-    event, time = _split_survival("cox", score, targets)
+    score, event, time = _split_survival("cox", outputs, targets)
     # Padding has no event and is in no risk set of a real record; a padded row keeps itself, so its sum is never empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
     return (mask * event * (hazard(score, time, mask) - score)).sum() / mask.sum().clamp(min=1)
 
 
-def _split_survival(name: str, score: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return events and times, (n,) each; raise `SilodpError` for labels of another kind."""
+def _split_survival(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log hazards, events and times, (n,) each; raise `SilodpError` for labels of another kind."""
     if targets.dim() != 2 or targets.shape[1] != 2:
-        raise _refuse_labels(name, "pairs of event and time", targets, "cross_entropy or squared_error")
-    return targets[:, 0].to(score.dtype), targets[:, 1]
+        raise _refuse_labels(name, "pairs of event and time", outputs, targets)
+    score = flatten_outputs(outputs)
+    return score, targets[:, 0].to(score.dtype), targets[:, 1]
 
 
 def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
@@ -387,26 +393,45 @@ def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     return running[group_end][order.argsort()]
 
 
-def flatten_outputs(outputs: Tensor) -> Tensor:
-    """Return outputs (n,) or (n, 1) as (n,); raise `SilodpError` for more columns."""
+def flatten_outputs(outputs: Tensor, or_else: str = "") -> Tensor:
+    """Return outputs (n,) or (n, 1) as (n,); raise `SilodpError` for more columns.
+
+    Args:
+        outputs: of the model.
+        or_else: another remedy, for the message.
+    """
     if outputs.dim() == 1:
         return outputs
     if outputs.dim() == 2 and outputs.shape[1] == 1:
         return outputs.squeeze(1)
     raise SilodpError(
         f"the loss or metric needs one output per record but the model gives {tuple(outputs.shape[1:])}: "
-        "end it in a layer of width 1, or use cross_entropy",
+        f"end it in a layer of width 1{or_else}",
         code="loss.output_shape",
     )
 
 
-def _refuse_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpError:
+def _refuse_labels(name: str, needs: str, outputs: Tensor, targets: Tensor) -> SilodpError:
+    if targets.dim() > 1:
+        other = "cox"
+    elif targets.is_floating_point():
+        other = "squared_error"
+    else:
+        is_single = outputs.dim() == 1 or outputs.shape[1] == 1
+        other = suggest_class_loss(2 if is_single else None)
     return SilodpError(
         f"{name} needs {needs}, and the labels are of shape {tuple(targets.shape[1:])} and {targets.dtype}: use "
         f"{other}, or set the table's kind of label (schema.kind) to what it is.",
         code="loss.wrong_labels",
         field="task.loss",
     )
+
+
+def suggest_class_loss(classes: int | None) -> str:
+    """Return the losses for labels that are classes, for messages; None for a number of classes above two."""
+    if classes == 2:
+        return "binary_cross_entropy where the model has one output, cross_entropy where it has one per class"
+    return "cross_entropy, with one output of the model per class"
 
 
 def _validate_weights(weights: Sequence[float], length: int | None = None) -> list[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,7 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 def _replace(path: Path, parts: Sequence[bytes], mode: int) -> None:
     temporary = path.with_name(path.name + ".partial")
-    with name_file(path):
+    with _name_final(temporary, path), name_file(path):
         with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.writelines(parts)
             file.flush()
@@ -41,6 +42,17 @@ def _replace(path: Path, parts: Sequence[bytes], mode: int) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@contextmanager
+def _name_final(temporary: Path, path: Path) -> Iterator[None]:
+    """Give an OSError about the temporary file the name of the file that the caller knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)
+        raise
 
 
 def append_durably(path: Path, line: bytes, mode: int = 0o666) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from silodp.config.schema import RunConfig, load_config, parse_config
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.training.sgd.local import LocalTraining
+from support.refusals import refused
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BASE = """
@@ -84,6 +86,65 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
     )
 
 
+WITH_TABLES = """
+rounds = 3
+[data]
+source = "tables"
+files = { north = "north.csv" }
+[data.schema]
+user = "patient"
+label = "ill"
+classes = ["no", "yes"]
+numeric = { age = [0, 110] }
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "examples"),
+    [
+        ("data.files", '"a.csv"', 2),
+        ("data.schema.reader.missing", '"?"', 1),
+        ("task.loss_options.class_weights", '"balanced"', 1),
+        ("task.metrics", '"accuracy"', 1),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_examples_that_fit(
+    tmp_path: Path, setting: str, wrong: str, examples: int
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(WITH_TABLES)
+
+    def load(value: str) -> None:
+        config = load_config(path, [f"{setting}={value}"])
+        config.task(config.public_data(20))
+
+    with refused("config.value") as caught:
+        load(wrong)
+    assert caught.value.field == setting
+    found = re.findall(r"such as (\{.*?\}|\[.*?\])", str(caught.value))
+    assert len(found) == examples
+    for example in found:
+        load(example)
+
+
+@pytest.mark.parametrize(
+    ("section", "code"), [("data", "config.missing_field"), ("method", "config.missing_field")]
+)
+def test_a_missing_table_is_named_as_toml_writes_it(tmp_path: Path, section: str, code: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(re.sub(rf"\[{section}\][^\[]*(\[{section}\.[^\[]*)?", "", BASE))
+    with refused(code) as caught:
+        load_config(path)
+    assert caught.value.field == section
+    assert f"[{section}]" in str(caught.value)
+    with refused("config.value") as caught:
+        load_config(path, [f"{section}=3"])
+    assert f"[{section}]" in str(caught.value)
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Path) -> None:
     config = load_config(example)
@@ -112,10 +173,10 @@ def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Pa
             "method.weighting=equal",
             "method.weighting = 'equal': it should be 'uniform', 'present', 'records' or 'home'.",
         ),
-        ("rounds=many", "rounds = 'many': it should be a valid integer."),
-        ("rounds=true", "rounds = True: it should be a valid integer."),
+        ("rounds=many", "rounds = 'many': it should be a whole number."),
+        ("rounds=true", "rounds = True: it should be a whole number."),
         ("rounds=-1", "rounds = -1"),
-        ("method.clip='1'", "method.clip = '1': it should be a valid number."),
+        ("method.clip='1'", "method.clip = '1': it should be a number."),
         ("method.clip=0", "clip = 0"),
         ("method.clip=nan", "clip = nan"),
         ("method.clip=inf", "clip = inf"),
@@ -149,7 +210,7 @@ def test_a_required_field_is_asked_for(base: Path) -> None:
     said = complaint(base, "method={name='uldp-group', noise_multiplier=5.0}")
     assert said == f"method.clip is missing: uldp-group needs it, and also {more}."
     base.write_text(BASE.replace("rounds = 3", ""))
-    assert complaint(base) == "rounds is missing: set it."
+    assert complaint(base) == "rounds is missing: set it to a whole number."
     base.write_text(BASE.replace('source = "embedded"', ""))
     assert "data.source" in complaint(base)
     base.write_text(BASE.replace('name = "uldp-avg"', ""))

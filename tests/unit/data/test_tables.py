@@ -7,8 +7,9 @@ import pytest
 
 from silodp.data import Federation
 from silodp.data.tables.columns import NumericColumn
-from silodp.data.tables.reader import Schema, normalize_key
+from silodp.data.tables.reader import Schema, normalize_key, read_inputs
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 BERLIN = "patient,age,sex,ill\n17,50,f,yes\n4,20,m,no\n17,80,f,yes\n"
 PARIS = "ill,sex,patient,age,extra\nno,f,17,35,x\nyes,m,person-9,65,y\n"
@@ -54,6 +55,32 @@ def test_features_labels_and_links(tmp_path):
         "person on it has records in at least one of them, and how many persons there are. To promise that too, "
         "declare a list that also names people without records.",
     )
+
+
+@pytest.mark.parametrize("cell", ["50.0 bpm", "50 %", "< 50", "+50a", ".5 mg", "50;1", "50?"])
+def test_a_number_with_other_characters_is_not_proposed_as_a_missing_value(tmp_path, cell):
+    table = BERLIN.replace(",50,", f",{cell},")
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=table)
+    assert caught.value.field == "age"
+    assert "missing =" not in str(caught.value)
+    path = tmp_path / "berlin.csv"
+    with refused("data.value") as caught:  # nor for predictions
+        read_inputs(path, Schema.from_inputs(schema().describe_inputs()))
+    assert "missing =" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["patient", "age", "sex", "ill"])
+def test_a_missing_column_is_named_by_its_setting(tmp_path, column):
+    settings = {
+        "patient": "data.schema.user",
+        "age": "data.schema.numeric.age",
+        "sex": "data.schema.categorical.sex",
+        "ill": "data.schema.label",
+    }
+    with refused("data.column") as caught:
+        read(tmp_path, berlin=BERLIN.replace(column, "other"))
+    assert caught.value.field == settings[column]
 
 
 def test_csv_and_parquet_say_the_same(tmp_path):

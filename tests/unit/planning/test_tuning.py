@@ -145,6 +145,16 @@ def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
     assert 1.99 < spent <= 2.0
 
 
+def test_options_that_would_be_ignored_are_refused(tmp_path, silodp):
+    path = configured(tmp_path)
+    for unused in (
+        ("--records-per-person", 3),
+        ("--prevalence", 0.3),
+        ("--tune", "--target-epsilon", 2, "--plot", tmp_path / "picture.svg"),
+    ):
+        assert_sentence(silodp("plan", path, *unused), code="argument.conflict")
+
+
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("metrics", ['["mean_absolute_error"]', '["mean_absolute_error", "r2"]'])
 def test_of_errors_the_smaller_is_better(tmp_path, metrics, caplog):

@@ -1,6 +1,7 @@
 """Losses against torch, lifelines and torchsurv; metrics against scikit-learn and lifelines."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
+from silodp.methods import UldpAvg
+from silodp.runtime.prepare import _check_task
 from silodp.training import (
     Loss,
     Task,
@@ -26,7 +30,7 @@ from silodp.training import (
     roc_auc,
     squared_error,
 )
-from silodp.training.losses import _log_risk_pairwise, _log_risk_sorted
+from silodp.training.losses import LOSSES, _log_risk_pairwise, _log_risk_sorted
 from silodp.training.metrics import METRICS
 from support.refusals import refused
 
@@ -326,6 +330,29 @@ def test_losses_refuse_outputs_and_labels_that_do_not_fit(loss, outputs, targets
     with pytest.raises(SilodpError) as caught:
         loss.compute(outputs, targets, torch.ones(4))
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("wrong", ["cross_entropy", "binary_cross_entropy", "squared_error", "cox"])
+@pytest.mark.parametrize(
+    ("outputs", "labels", "classes", "fitting"),
+    [
+        (1, "classes", 2, "binary_cross_entropy"),
+        (3, "classes", 3, "cross_entropy"),
+        (1, "real", None, "squared_error"),
+        (1, "survival", None, "cox"),
+    ],
+)
+def test_a_refused_loss_names_the_one_that_fits_first(outputs, labels, classes, fitting, wrong):
+    public = PublicData("test", ("a", "b"), 10, (3,), labels, classes)
+    task = Task(torch.nn.Linear(3, outputs), LOSSES[wrong]())
+    if wrong == fitting or (wrong, labels) == ("binary_cross_entropy", "real"):
+        return _check_task(public, task, UldpAvg(noise_multiplier=1.0))
+    with refused("loss.wrong_labels", "loss.output_shape") as caught:
+        _check_task(public, task, UldpAvg(noise_multiplier=1.0))
+    named = [name for name in re.findall(r"\w+", str(caught.value)) if name in LOSSES and name != wrong]
+    assert named[:1] == [fitting]
+    if labels == "real":
+        assert caught.value.code == "loss.wrong_labels"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
 _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 """A number with a decimal point, or with points between thousands; `k.A.` is neither."""
+_BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
+"""No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
@@ -100,7 +102,7 @@ class Table:
         """
         reader = schema.reader if reader is None else reader
         frame, header = read_frame(path, reader)
-        check_columns(path, header, schema.columns)
+        check_columns(path, header, {column: schema.find_setting(column) for column in schema.columns})
         _check_rows(path, frame)
         cells = frame[[header_text(column) for column in schema.columns]]
         keys = cells[header_text(schema.user)]
@@ -142,7 +144,7 @@ class Table:
         else:
             frame, header = read_frame(source, schema.reader)
         needed = f"give the table the columns {format_names(schema.feature_columns)}"
-        check_columns(path, header, schema.feature_columns, needed)
+        check_columns(path, header, dict.fromkeys(schema.feature_columns, "table"), needed)
         _check_rows(path, frame)
         texts = {
             column: list_texts(frame[header_text(column)], path, schema.reader.decimal)
@@ -282,6 +284,12 @@ class Table:
             remedy += ', or declare missing = "indicator" or a public number for the column'
         fixed = ""
         if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
+            if _BEGINS_WITH_NUMBER.match(first):
+                clean = (
+                    "clean the column, so that its cells are numbers without units or other characters, or, if the "
+                    f"decimal mark is another one, set {name_setting('decimal')}"
+                )
+                self._refuse(column, wrong, "is a number with other characters", clean)
             # A value for missing cells does not help here: this text is not known to stand for none.
             none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
             remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
@@ -451,25 +459,35 @@ class Table:
         return values.astype(np.float32)
 
 
-def read_cells(path: Path, column: str, reader: Reader | None = None) -> list[object]:
+def read_cells(
+    path: Path, column: str, reader: Reader | None = None, setting: str | None = None
+) -> list[object]:
     """Return the cells of one column as an identity profile reads them, "" where they are missing.
+
+    Args:
+        path: of the table.
+        column: its name.
+        reader: how the file is written.
+        setting: setting or argument that names the column, for errors.
 
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
     frame, header = read_frame(path, reader)
-    check_columns(path, header, [column])
+    check_columns(path, header, {column: setting})
     _check_rows(path, frame)
     return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
-def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], remedy: str = "") -> None:
+def check_columns(
+    path: Path, header: Sequence[str], columns: Mapping[str, str | None], remedy: str = ""
+) -> None:
     """Raise for a column that the header does not have, or has twice.
 
     Args:
         path: of the table.
         header: names of its columns.
-        columns: the names.
+        columns: needed column -> setting or argument that names it, if any.
         remedy: what to do, in place of a name that is similar.
     """
     names = [header_text(column) for column in columns]
@@ -488,7 +506,7 @@ def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], rem
         raise SilodpError(
             f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
             code="data.column",
-            field=column,
+            field=columns[column],
         )
 
 

@@ -46,7 +46,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     """
     reader = Reader() if reader is None else reader
     frame, header = read_frame(path, reader)
-    check_columns(path, header, (user, label))
+    check_columns(path, header, {user: "user", label: "label"})
     marks = MISSING | {text.lower() for text in reader.missing}
     cells = {}
     for name in header:

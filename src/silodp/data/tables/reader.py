@@ -141,7 +141,7 @@ def read_inputs(
                 f"{table.path}: column {column!r}, which is to be copied, is not there, or is there twice; name a "
                 "column of the table",
                 code="data.column",
-                field=column,
+                field="copied",
             )
     return table.features(), frame[list(copied)]
 

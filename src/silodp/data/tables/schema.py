@@ -172,7 +172,7 @@ class Schema:
                 raise SilodpError(
                     f"schema: column {column!r} is declared twice; give every column one meaning",
                     code="data.schema",
-                    field=column,
+                    field=self.find_setting(column),
                 )
 
     def _check_dates(self) -> None:
@@ -254,6 +254,13 @@ class Schema:
         """Every column the tables must have."""
         named = (self.user, self.label, self.event, self.time, self.split, self.budget)
         return (*(column for column in named if column is not None), *self.feature_columns)
+
+    def find_setting(self, column: str) -> str:
+        """Return the setting that declares a column, for example "data.schema.label" or "data.schema.numeric.age"."""
+        for name in ("user", "label", "event", "time", "split", "budget"):
+            if getattr(self, name) == column:
+                return f"data.schema.{name}"
+        return f"data.schema.{'numeric' if column in self.numeric else 'categorical'}.{column}"
 
     @property
     def feature_columns(self) -> tuple[str, ...]:

@@ -34,37 +34,53 @@ def find_groups(
     """
     found = []
     for column, values in groups.items():
-        check_group(schema, column, values)
+        names = list_group_names(schema, column, values)
         assert schema is not None
         if column in (coded := schema.code_columns()):
             codes = x[CODES][:, list(coded).index(column)]
-            names = [text_of(one) for one in coded[column].categories]
-            found += [(column, text_of(value), codes == names.index(text_of(value))) for value in values]
+            categories = [text_of(one) for one in coded[column].categories]
+            found += [(column, name, codes == categories.index(name)) for name in names]
             continue
         numbers = list_arrays(x).get(NUMERIC, x)
         if column in schema.categorical:
-            for value in values:
-                place = schema.features.index(f"{column}={_written(schema, column, value)}")
-                found.append((column, text_of(value), numbers[:, place] > 0.5))
+            for name in names:
+                place = schema.features.index(f"{column}={_written(schema, column, name)}")
+                found.append((column, name, numbers[:, place] > 0.5))
             continue
         place = schema.features.index(column)
         known = np.ones(len(x), dtype=bool)
         if schema.numeric_columns()[column].has_indicator:
             known = numbers[:, schema.features.index(f"{column} is missing")] < 0.5
         edges = schema.scale_numbers(column, np.asarray(values, dtype=float))
-        for low, high, start, end in zip(values[:-1], values[1:], edges[:-1], edges[1:], strict=True):
-            is_last = high == values[-1]
-            below = numbers[:, place] <= end if is_last else numbers[:, place] < end
-            name = f"{low:g} to {high:g}" if is_last else f"{low:g} to below {high:g}"
+        for name, (start, end) in zip(names, pairwise(edges), strict=True):
+            below = numbers[:, place] <= end if name == names[-1] else numbers[:, place] < end
             found.append((column, name, known & (numbers[:, place] >= start) & below))
     return found
 
 
-def _written(schema: Schema, column: str, value: Any) -> Any:
+def list_group_names(schema: Schema | None, column: str, values: Sequence[Any]) -> list[str]:
+    """Return the names of the subgroups of a column: two declarations with equal names mean the same records.
+
+    Args:
+        schema: of the tables.
+        column: of a feature.
+        values: its categories, or ascending bounds.
+
+    Raises:
+        SilodpError: as `check_group`.
+    """
+    check_group(schema, column, values)
+    assert schema is not None
+    if column in schema.categorical:
+        return [text_of(value) for value in values]
+    # 15 digits, so that bounds that are close to each other have different names.
+    ranges = [f"{low:.15g} to below {high:.15g}" for low, high in pairwise(values)]
+    return [*ranges[:-1], f"{values[-2]:.15g} to {values[-1]:.15g}"]
+
+
+def _written(schema: Schema, column: str, name: str) -> Any:
     """Return a category as the schema writes it."""
-    return next(
-        one for one in schema.categorical_columns()[column].categories if text_of(one) == text_of(value)
-    )
+    return next(one for one in schema.categorical_columns()[column].categories if text_of(one) == name)
 
 
 def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> None:
