@@ -206,6 +206,35 @@ def test_a_run_of_other_code_is_not_taken_for_one_of_this_code(tmp_path: Path) -
     assert untrained[1] == pytest.approx(8 * untrained[0])
 
 
+OPTIMIZER = """
+from dataclasses import dataclass
+
+from silodp.methods import ServerOptimizer
+
+@dataclass(frozen=True)
+class Steps(ServerOptimizer):
+    def step(self, params, total, state, learning_rate, scale):
+        return params + {factor} * (learning_rate * scale * total).to(params), {{}}
+"""
+
+
+def test_a_run_by_another_server_optimizer_is_not_taken_for_one_of_this_code(tmp_path: Path) -> None:
+    """Its file changes; also where it is the optimizer of another one."""
+    code, out = tmp_path / "steps.py", tmp_path / "out"
+    method = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.5, "server_learning_rate": 10.0}
+    for nested in (False, True):
+        own = {"name": f"{code}:Steps"}
+        optimizer = {"name": "tail-average", "last": 1, "optimizer": own} if nested else own
+        ends = []
+        for factor in (0, 1):
+            code.write_text(OPTIMIZER.format(factor=factor))
+            settings = config(rounds=1, method=method | {"server_optimizer": optimizer})
+            result = compare_methods(settings, settings.specs("uldp-avg"), 1, out)
+            ends.append((result["untrained"]["loss"], of(result, "uldp-avg")["final"]["loss"]["mean"]))
+        assert ends[0][1] == pytest.approx(ends[0][0])  # no step
+        assert ends[1][1] != pytest.approx(ends[1][0])
+
+
 class Empty:
     """A result of one run whose every value is NaN."""
 

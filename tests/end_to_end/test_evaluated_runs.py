@@ -94,6 +94,23 @@ def test_a_report_refuses_another_evaluation_than_that_of_the_ledger(silodp: Sil
     assert "[report.contradicted]" in silodp("report", "run").err
 
 
+def test_a_claimed_epsilon_has_the_cost_of_evaluations(silodp: Silodp, evaluated: Path) -> None:
+    """A claim is compared with the proven ε, which has it: without it, the claim looks like a far smaller cost."""
+    method = (
+        '{name = "ddp", noise_multiplier = 3.0, clip = 1.0, local_steps = 2, record_sampling = 0.5, '
+        'expected_batch_size = 10, local_learning_rate = 0.1, trajectory = "paper"}'
+    )
+    changes = ("--set", f"method={method}", "--set", "evaluation.epsilon=5")
+    planned = silodp("plan", evaluated, *changes, "--json").json
+    done = silodp("run", evaluated, *changes, "--out", "run", "--json").json
+    claims = {claim["adversary"]: claim["epsilon"] for claim in planned["claims"]}
+    assert claims["released"] > planned["evaluation"]["epsilon"]["released"]
+    for adversary, epsilon in claims.items():
+        (claim,) = done["guarantees"][adversary]["claims"]
+        assert claim["epsilon"] == pytest.approx(epsilon, rel=1e-3)
+    assert silodp("report", "run").status == 0
+
+
 def test_a_run_goes_on_with_more_rounds_and_another_evaluation(silodp: Silodp, evaluated: Path) -> None:
     first = silodp("run", evaluated, "--out", "run", "--json").json
     second = silodp("run", evaluated, "--out", "run", "--resume", "--set", "rounds=5", "--json").json

@@ -67,6 +67,14 @@ def test_every_round_is_told_once_and_agrees_with_the_rows_and_the_guarantees():
     assert seen[2].seconds_left > seen[4].seconds_left == 0.0
 
 
+def test_the_last_round_is_evaluated_also_where_the_budget_ends_the_run():
+    enough_for_three = train(small_federation(), logistic_task(), METHOD, rounds=3).epsilon
+    seen: list[RoundResult] = []
+    result = run(seen.append, evaluate_every=2, budget={"epsilon": enough_for_three, "delta": 1e-5})
+    assert result.stopped == "budget"
+    assert [bool(each.metrics) for each in seen] == [True, False, True, True]
+
+
 def test_a_result_cannot_be_changed():
     seen: list[RoundResult] = []
     result = run(seen.append, rounds=1)

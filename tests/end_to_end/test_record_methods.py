@@ -237,7 +237,7 @@ def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Pat
     method = load_config(personal).method()
     assert isinstance(method, Rpdp)
     assert _warn_retired(method, 3)
-    assert not _warn_retired(replace(method, calibration="scf"), 3)  # the published curve lets nobody retire
+    assert _warn_retired(replace(method, calibration="scf"), 3)  # the published curve, too, is for T rounds
 
 
 def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over(

@@ -134,8 +134,14 @@ def describe_unit(unit: str | None) -> str:
 
 
 def format_rounded_up(epsilon: float | None) -> str:
-    """Return ε rounded up to at most three decimals; "none" for None."""
-    return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
+    """Return ε rounded up to at most three decimals, to three figures from a million on; "none" for None."""
+    if epsilon is None:
+        return "none"
+    if epsilon >= 1e6:
+        unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+        return f"{math.ceil(epsilon / unit) * unit:.2e}"
+    # The format :g keeps six digits, so that 1234.561 would be rounded down.
+    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def describe_any_dropouts(epsilon: float) -> str:

@@ -10,8 +10,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +162,19 @@ def _digest_code(config: RunConfig, method: Method) -> list[str]:
     task = config.task_section
     named = (task.model, task.loss, *(task.metrics or ()), config.aggregator_name, config.accountant)
     contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
-    module = type(method).__module__
-    if module.partition(".")[0] != "silodp":
+    for module in sorted({type(part).__module__ for part in _list_parts(method)}):
         file = getattr(sys.modules.get(module), "__file__", None)
-        contents += [Path(file).read_bytes()] if file else []
+        if file is not None and module.partition(".")[0] != "silodp":
+            contents.append(Path(file).read_bytes())
     return [hashlib.sha256(content).hexdigest() for content in contents]
+
+
+def _list_parts(part: Any) -> Iterator[Any]:
+    """Yield a method or what is in one, then the values of its fields, such as a server optimizer, and of theirs."""
+    yield part
+    if is_dataclass(part):
+        for each in fields(part):
+            yield from _list_parts(getattr(part, each.name))
 
 
 def _format_end(run: Fields) -> dict[str, str]:

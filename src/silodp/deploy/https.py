@@ -44,7 +44,7 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as error:
@@ -328,11 +328,11 @@ class HttpsServer:
         made, _, _ = rest.rpartition(".")
         try:
             since = time.monotonic() - float(made)
-            expected = self._make_challenge(name, nonce, float(made))
+            expected, given = self._make_challenge(name, nonce, float(made)).encode(), challenge.encode()
         except ValueError:
             return False
         self._used = {used: end for used, end in self._used.items() if end > time.monotonic()}
-        is_ours = hmac.compare_digest(expected.encode(), challenge.encode())
+        is_ours = hmac.compare_digest(expected, given)
         return is_ours and 0 <= since + 0.001 < _CHALLENGE_SECONDS and challenge not in self._used
 
     async def _connect(self, request: Request) -> Response:
@@ -423,6 +423,8 @@ class HttpsServer:
         except asyncio.CancelledError:
             if line.token == token:  # the server stops
                 raise
+            return Response(status_code=_OVER)
+        except ClientDisconnect:  # the silo connects again, and sends the answer again
             return Response(status_code=_OVER)
         finally:
             if exchange.reading is reading:

@@ -310,8 +310,8 @@ def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[st
     claimed = spec.method.paper_claim
     if claimed is None:
         return []
-    promised = replace(spec, method=claimed).round_events()
-    found = {a: compute_cost([(promised[a], spec.rounds)], delta, accountant).epsilon for a in ADVERSARIES}
+    promised = replace(spec, method=claimed)
+    found = {a: compute_cost(count_run(promised, a), delta, accountant).epsilon for a in ADVERSARIES}
     return [
         {"adversary": adversary, "epsilon": value, "why": claimed.assumptions[-1]}
         for adversary, value in found.items()

@@ -223,6 +223,10 @@ def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[s
     event = replace(spec, method=claimed).round_events()[adversary]
     if isinstance(event, NonPrivate):
         return ()
-    releases = sum(charge.evaluation is None for charge in ledger.history)
-    spent = compute_epsilon([(event, releases)], ledger.delta, ledger.accountant)
+    # The claim is about the rounds; evaluations cost what they cost.
+    spent = compute_epsilon(
+        Counter(event if c.evaluation is None else c.events[adversary] for c in ledger.history).items(),
+        ledger.delta,
+        ledger.accountant,
+    )
     return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()

@@ -261,13 +261,14 @@ def run(
                     break
                 state, refusal = _advance(server, state, total)
                 row = {"round": state.round}
+                is_last = state.round == spec.rounds or not server.affords_round(state.round)
                 if evaluation is None:
-                    if state.round % evaluate_every == 0 or state.round == spec.rounds:
+                    if state.round % evaluate_every == 0 or is_last:
                         row |= parties.evaluate(released(state))
-                elif evaluator is not None:
-                    is_last = state.round == spec.rounds or not server.affords_round(state.round)
-                    if evaluation.is_due(state.round, is_last) or evaluator.is_begun(state.round):
-                        row |= evaluator.measure(state.round, released(state), is_last)
+                elif evaluator is not None and (
+                    evaluation.is_due(state.round, is_last) or evaluator.is_begun(state.round)
+                ):
+                    row |= evaluator.measure(state.round, released(state), is_last)
                 row["epsilon"] = server.spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))

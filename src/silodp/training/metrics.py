@@ -80,7 +80,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
         targets: (n, 2) = [event, time].
 
     Returns:
-        The share of comparable pairs in the right order; nan without a comparable pair.
+        The share of comparable pairs in the right order; nan without a comparable pair, or where an output is not
+        finite.
 
     Raises:
         SilodpError: targets of another shape.
@@ -103,7 +104,7 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
         higher, equal = hazard[first, None] > hazard, hazard[first, None] == hazard
         usable += int(later.sum())
         half_wins += 2 * int((later & higher).sum()) + int((later & equal).sum())
-    return half_wins / (2 * usable) if usable else float("nan")
+    return half_wins / (2 * usable) if usable and hazard.isfinite().all() else float("nan")
 
 
 def mean_absolute_error(outputs: Tensor, targets: Tensor, spread: float = 1.0) -> float:

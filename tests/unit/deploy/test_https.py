@@ -357,6 +357,30 @@ def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parti
     assert north.asked == [b"12"]
 
 
+def test_a_connection_that_breaks_off_in_the_middle_of_an_answer_is_no_error(
+    parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1"
+        token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
+        asking = threading.Thread(target=lambda: server.ask({"north": b"12"}))
+        asking.start()
+        headers = {"Authorization": f"Bearer {token}"}
+        exchange = client.post(f"{url}/next", headers=headers).headers["X-Silodp-Exchange"]
+        head = f"POST /v1/answer/{exchange} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as plain:
+            half = parties.tls("north").wrap_socket(plain, server_hostname="127.0.0.1")
+            half.sendall(f"{head}Content-Length: 2\r\n\r\n2".encode())
+            while server._lines["north"].pending.reading is None:
+                time.sleep(0.01)
+            half.close()
+        while server._lines["north"].pending.reading is not None:
+            time.sleep(0.01)
+        with serving(parties, server.port, "north", Echo()):
+            asking.join(20)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_an_answer_that_arrives_as_its_silo_connects_again_is_not_counted_twice(parties: Parties) -> None:
     """The silo stated a number that has it: one more, and it would be refused later, as restored from a backup."""
 
@@ -553,6 +577,15 @@ def test_a_challenge_is_signed_once(parties: Parties) -> None:
         url, fields = f"https://127.0.0.1:{server.port}/v1", sign_challenge(client, server.port)
         assert client.post(f"{url}/connect", json=fields).status_code == 200
         assert client.post(f"{url}/connect", json=fields).status_code == 403
+
+
+def test_a_challenge_that_is_no_text_is_refused(parties: Parties) -> None:
+    """Half of a character, which JSON can write and UTF-8 cannot."""
+    with parties.server() as server, httpx.Client(verify=parties.tls("north")) as client:
+        asked = client.post(f"https://127.0.0.1:{server.port}/v1/challenge", json={"name": "north"})
+        fields = {"name": "north", "challenge": asked.json()["challenge"] + "\ud800"}
+        found = client.post(f"https://127.0.0.1:{server.port}/v1/connect", content=json.dumps(fields))
+    assert found.status_code == 403
 
 
 def test_a_challenge_is_for_the_process_that_made_it(parties: Parties) -> None:

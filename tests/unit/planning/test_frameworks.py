@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from silodp.errors import SilodpError
 from silodp.planning.frameworks import FRAMEWORKS, Finding, check_framework, format_finding
-from silodp.planning.frameworks.base import RELEASED, SERVER, format_large
+from silodp.planning.frameworks.base import RELEASED, SERVER
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 
@@ -471,15 +471,6 @@ def test_settings_that_contradict_each_other_are_refused():
     check("flower", two, num_clients=10, fraction_fit=0.1)  # Flower never draws fewer than two
     with refused("argument.conflict"):
         check("flower", CENTRAL, num_rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "shown"),
-    [(1.23401, "1.235"), (999_999.9991, "1e+06"), (2.1301e8, "2.14e+08"), (9.999e8, "1.00e+09")],
-)
-def test_epsilon_is_never_rounded_down(epsilon, shown):
-    assert format_large(epsilon) == shown
-    assert float(shown) >= epsilon
 
 
 def test_the_command_prints_what_holds(silodp: Silodp):

@@ -13,7 +13,7 @@ import pytest
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, SelfComposed
-from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
+from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, format_rounded_up
 from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER
@@ -40,6 +40,26 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {"budget": 1.0, "units": 20, "planned": 0.991, "realized": 0.9, "q": 0.03},
     {"budget": 5.0, "units": 10, "planned": 4.99, "realized": 4.1, "q": 0.2},
 )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (None, "none"),
+        (0.0, "0"),
+        (1.0, "1"),
+        (2.9221, "2.923"),
+        (100.0, "100"),
+        (1234.561, "1234.561"),
+        (1000.004, "1000.004"),
+        (123456.4004, "123456.401"),
+        (999_999.9991, "1000000"),
+        (2.0049e8, "2.01e+08"),
+        (9.999e8, "1.00e+09"),
+    ],
+)
+def test_an_epsilon_is_never_rounded_down(epsilon: float | None, text: str) -> None:
+    assert format_rounded_up(epsilon) == text
 
 
 @pytest.fixture

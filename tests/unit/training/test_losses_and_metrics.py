@@ -250,6 +250,14 @@ def test_scores_that_are_not_finite_have_no_ranking(metric, bad):
     assert math.isnan(metric(torch.stack([-z, z], 1), y))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_hazards_that_are_not_finite_have_no_concordance(bad):
+    hazard, target = torch.tensor([0.3, -1.0, 2.0]), torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 1.0]])
+    assert concordance(hazard, target) == 1.0
+    hazard[1] = bad
+    assert math.isnan(concordance(hazard, target))
+
+
 Z, CLASSES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1])
 
 

@@ -79,6 +79,7 @@ class Table:
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
     is_fixed: bool = False
+    _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def read(
@@ -186,6 +187,11 @@ class Table:
 
     def _missing(self, column: str) -> NDArray[np.bool_]:
         """Return (n,) bool: which cells stand for no value, by their text or in columns of numbers by their number."""
+        if column not in self._missing_cells:
+            self._missing_cells[column] = self._find_missing(column)
+        return self._missing_cells[column]
+
+    def _find_missing(self, column: str) -> NDArray[np.bool_]:
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = np.array(
             [_shorten_whole(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool

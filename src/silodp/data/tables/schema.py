@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
@@ -165,10 +166,12 @@ class Schema:
         readers = {silo: read_reader(silo, given, self.reader) for silo, given in self.readers.items()}
         object.__setattr__(self, "readers", readers)
         self._check_dates()
-        for column in self.columns:
+        columns = self.columns
+        for column in columns:
             if not isinstance(column, str):
                 raise _refusal(f"{column!r} names no column; give the header's text", "data.schema")
-            if self.columns.count(column) > 1:
+        for column, number in Counter(columns).items():
+            if number > 1:
                 raise SilodpError(
                     f"schema: column {column!r} is declared twice; give every column one meaning",
                     code="data.schema",

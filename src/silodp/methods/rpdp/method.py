@@ -229,8 +229,8 @@ class TwoStageSampling(Method):
 
     @property
     def retires_after(self) -> int | None:
-        """T; with "scf" no record retires."""
-        return None if self.calibration == "scf" else self.rounds
+        """T; with "scf" all records retire together then."""
+        return self.rounds
 
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""

@@ -369,14 +369,6 @@ def _compute(charges: list[EventCount], delta: float) -> Cost:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def format_large(epsilon: float) -> str:
-    """Return ε rounded up: in full below a million, else three figures."""
-    if epsilon < 1e6:
-        return format_rounded_up(epsilon)
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return f"{math.ceil(epsilon / unit) * unit:.2e}"
-
-
 def format_finding(finding: Finding) -> list[str]:
     """Return a finding as lines of text."""
     rounds = counted(finding.rounds, "round")
@@ -392,11 +384,11 @@ def format_finding(finding: Finding) -> list[str]:
             text = (
                 f"no guarantee: {bound.reason}"
                 if bound.epsilon is None
-                else f"ε = {format_large(bound.epsilon)}"
+                else f"ε = {format_rounded_up(bound.epsilon)}"
             )
             lines.append(f"    {bound.unit}: {text}")
     if finding.stated is not None:
-        lines.append(f"  stated: ε = {format_large(finding.stated)} {finding.stated_for}".rstrip())
+        lines.append(f"  stated: ε = {format_rounded_up(finding.stated)} {finding.stated_for}".rstrip())
     why = "note" if finding.stated is None else "why it differs"
     lines += [f"    {why}: {text}" for text in finding.differences]
     lines += [f"  assuming that {text}" for text in finding.assumptions]
