@@ -12,8 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from silodp.cli import main
+from silodp.methods import UldpAvg
 from silodp.runtime.guarantees import delta_warning
+from silodp.runtime.train import train
 from support.commands import Silodp, assert_sentence
+from support.oracles import logistic_task, small_federation
 
 ROOT = Path(__file__).parents[2]
 
@@ -277,7 +280,7 @@ class Broken(torch.nn.Linear):
         ("data.users=0", "data.users = 0"),
         ("data.allocation=even", "allocation = 'even'"),
         ("data={source='heart_disease', root='/nowhere'}", "/nowhere"),
-        ("budget={epsilon=1.0, delta=1e-6}", "budget.delta"),
+        ("budget={epsilon=1.0, delta=2.0}", "delta = 2.0"),
         (
             "method={name='uldp-group', noise_multiplier=1.0, clip=1.0, group_size=0, record_sampling=0.1, "
             "local_steps=1, expected_batch_size=1.0, local_learning_rate=0.1}",
@@ -308,11 +311,22 @@ def test_a_run_remarks_once_on_a_delta_that_promises_nothing(
 
 
 def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
-    other = ("--set", "budget={epsilon=9.0, delta=1e-6}")
+    other = ("--set", "budget={epsilon=9.0, delta=1e-6}", "--set", "delta=1e-5")
     planned = silodp("plan", config, *other)
     assert_sentence(planned, "budget.delta = 1e-06 differs from delta = 1e-05")
     assert silodp("run", config, *other, "--out", "out").err == planned.err
     assert silodp("plan", config, *other, "--set", "delta=1e-6").status == 0
+
+
+def test_the_delta_of_a_budget_is_that_of_the_run(silodp: Silodp, config: Path) -> None:
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("delta")))
+    planned = silodp("plan", config, "--set", "budget={epsilon=9.0, delta=1e-6}", "--json").json
+    assert planned["delta"] == 1e-6
+    assert_sentence(silodp("plan", config, "--set", "budget={epsilon=9.0, delta=2.0}"), "delta = 2.0")
+    budget = {"epsilon": 9.0, "delta": 1e-6}
+    result = train(small_federation(), logistic_task(), UldpAvg(5.0, 0.5), rounds=1, budget=budget)
+    assert result.guarantees["released"].delta == 1e-6
 
 
 def test_a_missing_file_is_named(silodp: Silodp, config: Path) -> None:

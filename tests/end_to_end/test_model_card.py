@@ -101,6 +101,15 @@ def test_a_card_that_declares_no_metrics_can_be_shared(folder: Path, silodp: Sil
     assert Path("run/MODEL_CARD.md").read_text().replace("Unknown", "") == before
 
 
+def test_a_card_without_a_ledger_begins_with_that(folder: Path, silodp: Silodp) -> None:
+    """The ε of its guarantee.json may be anything."""
+    assert silodp("run", "hospitals_2020.toml", "--out", "run").status == 0
+    assert "Not checked" not in Path("run/MODEL_CARD.md").read_text()
+    Path("run/checkpoint/ledger.jsonl").unlink()
+    assert silodp("report", "run").status == 0
+    assert Path("run/MODEL_CARD.md").read_text().startswith("# Model card\n\n**Not checked.**")
+
+
 def test_a_card_says_what_dates_and_missing_cells_count_as(folder: Path, silodp: Silodp) -> None:
     day = (
         'range = [0, 366], typical = [90, 20], date = "%Y-%m-%d", since = "2020-01-01", missing = "indicator"'

@@ -456,7 +456,7 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
 def test_without_a_ledger_no_more_is_said_than_epsilon_and_delta_allow(run_directory: Path) -> None:
     text = report(run_directory)
     assert "96.8 %" in text  # of ε = 3.3961
-    assert "the ledger is missing" in text
+    assert "The ledger of this run is missing." in text
     assert "Not known without the ledger" in text
 
 

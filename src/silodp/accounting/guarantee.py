@@ -54,6 +54,11 @@ class View:
         """Noise shares in the sum."""
         return self.silos if self.survivors is None else self.survivors
 
+    @property
+    def unknown_shares(self) -> int:
+        """Noise shares in the sum that the adversary does not know; below 1 if colluding silos know all of them."""
+        return self.n - (self.colluding if self.adversary == "silo" else 0)
+
 
 @dataclass(frozen=True)
 class Guarantee:

@@ -119,8 +119,9 @@ class PrivateWeighting(MaskedAggregator):
         bounds = spec.bounds
         if bounds is None or not spec.method.weights_are_shares:
             raise SilodpError(
-                f"aggregator = '{self.name}' hides weights that are shares of counts, and {spec.method.name} as it is "
-                "set uses none: set weighting = 'records' or 'present' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+                f"aggregator = '{self.name}' computes and hides the weights 'records' and 'present' alone, and "
+                f"{spec.method.name} as it is set has others or none: set weighting = 'records' or 'present' "
+                "(uldp-avg, uldp-sgd), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )

@@ -127,7 +127,14 @@ def format_card(facts: _Facts) -> str:
         "Training": _format_training(facts),
         "Files and versions": _format_files(facts),
     }
-    lines = ["# Model card", "", *_format_status(facts)]
+    lines = ["# Model card", ""]
+    if facts.run.audit is None:
+        lines += [
+            "**Not checked.** When this card was written, the ledger of the run was missing: ε below is what "
+            "`guarantee.json` states.",
+            "",
+        ]
+    lines += _format_status(facts)
     if not facts.has_readable_config:
         lines += ["", "What the owner declared in the table [card] is missing: config.toml is not TOML."]
     for title, text in sections.items():

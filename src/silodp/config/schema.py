@@ -472,10 +472,19 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     """
     check_plain(values)
     try:
-        plain = json.dumps(resolve_paths(values, (folder or Path.cwd()).resolve()))
+        plain = json.dumps(resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
         raise _convert_error(error) from None
+
+
+def _choose_delta(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings with the δ of [budget] for that of the run, where this has none."""
+    section = values.get("budget")
+    delta = section.get("delta") if isinstance(section, Mapping) else None
+    # What is no δ is refused as that of the budget.
+    is_usable = "delta" not in values and isinstance(delta, float) and 0 < delta < 1
+    return {**values, "delta": delta} if is_usable else values
 
 
 def parse_card(values: Mapping[str, Any]) -> CardSection:

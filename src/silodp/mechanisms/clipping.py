@@ -176,8 +176,8 @@ def clip_rows(
     owners: Tensor,
     rows: Tensor | FactoredRows,
     clip: float,
-    own: Tensor | None = None,
-    least: float | None = None,
+    clip_fraction: Tensor | None = None,
+    min_norm: float | None = None,
 ) -> ClippedRows:
     """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
@@ -188,18 +188,23 @@ def clip_rows(
         owners: (r,) int64.
         rows: (r, d), a tensor or `FactoredRows`.
         clip: C.
-        own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
-        least: normalize, so that shorter rows are made as long as the clip, too: the factor is clip/max(‖row‖₂, least).
-            None: only shorten rows. (Bu et al. 2023, "Automatic Clipping", divide by ‖row‖₂ + least.)
+        clip_fraction: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all
+            of it.
+        min_norm: normalize, so that shorter rows are made as long as the clip, too: the factor is
+            clip/max(‖row‖₂, min_norm). None: only shorten rows. (Bu et al. 2023, "Automatic Clipping", divide by
+            ‖row‖₂ + min_norm.)
+
+    Returns:
+        The rows with their factors, such that ‖factor·row‖₂ ≤ clip_fraction·clip.
     """
     import torch
 
     norms = compute_norms(rows)
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
-    most = clip * margin if own is None else clip * margin * own.to(norms)
-    factors = most / norms.clamp_min(_LEAST_NORM if least is None else max(least, _LEAST_NORM))
-    factors = factors.clamp(max=1.0) if least is None else factors
+    most = clip * margin if clip_fraction is None else clip * margin * clip_fraction.to(norms)
+    factors = most / norms.clamp_min(_LEAST_NORM if min_norm is None else max(min_norm, _LEAST_NORM))
+    factors = factors.clamp(max=1.0) if min_norm is None else factors
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event
+from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_fields, check_momentum, check_positive, check_type
@@ -55,6 +55,9 @@ class Population:
         """The smallest number of silos whose answers may be added up."""
         return self.silos if self.shares_for is None else self.shares_for
 
+
+ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do not know")
+"""The event where `View.unknown_shares` is below 1."""
 
 MethodState = Mapping[str, np.ndarray]
 """A method's public arrays by name; the server keeps them, and sends them with each round's request."""
@@ -168,16 +171,30 @@ class Method(ABC):
 
     @abstractmethod
     def bounds(self, population: Population) -> Bounds | None:
-        """Return what holds for the rows of `local_update` in every round; None where silos add the noise themselves.
+        """Return what holds for the rows of `local_update` in every round.
 
         Clip, sensitivity and noise are constants of a run. A method whose clip changes scales its rows to a unit clip.
+
+        Args:
+            population: the public numbers of silos and users.
+
+        Returns:
+            Clip C, sensitivity, noise multiplier σ and the largest sum; None where silos add the noise themselves.
         """
 
     @abstractmethod
     def dp_event(self, view: View) -> Event:
-        """Return what one round costs against one adversary, all coordinates together.
+        """Return the privacy event of one round against one adversary, all coordinates together.
 
         Where units have their own budgets, it is what the round costs any of them at most.
+
+        Args:
+            view: how many noise shares are in the sum, how many of them the adversary knows, and whether the adversary
+                knows the sample.
+
+        Returns:
+            The event, with noise in units of how far emptying one unit moves what the adversary sees; or
+            `NonPrivate(reason)` where nothing holds.
         """
 
     # --- The server's step ---

@@ -77,11 +77,18 @@ class DpSgd:
     def train(
         self, context: LocalContext, rates: float | np.ndarray, keep: Keep | None = None
     ) -> LocallyNoisedUpdate:
-        """`local_steps` steps from the global model; the update is local minus start, and its noise is inside.
+        """Take `local_steps` steps from the global model.
 
-        rates: the probability with which each record is drawn into each step's batch, one or (n,). keep: see `Keep`.
-        Local states are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
+        Local models are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
         whatever it does is post-processing.
+
+        Args:
+            context: the silo's records, the model and the randomness.
+            rates: the probability with which each record is drawn into each step's batch, one or (n,).
+            keep: see `Keep`.
+
+        Returns:
+            The local model minus the global one, whose noise is inside.
         """
         import torch
 

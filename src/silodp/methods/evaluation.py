@@ -32,7 +32,7 @@ from silodp.mechanisms.clipping import (
     LocallyNoisedUpdate,
     clip_rows,
 )
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method, Population
 from silodp.methods.uldp import UldpAvg
 from silodp.training.counts import CountTable
 
@@ -201,9 +201,9 @@ class EvaluationSums(EvaluationMethod):
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         # A record lies in one silo and moves the sum by at most C, under the noise that the adversary does not know.
-        unknown = 1 if view.sees_shares else view.n - (view.colluding if view.adversary == "silo" else 0)
+        unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
-            return NonPrivate("no silo is left whose noise the colluding silos do not know")
+            return ALL_NOISE_KNOWN
         return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.m))
 
     def count_std(self, population: Population) -> float:

@@ -10,6 +10,7 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.errors import check_clip, check_fields, check_noise_multiplier, check_type
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
+    ALL_NOISE_KNOWN,
     LocalContext,
     Method,
     Population,
@@ -90,5 +91,5 @@ class UldpNaive(Method):
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         if seen < 1:
-            return NonPrivate("no silo is left whose noise the colluding silos do not know")
+            return ALL_NOISE_KNOWN
         return Gaussian(self.share_multiplier(view.silos) / math.sqrt(seen))

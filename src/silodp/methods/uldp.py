@@ -35,6 +35,7 @@ from silodp.errors import (
 )
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
+    ALL_NOISE_KNOWN,
     OMIT_NONE,
     EventsBySurvivors,
     LinkageCase,
@@ -299,8 +300,8 @@ class UldpAvg(Method):
                 users,
                 delta,
                 self.clip,
-                None if own is None else own[users.to(own.device)],
-                None if self.step is None else LEAST_GRADIENT * self.local.learning_rate,
+                clip_fraction=None if own is None else own[users.to(own.device)],
+                min_norm=None if self.step is None else LEAST_GRADIENT * self.local.learning_rate,
             )
             for users, delta in deltas
         )
@@ -343,9 +344,9 @@ class UldpAvg(Method):
         share = self.share_multiplier(view.m)
         uniform = self.weighting == "uniform"
         if view.adversary == "silo":
-            others = view.n - view.colluding
+            others = view.unknown_shares
             if others < 1:
-                return NonPrivate("no silo is left whose noise the colluding silos do not know")
+                return ALL_NOISE_KNOWN
             if uniform:
                 # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
                 others = min(view.n, view.silos - view.colluding)

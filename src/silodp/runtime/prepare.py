@@ -53,7 +53,7 @@ def prepare_run(
     aggregator: str | Aggregator = "plain",
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
-    delta: float = 1e-5,
+    delta: float | None = None,
     accountant: Accountant | str | None = None,
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
@@ -103,9 +103,8 @@ def prepare_run(
     if seed is not None:
         check_whole("seed", seed, 0)
         seed = int(seed)  # digests are made of JSON, which has no numpy integers
-    check_delta("delta", delta)
-    delta = float(delta)
-    aggregator, budget = _find_aggregator(aggregator), _make_budget(budget, delta)
+    aggregator, budget = _find_aggregator(aggregator), _make_budget(budget)
+    delta = _choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
         _check_task(data, task, method)
     method.check(data, rounds, delta)
@@ -214,8 +213,8 @@ def _find_aggregator(given: str | Aggregator) -> Aggregator:
     return given
 
 
-def _make_budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | None:
-    """Return the budget, made from its fields if need be; its δ must be that of the run."""
+def _make_budget(given: Budget | Mapping[str, Any] | None) -> Budget | None:
+    """Return the budget, made from its fields if need be."""
     if isinstance(given, Mapping):
         unknown = set(given) - {"epsilon", "delta", "adversary"}
         if unknown or not {"epsilon", "delta"} <= set(given):
@@ -228,13 +227,25 @@ def _make_budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budg
     if given is None:
         return None
     check_type("budget", given, Budget, "Budget(epsilon=4.0, delta=1e-5)")
-    if given.delta != delta:
+    return given
+
+
+def _choose_delta(given: float | None, budget: Budget | None) -> float:
+    """Return the δ of the run: the given one, else that of the budget, else 1e-5.
+
+    Raises:
+        SilodpError: it is out of range, or the budget has another one.
+    """
+    if given is None:
+        return 1e-5 if budget is None else float(budget.delta)
+    check_delta("delta", given)
+    if budget is not None and budget.delta != given:
         raise SilodpError(
-            f"budget.delta = {given.delta} differs from delta = {delta}: set both to the same value.",
+            f"budget.delta = {budget.delta} differs from delta = {given}: set both to the same value.",
             code="argument.conflict",
             field="budget.delta",
         )
-    return given
+    return float(given)
 
 
 def _make_evaluation(given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:

@@ -103,7 +103,7 @@ def train(
     aggregator: str | Aggregator = "plain",
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
-    delta: float = 1e-5,
+    delta: float | None = None,
     accountant: Accountant | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -128,7 +128,7 @@ def train(
             would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees are not releasable.
-        delta: δ at which ε is reported.
+        delta: δ at which ε is reported; None: that of the budget, else 1e-5.
         accountant: "pld" (tight; no integer noise), "rdp" (also for integer noise), or an object of a class
             derived from `silodp.Accountant`. None takes "pld" where it can be used, else "rdp".
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.

@@ -52,7 +52,7 @@ def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
 def test_a_normalized_row_is_as_long_as_the_clip(seed, rows, size, scale, clip, double):
     dtype = torch.float64 if double else torch.float32
     values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
-    clipped = clip_rows(torch.arange(rows), values, clip, least=0.0)
+    clipped = clip_rows(torch.arange(rows), values, clip, min_norm=0.0)
     norms = torch.linalg.vector_norm(values.double() * clipped.factors.unsqueeze(1), dim=1)
     assert (norms <= clip).all()
     assert (norms >= clip * (1 - 1e-9)).all()
@@ -60,7 +60,7 @@ def test_a_normalized_row_is_as_long_as_the_clip(seed, rows, size, scale, clip, 
 
 def test_rows_below_the_least_norm_become_shorter_than_the_clip():
     rows = torch.tensor([[3.0, 4.0], [0.03, 0.04], [0.003, 0.004], [0.0, 0.0]])
-    clipped = clip_rows(torch.arange(4), rows, 2.0, least=0.01)
+    clipped = clip_rows(torch.arange(4), rows, 2.0, min_norm=0.01)
     norms = torch.linalg.vector_norm(rows.double() * clipped.factors.unsqueeze(1), dim=1)
     assert norms.tolist() == pytest.approx([2.0, 2.0, 1.0, 0.0])
 
@@ -72,19 +72,19 @@ def test_the_shortest_rows_stay_in_the_ball(clip):
     smallest = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1).expand(6, 7)
     assert (smallest[:-1, 0] > 0).all()
     for least in (None, 0.0, 0.01):
-        clipped = clip_rows(torch.arange(6), smallest, clip, least=least)
+        clipped = clip_rows(torch.arange(6), smallest, clip, min_norm=least)
         rows = (smallest * clipped.factors.unsqueeze(1)).tolist()
         assert all(math.hypot(*row) <= clip for row in rows)
         assert clipped.refused == 0
     float32 = torch.tensor([[1.4e-45, 0.0]])
     assert (
-        float32.double() * clip_rows(torch.arange(1), float32, clip, least=0.0).factors
+        float32.double() * clip_rows(torch.arange(1), float32, clip, min_norm=0.0).factors
     ).norm() > 0.99 * clip
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_normalized_row_that_is_not_finite_counts_as_zero(bad):
-    clipped = clip_rows(torch.arange(2), torch.tensor([[0.3, 0.4], [bad, 1.0]]), 1.0, least=0.0)
+    clipped = clip_rows(torch.arange(2), torch.tensor([[0.3, 0.4], [bad, 1.0]]), 1.0, min_norm=0.0)
     assert clipped.refused == 1
     assert clipped.factors.tolist() == [pytest.approx(2.0), 0.0]
 

@@ -53,7 +53,7 @@ def test_no_clipped_row_leaves_the_ball(seed, scale, clip):
 def test_the_smallest_and_largest_numbers_are_clipped(least):
     tiny, huge = torch.full((1, 3), 1e-45), torch.full((1, 3), 3e38)
     for left, right in ((tiny, huge), (huge, huge), (tiny, tiny)):
-        clipped = clip_rows(torch.arange(1), FactoredRows(((left, right),)), 1.0, least=least)
+        clipped = clip_rows(torch.arange(1), FactoredRows(((left, right),)), 1.0, min_norm=least)
         length = float((clipped.tensor * clipped.factors.unsqueeze(1)).norm())
         assert float(clipped.factors) > 0
         assert length <= 1.0

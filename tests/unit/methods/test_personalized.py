@@ -286,7 +286,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
         largest_budget=8.0,
     )
     budgets = np.array(budgets)
-    q, last = method.accounts.rates_and_retirement(method.asked(budgets))
+    q, last = method.accounts.rates_and_retirement(method.cap_budgets(budgets))
     population = Population(1, 1)
     joined = [
         coin == 1 or bool(method.sample_silos(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
@@ -393,12 +393,12 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     budgets = np.repeat([0.3, 1.0, 2.0], 20)
     silo = silo_of(60, budgets)
     minimum, dropout = RpdpMinimum(**SETTINGS, budget=0.3), RpdpDropout(**SETTINGS, threshold=1.0)
-    q = minimum.accounts.rates_and_retirement(minimum.asked(budgets))[0]
+    q = minimum.accounts.rates_and_retirement(minimum.cap_budgets(budgets))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([0.3]))[0][0]
     admitted = dropout.select_records(silo.user, 0, Population(3, 60), RANDOM.stream("a"), budgets)
     np.testing.assert_array_equal(admitted, budgets >= 1.0)
-    q = dropout.accounts.rates_and_retirement(dropout.asked(budgets[admitted]))[0]
+    q = dropout.accounts.rates_and_retirement(dropout.cap_budgets(budgets[admitted]))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([1.0]))[0][0]
     groups = dropout.budget_report(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")

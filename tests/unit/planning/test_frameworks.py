@@ -247,7 +247,51 @@ def test_filters_without_noise_promise_nothing(tmp_path, name):
     assert epsilons(found)["a client"] == pytest.approx(threshold + 10 * (0.1 - threshold) + 100 * 1e-4)
 
 
+SVT = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"fraction": 0.5}}
+SCOPES = [
+    {"name": "public", "task_result_filters": [{"name": "ExcludeVars"}]},
+    {"name": "private", "task_result_filters": [{"name": "BadModelDetector"}, SVT]},
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "protects"),
+    [
+        ({"task_result_filters": [{"tasks": ["train"], "filters": [SVT]}]}, [], True),
+        ({"task_result_filters": [{"tasks": ["*"], "filters": [SVT]}]}, [], True),
+        ({"task_result_filters": [{"tasks": ["validate"], "filters": [SVT]}]}, [], False),
+        ({"task_result_filters": [{"tasks": ["fit"], "filters": [SVT]}]}, ["task=fit"], True),
+        ({"task_result_filters": [{"tasks": ["train"], "filters": [SVT | {"direction": "in"}]}]}, [], None),
+        ({"task_data_filters": [{"tasks": ["train"], "filters": [SVT]}]}, [], None),
+        ({"scopes": SCOPES, "default_scope": "public"}, [], False),
+        ({"scopes": SCOPES, "default_scope": "private"}, [], True),
+        ({"scopes": SCOPES}, [], None),
+    ],
+)
+def test_a_filter_protects_the_results_that_it_is_applied_to(tmp_path, content, given, protects):
+    """A filter of validation results, of what comes in, or of another scope adds no noise to updates."""
+    path = tmp_path / "filters.json"
+    path.write_text(json.dumps(content))
+    settings = [str(path), "dimension=100", "rounds=1", *given]
+    if protects is None:
+        with refused("config.value"):
+            check_framework("nvflare", settings)
+        return
+    found = check_framework("nvflare", settings)
+    assert all((bound.epsilon is not None) == protects for bound in found.bounds)
+    assert ("BadModelDetector" in found.unread) == (content.get("default_scope") == "private")
+
+
 # --- Opacus ---
+
+
+def test_a_generator_that_is_not_secure_is_named():
+    (text,) = (text for text in check("opacus", DP_SGD).assumptions if "secure_mode" in text)
+    (other,) = (
+        text for text in check("opacus", DP_SGD, secure_mode=False).assumptions if "secure_mode" in text
+    )
+    assert other.startswith(text)
+    assert "no bound holds" in other
 
 
 def test_poisson_samples_cost_what_opacus_says():

@@ -45,7 +45,7 @@ from silodp.mechanisms.clipping import (
 )
 from silodp.mechanisms.noise import draw_gaussian
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method, Population
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
@@ -206,11 +206,10 @@ class Ddp(Method):
             variance = own.variance
         else:
             # Who else is in the sum is not known beforehand: those who add the least.
-            unknown = view.n - (view.colluding if view.adversary == "silo" else 0)
-            if unknown < 1:
-                return NonPrivate("no silo is left whose noise the colluding silos do not know")
+            if view.unknown_shares < 1:
+                return ALL_NOISE_KNOWN
             others = sorted(client.variance for at, client in enumerate(clients) if at != number)
-            variance = own.variance + sum(others[: unknown - 1])
+            variance = own.variance + sum(others[: view.unknown_shares - 1])
         released = math.sqrt(variance / own.steps) / own.reach
         looks = self._looks(own, clients, released)
         if released == 0 or looks == Gaussian(0.0):

@@ -24,11 +24,11 @@ class RpdpMinimum(TwoStageSampling):
         check_epsilon("budget", self.budget)
 
     @property
-    def largest(self) -> float:
+    def largest_epsilon(self) -> float:
         """The constant."""
         return self.budget
 
-    def asked(self, budget: np.ndarray) -> np.ndarray:
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the same ε for all."""
         return np.full(len(budget), self.budget)
 
@@ -58,10 +58,10 @@ class RpdpDropout(TwoStageSampling):
         check_epsilon("threshold", self.threshold)
 
     @property
-    def largest(self) -> float:
+    def largest_epsilon(self) -> float:
         """The constant."""
         return self.threshold
 
-    def asked(self, budget: np.ndarray) -> np.ndarray:
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the threshold, or 0 below it."""
         return np.where(budget >= self.threshold, self.threshold, 0.0)

@@ -31,7 +31,6 @@ from silodp.methods.rpdp.sampling_rates import (
     SamplingRates,
     check_records,
     require_record_budgets,
-    without_budgets,
 )
 
 
@@ -99,11 +98,11 @@ class TwoStageSampling(Method):
         check_choice("ledger", self.ledger, get_args(ChargingMode))
 
     @property
-    def largest(self) -> float:
+    def largest_epsilon(self) -> float:
         """The largest ε that any record is protected at; a public constant."""
         raise NotImplementedError
 
-    def asked(self, budget: np.ndarray) -> np.ndarray:
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
 
@@ -116,7 +115,7 @@ class TwoStageSampling(Method):
             self.client_sampling,
             self.rounds,
             self.delta,
-            self.largest,
+            self.largest_epsilon,
             self.calibration,
             find_accountant(self.accountant),
             self.ledger,
@@ -152,9 +151,9 @@ class TwoStageSampling(Method):
         check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.accounts.most == 0:
             raise SilodpError(
-                f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "
-                f"is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} over, however seldom a "
-                "record is drawn: raise the noise.",
+                f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = "
+                f"{self.largest_epsilon:g} is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} "
+                "over, however seldom a record is drawn: raise the noise.",
                 code="budget.out_of_reach",
                 field="noise_multiplier",
             )
@@ -168,9 +167,7 @@ class TwoStageSampling(Method):
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Select every record that is protected at all."""
-        if budget is None:
-            raise without_budgets(self.name)
-        return self.asked(budget) > 0
+        return self.cap_budgets(require_record_budgets(self.name, budget)) > 0
 
     @property
     def samples_silos(self) -> bool:
@@ -195,7 +192,9 @@ class TwoStageSampling(Method):
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
         joined = 0 if kept is None else kept.joined
-        q, last = self.accounts.rates_and_retirement(self.asked(require_record_budgets(self.name, context)))
+        q, last = self.accounts.rates_and_retirement(
+            self.cap_budgets(require_record_budgets(self.name, context.budget))
+        )
         used = context.round if self.ledger == "planned" else joined
         finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
         return replace(finished, memory=_Kept(context.round, joined + 1, finished.value.numpy()).array())
@@ -234,7 +233,7 @@ class TwoStageSampling(Method):
 
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
-        asked = self.asked(budgets)
+        asked = self.cap_budgets(budgets)
         return int((self.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum())
 
     def event_at_sampling(self, sampling: float) -> Event:
@@ -260,7 +259,7 @@ class TwoStageSampling(Method):
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
         """Return one entry for each budget, by both ways to charge; records retire by `ledger`."""
-        return self.accounts.report(self.asked, budgets, joined, rounds, accountant)
+        return self.accounts.report(self.cap_budgets, budgets, joined, rounds, accountant)
 
     def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
@@ -269,7 +268,7 @@ class TwoStageSampling(Method):
         if budget is None:
             return {}
         joined = 0 if memory is None else _Kept.of(memory).joined
-        protected = self.asked(budget)
+        protected = self.cap_budgets(budget)
         spent = self.accounts.spent(protected, rounds if self.ledger == "planned" else joined)
         sampling = self.accounts.rates_and_retirement(protected)[0]
         return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
@@ -293,11 +292,11 @@ class Rpdp(TwoStageSampling):
         check_epsilon("largest_budget", self.largest_budget)
 
     @property
-    def largest(self) -> float:
+    def largest_epsilon(self) -> float:
         """The constant."""
         return self.largest_budget
 
-    def asked(self, budget: np.ndarray) -> np.ndarray:
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped

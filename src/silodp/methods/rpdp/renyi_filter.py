@@ -42,7 +42,6 @@ from silodp.methods.rpdp.sampling_rates import (
     bins,
     check_records,
     require_record_budgets,
-    without_budgets,
 )
 
 
@@ -125,9 +124,7 @@ class RpdpFilter(Method):
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Select every record whose budget allows a step."""
-        if budget is None:
-            raise without_budgets(self.name)
-        return self.limits(budget) > 0
+        return self.limits(require_record_budgets(self.name, budget)) > 0
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run gradient descent on the records that are still in, and keep what each has spent for the next round.
@@ -136,12 +133,12 @@ class RpdpFilter(Method):
         """
         import torch
 
-        account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context)))
+        account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context.budget)))
         if context.memory is not None and account.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
         rates = account.active.astype(np.float64)
-        finished = self._dp_sgd.train(context, rates, lambda rows: account.afforded(rows, cost))
+        finished = self._dp_sgd.train(context, rates, lambda rows: account.charge_rows(rows, cost))
         return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
     def bounds(self, population: Population) -> None:
@@ -237,7 +234,7 @@ class _Filter:
         """Return all of it but the limits, as one vector."""
         return np.concatenate([[round_], self.spent, self.active, update])
 
-    def afforded(self, rows: ClippedRows, cost: float) -> ClippedRows:
+    def charge_rows(self, rows: ClippedRows, cost: float) -> ClippedRows:
         """Return the rows whose owners can pay for them, and charge them; the other owners are out from now on.
 
         `cost` is that of a row of norm 1.

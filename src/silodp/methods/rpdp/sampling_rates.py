@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import check_batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Calibration = Literal["exact", "scf", "binary-search"]
 
@@ -177,23 +179,17 @@ def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
 
 
-def require_record_budgets(name: str, context: LocalContext) -> np.ndarray:
+def require_record_budgets(name: str, budget: np.ndarray | Tensor | None) -> np.ndarray:
     """Return the budgets of a silo's records, (n,) float64.
 
     Raises:
         SilodpError: there are none.
     """
-    if context.budget is None:
-        raise without_budgets(name)
-    budgets: np.ndarray = context.budget.numpy()
-    return budgets
-
-
-def without_budgets(name: str) -> SilodpError:
-    """Return the error about a silo whose records have no budgets."""
-    return SilodpError(
-        f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
-    )
+    if budget is None:
+        raise SilodpError(
+            f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
+        )
+    return np.asarray(budget)
 
 
 def check_records(name: str, data: PublicData, own_delta: float, delta: float, batch: float) -> None:

@@ -39,7 +39,12 @@ def check_framework(name: str, given: Sequence[str], delta: float | None = None)
     framework = lookup(name, FRAMEWORKS, "framework")()
     settings = read_settings(framework, given)
     finding = framework.check(settings, delta)
-    return replace(finding, unread=settings.list_unread(framework.without_effect))
+    few = f"there are far fewer than 1/δ = {1 / finding.delta:,.3g} persons"
+    return replace(
+        finding,
+        assumptions=(*finding.assumptions, few),
+        unread=settings.list_unread(framework.without_effect),
+    )
 
 
 __all__ = ["FRAMEWORKS", "Finding", "Framework", "check_framework", "format_finding"]

@@ -138,7 +138,13 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
     sampling = 1.0
     if "num_clients" in settings or "num_supernodes" in settings:
         known = settings.whole("num_clients", "num_supernodes")
-        sampling = min(1.0, clients / known)
+        if clients > known:
+            raise SilodpError(
+                f"num_sampled_clients is {clients}, and there are {known} clients: correct one of them.",
+                code="argument.conflict",
+                field="num_sampled_clients",
+            )
+        sampling = clients / known
         has_share, has_least = (any([name in settings for name in names]) for names in (_SHARES, _LEAST))
         if has_share or has_least:
             # As FedAvg draws: a share of the clients, and never fewer than a minimum, which is 2 by default.

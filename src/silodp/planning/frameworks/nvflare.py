@@ -1,12 +1,14 @@
 """NVIDIA FLARE: the filters of a client's result; facts are of nvflare 2.9.
 
-Filters are read from config_fed_client.json (`task_result_filters`) or privacy.json.
+Filters are read from the `task_result_filters` of config_fed_client.json, which name their tasks, or of a scope of
+privacy.json, where they are for all tasks. Filters of what comes in (`task_data_filters`) protect nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from silodp.config.toml_values import TomlTable
@@ -28,7 +30,7 @@ _WITHOUT_NOISE = {
     "PercentilePrivacy": "PercentilePrivacy leaves out small weights and truncates others; it adds no noise",
     "ExcludeVars": "ExcludeVars leaves out variables; it adds no noise",
 }
-_FILTER = "filter"
+_FILTER, _TASKS, _TASK = "filter", "tasks", "task"
 
 
 class NvFlare(Framework):
@@ -36,23 +38,31 @@ class NvFlare(Framework):
 
     name = "nvflare"
     files = "config_fed_client.json of the job"
-    without_effect = ("tau", "replace", "data_kinds", "percentile", "gamma", "exclude_vars")
+    without_effect = (
+        *("tau", "replace", "data_kinds", "percentile", "gamma", "exclude_vars"),
+        *("dimension", "num_parameters", "task"),  # they have one for a filter with noise
+    )
 
     def pick(self, content: Any) -> TomlTable:
-        """Return the arguments of the filter with noise, else the name of the last filter that is known."""
-        found: TomlTable = {}
-        for name, arguments in _list_filters(content):
-            if name == "SVTPrivacy":
-                return {_FILTER: name, **arguments}
-            if name in _WITHOUT_NOISE:
-                found = {_FILTER: name}
-        if not found:
+        """Return the arguments of the filter with noise and its tasks, else the name of the last filter that is known.
+
+        Names of other filters are returned, too, as settings that nothing reads.
+        """
+        listed = list(_list_result_filters(content))
+        noisy = [each for each in listed if each[0] == "SVTPrivacy"]
+        others = [each for each in listed if each[0] in _WITHOUT_NOISE]
+        if not noisy and not others:
             raise SilodpError(
-                "the file has no filter SVTPrivacy, PercentilePrivacy or ExcludeVars: name config_fed_client.json with "
-                "task_result_filters.",
+                "the file has no filter SVTPrivacy, PercentilePrivacy or ExcludeVars among its task_result_filters: "
+                "name config_fed_client.json, or privacy.json with the job's scope as default_scope.",
                 code="config.value",
             )
-        return found
+        # That of the usual task first, where several tasks have one of their own.
+        name, arguments, tasks = next(
+            (each for each in noisy if _covers(each[2], "train")), (noisy or others[-1:])[0]
+        )
+        unread = {other: True for other, _, _ in listed if other != name and other not in _WITHOUT_NOISE}
+        return {**unread, **arguments, _FILTER: name, **({} if tasks is None else {_TASKS: tasks})}
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds for the filter."""
@@ -67,10 +77,24 @@ class NvFlare(Framework):
                 code="argument.value",
                 field=_FILTER,
             )
-        return _check_sparse_vector(settings, found, rounds)
+        task = str(settings.values[_TASK]) if _TASK in settings else "train"
+        tasks = settings.values[_TASKS] if _TASKS in settings else None
+        finding = _check_sparse_vector(settings, found, rounds, task)
+        if tasks is None or _covers(tasks, task):
+            return finding
+        reason = (
+            f"SVTPrivacy filters the results of {', '.join(map(str, tasks))}, and those of {task} leave the client "
+            f"without noise ({_TASK}=NAME, if updates are the results of another task)"
+        )
+        return replace(finding, bounds=no_guarantee(SERVER, reason))
 
 
-def _check_sparse_vector(settings: Settings, delta: float, rounds: int) -> Finding:
+def _covers(tasks: Any, task: str) -> bool:
+    """Return whether a filter is for a task; None: it is for all."""
+    return tasks is None or task in tasks or "*" in tasks
+
+
+def _check_sparse_vector(settings: Settings, delta: float, rounds: int, task: str) -> Finding:
     """Check `SVTPrivacy` (Lyu, Su and Li 2017, Algorithm 7, with c = fraction·d answers, then c noisy values).
 
     Every query is |w_i| clipped to γ, so it moves by at most γ. The threshold's noise γ/ε₁ costs ε₁. An accepted query
@@ -122,6 +146,8 @@ def _check_sparse_vector(settings: Settings, delta: float, rounds: int) -> Findi
             f"nvflare's own accountant (since 2.8) states {stated * rounds:,.5g}",
         ),
         (
+            f"no result but those of {task} depends on records, or it is filtered, too: see the job's other tasks, for "
+            "example validate and submit_model",
             "all variables are arrays: single numbers pass the filter as they are",
             "the number of local steps, by which updates are scaled, is public",
             "whether a client takes part does not depend on its records",
@@ -129,15 +155,41 @@ def _check_sparse_vector(settings: Settings, delta: float, rounds: int) -> Findi
     )
 
 
-def _list_filters(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield class name and arguments of everything that looks like a filter, at any depth."""
-    if isinstance(content, list):
-        for each in content:
-            yield from _list_filters(each)
-    elif isinstance(content, Mapping):
-        path = content.get("path") or content.get("name")
-        if isinstance(path, str):
-            arguments = content.get("args")
-            yield path.rpartition(".")[2], arguments if isinstance(arguments, Mapping) else {}
-        for each in content.values():
-            yield from _list_filters(each)
+def _list_result_filters(content: Any) -> Iterator[tuple[str, Mapping[str, Any], list[Any] | None]]:
+    """Yield class name, arguments and tasks (None: all) of the filters of a client's results."""
+    for entry in _list_entries(_find_scope(content), "task_result_filters"):
+        tasks = entry.get("tasks")
+        for each in _list_entries(entry, "filters") if "filters" in entry else [entry]:
+            path = each.get("path") or each.get("class_path") or each.get("name")
+            if isinstance(path, str) and each.get("direction") != "in":
+                arguments = each.get("args")
+                yield (
+                    path.rpartition(".")[2],
+                    arguments if isinstance(arguments, Mapping) else {},
+                    tasks if isinstance(tasks, list) else None,
+                )
+
+
+def _list_entries(content: Any, key: str) -> list[Mapping[str, Any]]:
+    found = content.get(key) if isinstance(content, Mapping) else None
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def _find_scope(content: Any) -> Any:
+    """Return the scope of privacy.json that jobs without a scope of their own have; any other content as it is.
+
+    Raises:
+        SilodpError: no scope is the default one, and there are several or none.
+    """
+    if not isinstance(content, Mapping) or "scopes" not in content:
+        return content
+    scopes, default = _list_entries(content, "scopes"), content.get("default_scope")
+    found = [scope for scope in scopes if default is None or scope.get("name") == default]
+    if len(found) != 1:
+        names = ", ".join(str(scope.get("name")) for scope in scopes)
+        raise SilodpError(
+            f"default_scope names none of the scopes ({names}): set it to the scope of the job in meta.json.",
+            code="config.value",
+            field="default_scope",
+        )
+    return found[0]

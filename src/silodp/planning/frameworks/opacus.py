@@ -26,7 +26,7 @@ class Opacus(Framework):
 
     name = "opacus"
     files = "a flat TOML, JSON or YAML file with the arguments of make_private"
-    without_effect = ("max_grad_norm", "secure_mode")
+    without_effect = ("max_grad_norm",)
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
@@ -49,6 +49,7 @@ class Opacus(Framework):
         of_round = settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
         steps = rounds * of_round
         is_poisson = settings.flag("poisson_sampling", default=True)
+        is_secure = settings.flag("secure_mode", default=True)
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
         def charges(records: int) -> list[EventCount]:
@@ -91,6 +92,7 @@ class Opacus(Framework):
                 "max_grad_norm bounds the gradient of every record, no layer mixes records, and statistics of layers "
                 "such as BatchNorm are not sent",
                 "a person's records are at most as many as stated, in all clients together",
-                "all noise is drawn by a secure generator (secure_mode=True)",
+                "all noise is drawn by a secure generator (secure_mode=True)"
+                + ("" if is_secure else ", which these settings do not ask for: until then no bound holds"),
             ),
         )

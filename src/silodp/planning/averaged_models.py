@@ -49,7 +49,7 @@ class BoundRow:
 
 
 def compute_table() -> tuple[BoundRow, ...]:
-    """Every cell, by steps, then parties.
+    """Compute ε of every cell of Table 1, by steps, then parties.
 
     Theorem 4.6, `paper`, is proven where there is nobody to share noise with, or nothing but one step to protect.
     """
@@ -60,7 +60,7 @@ def compute_table() -> tuple[BoundRow, ...]:
             total,
             trajectory,
             conversion,
-            _convert(conversion, charges(trajectory, steps, noises[0], total)),
+            _convert(conversion, list_charges(trajectory, steps, noises[0], total)),
             "claimed" if trajectory == "paper" and steps > 1 and parties > 1 else "proven",
         )
         for steps, noises in NOISE_MULTIPLIERS.items()
@@ -70,8 +70,8 @@ def compute_table() -> tuple[BoundRow, ...]:
     )
 
 
-def charges(trajectory: Trajectory, steps: int, own: float, total: float) -> list[EventCount]:
-    """What one record pays: J − 1 steps by the trajectory, and the last, which feeds no gradient, at σ_total."""
+def list_charges(trajectory: Trajectory, steps: int, own: float, total: float) -> list[EventCount]:
+    """Return the events of one record: J − 1 steps by the trajectory; the last feeds no gradient, at σ_total."""
     looks: dict[Trajectory, Gaussian | CorrelatedReleases] = {
         "paper": Gaussian(total),
         "local": Gaussian(own),

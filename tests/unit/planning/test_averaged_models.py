@@ -3,7 +3,7 @@
 import pytest
 
 from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
-from silodp.methods.averaged_models import PARTIES, charges, compute_table
+from silodp.planning.averaged_models import PARTIES, compute_table, list_charges
 
 # DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {
@@ -49,9 +49,9 @@ def test_proven_epsilons_are_no_smaller_than_the_claimed_ones(rows):
 
 def test_only_the_last_step_is_free_of_the_trajectory():
     looks = CorrelatedReleases(Gaussian(4.0), Gaussian(2.0))
-    assert charges("decoupled", 9, 1.0, 2.0) == [
+    assert list_charges("decoupled", 9, 1.0, 2.0) == [
         (PoissonSampled(0.1, looks), 8),
         (PoissonSampled(0.1, Gaussian(2.0)), 1),
     ]
-    assert charges("local", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(1.0)), 8)
-    assert charges("paper", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(2.0)), 8)
+    assert list_charges("local", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(1.0)), 8)
+    assert list_charges("paper", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(2.0)), 8)
