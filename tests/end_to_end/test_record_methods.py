@@ -240,6 +240,24 @@ def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Pat
     assert _warn_retired(replace(method, calibration="scf"), 3)  # the published curve, too, is for T rounds
 
 
+def test_a_run_warns_where_persons_have_several_of_the_protected_records(silodp: Silodp, steps: Path) -> None:
+    def warns(*changes: str, out: str) -> bool:
+        done = silodp("run", steps, *changes, "--out", out, "--json")
+        assert done.status == 0, done.err
+        return any("ε is for one record" in text for text in done.json["warnings"])
+
+    assert not warns(out="alone")
+    assert warns("--set", 'data={source="embedded", silos=3, users=40}', out="several")
+
+
+def test_a_run_warns_of_scaling_by_private_rows(silodp: Silodp, data: Path, config: Path) -> None:
+    for normalize, count in (("private", 1), ("public", 0)):
+        source = f'data={{source="heart_disease", users=50, normalize="{normalize}", root="{data}"}}'
+        done = silodp("run", config, "--set", source, "--set", "rounds=1", "--out", normalize, "--json")
+        assert done.status == 0, done.err
+        assert sum("no ε covers the scaling" in text for text in done.json["warnings"]) == count
+
+
 def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over(
     silodp: Silodp, personal: Path
 ) -> None:

@@ -269,9 +269,9 @@ def load(
     directory = Path(directory)
     check_type("model", model, (nn.Module, type(None)), "the module that was trained")
     description = ModelDescription.read(directory / DESCRIPTION)
+    stated = hashlib.sha256(_read_file(directory / "guarantee.json")).hexdigest()
     summary, guarantees = read_guarantees(directory)
     description.check_run(summary.get("run"), directory / "guarantee.json")
-    stated = hashlib.sha256((directory / "guarantee.json").read_bytes()).hexdigest()
     if description.guarantee not in (None, stated):
         raise SilodpError(
             f"{directory / 'guarantee.json'} is not the file that {DESCRIPTION} describes, so it may state the ε of "
@@ -310,14 +310,18 @@ def load(
     return TrainedModel(network.eval(), guarantees, description)
 
 
-def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
-    """Return the tensors of model.safetensors, which must be the file that model.json describes."""
+def _read_file(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise SilodpError(
             f"{path} is missing: copy it from the directory of the run.", code="bundle.missing"
         ) from None
+
+
+def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
+    """Return the tensors of model.safetensors, which must be the file that model.json describes."""
+    content = _read_file(path)
     if hashlib.sha256(content).hexdigest() != description.weights:
         raise SilodpError(
             f"{path} is not the file that {DESCRIPTION} describes: copy both from one run.",

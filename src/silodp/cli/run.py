@@ -143,6 +143,7 @@ def run_config(
     )
     if summary["private"]:
         summary["warnings"] += delta_warning(spec.delta, spec.population.users)
+        summary["warnings"] += _warn_scaling(config, federation) + _warn_several_records(spec, federation)
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
@@ -188,6 +189,23 @@ def _warn_infeasible(config: RunConfig, spec: RunSpec, federation: Federation) -
     return [
         f"{infeasible:,} of {len(budgets):,} {units} take no part: their privacy budgets are too small for any "
         f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include them)"
+    ]
+
+
+def _warn_scaling(config: RunConfig, federation: Federation) -> list[str]:
+    """Warn of features that are scaled by constants of private rows."""
+    text = config.dataset.private_scaling
+    return [f"no ε covers the scaling: {text}"] if text and text in federation.assumptions else []
+
+
+def _warn_several_records(spec: RunSpec, federation: Federation) -> list[str]:
+    """Warn where records are protected, and persons have several."""
+    most = int(federation.counts().sum(0).max(initial=0))
+    if spec.method.unit != "record" or most < 2:
+        return []
+    return [
+        f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see "
+        "ε of a person with several records); a method whose unit is a person, such as uldp-avg, protects all of them"
     ]
 
 

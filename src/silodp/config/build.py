@@ -113,6 +113,7 @@ def build_task(
     loss: str | None = None,
     loss_options: Mapping[str, Any] | None = None,
     metrics: tuple[str, ...] | None = None,
+    pretrained: bool | None = None,
     seed: int | None = None,
 ) -> Task:
     """Build the task of a configuration; None follows from the data set, else from the kind of label.
@@ -123,9 +124,11 @@ def build_task(
         model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
             `classes` and `categories` (of ids) if it takes them.
         options: further arguments of that function.
-        loss: a name in `LOSSES`, or a reference to a `Loss` or to an f(outputs, targets) -> (n,).
+        loss: a name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
+            object in a file), or to an f(outputs, targets) -> (n,).
         loss_options: arguments of the function that makes a named loss.
         metrics: names in `METRICS` or references.
+        pretrained: see `Task`.
         seed: for parameters that no layer re-initializes.
 
     Raises:
@@ -154,7 +157,7 @@ def build_task(
     elif metrics is None:  # of another loss it is not known whether the outputs predict the label itself
         metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
     found = {_short_name(name): _find_metric(name, public) for name in metrics}
-    return Task(network, _find_loss(loss, loss_options), found, architecture)
+    return Task(network, _find_loss(loss, loss_options), found, architecture, pretrained=pretrained)
 
 
 def _check_inputs(model: str, public: PublicData) -> None:
@@ -329,7 +332,9 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
         return int(call_model(network, example)[0].numel())
 
 
-def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss:
+def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module:
+    from torch import nn
+
     found = _find(name, LOSSES, "task.loss")
     if not is_reference(name):
         made: Loss = build(found, options or {}, f"the loss '{name}'", "task.loss_options")
@@ -340,7 +345,9 @@ def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss:
             code="argument.conflict",
             field="task.loss_options",
         )
-    return found if isinstance(found, Loss) else Loss.per_record(_short_name(name), found)
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = found()
+    return found if isinstance(found, Loss | nn.Module) else Loss.per_record(_short_name(name), found)
 
 
 def _find_metric(name: str, public: PublicData) -> Metric:

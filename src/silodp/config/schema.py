@@ -87,6 +87,7 @@ class TaskSection(_Section):
     loss: str | None = None
     loss_options: TomlTable | None = None
     metrics: tuple[str, ...] | None = None
+    pretrained: bool | None = None
 
 
 class CardSection(_Section):

@@ -300,6 +300,36 @@ def test_own_tables_and_own_model_in_toml(base: Path, tmp_path: Path) -> None:
         load_config(base, ["task.options.depth=2"]).task(federation)
 
 
+def test_losses_of_torch_are_taken_as_they_are(base: Path, tmp_path: Path) -> None:
+    """A class of torch.nn, and an object in a file with a setting of its own."""
+    (tmp_path / "own.py").write_text(
+        "import torch\nloss = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]))\n"
+    )
+    found = {}
+    for name in ("binary_cross_entropy", "torch.nn:BCEWithLogitsLoss", "own.py:loss"):
+        config = load_config(base, [f"task.loss={name}"])
+        federation = config.federation()
+        task = config.task(federation)
+        x, y = task.tensors(federation.silos[0].x, federation.silos[0].y)
+        found[name] = task.evaluate(task.initial(0), x, y)["loss"]
+    assert found["torch.nn:BCEWithLogitsLoss"] == pytest.approx(found["binary_cross_entropy"])
+    assert found["own.py:loss"] > 1.1 * found["binary_cross_entropy"]
+
+
+def test_a_configuration_can_start_at_the_values_of_a_model(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(features):\n"
+        "    net = nn.Linear(features, 1)\n"
+        "    nn.init.constant_(net.weight, 0.25)\n"
+        "    return net\n"
+    )
+    for start, kept in (("true", True), ("false", False)):
+        config = load_config(base, ["task.model=net.py:build", f"task.pretrained={start}"])
+        task = config.task(config.federation())
+        assert bool((task.initial(0)[:-1] == 0.25).all()) is kept
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

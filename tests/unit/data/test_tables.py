@@ -461,6 +461,20 @@ def test_a_decimal_comma_is_named(tmp_path):
         read(tmp_path, odd='patient,age,sex,ill\n1,"30,5",f,no\n')
 
 
+@pytest.mark.parametrize("date", ["2020-01-31", "31.1.2020", "1/31/2020", "2020-01-31T10:00:00"])
+def test_a_date_in_a_column_of_numbers_is_named(tmp_path, date):
+    with pytest.raises(SilodpError, match="is a date"):
+        read(tmp_path, odd=f"patient,age,sex,ill\n1,{date},f,no\n")
+
+
+def test_true_and_false_beside_other_classes_are_named(tmp_path):
+    own = schema(classes=[0, 1])
+    path = tmp_path / "odd.csv"
+    path.write_text("patient,age,sex,ill\n1,30,f,True\n")
+    with pytest.raises(SilodpError, match=r"set classes = \[false, true\]"):
+        Federation.from_tables([path], own)
+
+
 @pytest.mark.parametrize("key", [b"x", [1], {"a": 1}])
 def test_a_cell_that_is_no_text_or_number_is_refused(tmp_path, key):
     pd.DataFrame({"patient": [key], "age": [30], "sex": ["f"], "ill": ["no"]}).to_parquet(

@@ -54,6 +54,7 @@ _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
 """No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
+_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
 
@@ -271,6 +272,11 @@ class Table:
         wrong = ~np.isfinite(values)
         if wrong.any():
             first = self.columns[column][np.flatnonzero(wrong)[0]]
+            if column in self.schema.numeric and _DATE.fullmatch(first):
+                remedy = (
+                    'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
+                )
+                self._refuse(column, wrong, "is a date, and the column is declared as numbers", remedy)
             if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
                 remedy = (
                     "export the table without separators of thousands, or, if it is a decimal comma, set "
@@ -444,6 +450,8 @@ class Table:
                 "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
                 "classes out, and where it is the time until an event, kind = 'survival'"
             )
+            if any(text.lower() in ("true", "false") for text in self.columns[schema.label]):
+                remedy = "set classes = [false, true]"
             return self._codes(schema.label, schema.classes, remedy, "leave out rows without a label")
         if schema.event is None or schema.time is None:
             column = schema.label or ""  # Schema has checked that label is there
