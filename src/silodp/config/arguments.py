@@ -98,6 +98,14 @@ def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> 
     """
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
+    if first["loc"][-1:] == ("[key]",):  # the name of a setting in a table with a list of names
+        table, name = ".".join(str(part) for part in first["loc"][:-2]), str(first["loc"][-2])
+        known = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
+        return SilodpError(
+            describe_unknown(name, known, f"[{table}]", table),
+            code="config.unknown_field",
+            field=f"{table}.{name}",
+        )
     match first["type"]:
         case "value_error":
             inner = first["ctx"]["error"]
