@@ -25,7 +25,8 @@ import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
-from silodp.deploy.https import HttpsClient, HttpsServer, _connect_text
+from silodp.deploy.https import HttpsClient, HttpsServer
+from silodp.deploy.https._protocol import format_connect_text
 from silodp.errors import SilodpError
 from support.echo import Echo
 from support.ports import find_free_port
@@ -129,7 +130,7 @@ def test_a_silo_that_does_not_come_is_a_failure_and_the_other_one_answers(partie
 def test_whose_answer_is_awaited_is_logged(
     parties: Parties, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.deploy.https._REMINDER_SECONDS", 0.4)
+    monkeypatch.setattr("silodp.deploy.https._server._REMINDER_SECONDS", 0.4)
     caplog.set_level("INFO")
     with parties.server() as server, serving(parties, server.port, "north", Echo()):
         server.ask({"north": b"1", "south": b"1"}, timeout=1.5)
@@ -567,7 +568,7 @@ def sign_challenge(client: httpx.Client, port: int, answers: str = "0") -> dict[
         "digest": DIGEST,
         "version": silodp.__version__,
         "answers": answers,
-        "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, answers)).hex(),
+        "signature": SILOS["north"].sign(format_connect_text(DIGEST, "north", challenge, answers)).hex(),
     }
 
 

@@ -1,13 +1,4 @@
-"""Courier over HTTPS: silos connect to one port of the server, ask for requests, and send answers back.
-
-Both ends carry signed bytes and know nothing of their content. All state that matters is in the stores of the
-parties: a request is offered to its silo until the silo answers or the server's patience is over, and a silo that is
-asked again gives the answer that it has stored. `HttpsServer` is the `Transport` of the server of a run, `HttpsClient`
-the loop of a silo.
-
-A silo proves at the beginning of a connection that it has its long-term key: it signs a random challenge of the
-server, and gets a token for its further calls. Only the validity of certificates depends on clocks.
-"""
+"""The server's end of the HTTPS courier."""
 
 from __future__ import annotations
 
@@ -18,74 +9,47 @@ import io
 import json
 import logging
 import math
-import re
 import secrets
 import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+import uvicorn
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 import silodp
-from silodp.crypto.keys import Identity
-from silodp.deploy.sockets import answer_request, make_refusal
-from silodp.errors import CODES, SilodpError, name_extra, shorten
-from silodp.wire.transport import Endpoint, Failure, Traffic, split_outcomes
-
-try:
-    import httpx
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-    from starlette.routing import Route
-except ImportError as error:
-    raise SilodpError(
-        f"the HTTPS courier needs '{error.name}', which is not installed: {name_extra('deploy')}.",
-        code="deploy.not_installed",
-    ) from None
+from silodp.deploy.https._protocol import (
+    ADVICE,
+    EXCHANGE,
+    MOST_JSON,
+    NO_REQUEST,
+    OVER,
+    POLL_SECONDS,
+    REFUSED,
+    cut_data,
+    format_connect_text,
+)
+from silodp.deploy.sockets import make_refusal
+from silodp.errors import CODES, SilodpError
+from silodp.wire.transport import Failure, Traffic, split_outcomes
 
 _log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 20.0
-"""A call for the next request is answered after this time at the latest, with or without one."""
 _REMINDER_SECONDS = 60.0
 _CHALLENGE_SECONDS = 60.0
-_MOST_JSON = 4096
-_PIECE_BYTES = 1 << 18
-_TOKEN = re.compile(r"[0-9a-f]{64}")
-_EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
-_NO_REQUEST, _OVER = 204, 410
 _GOODBYE_SECONDS = 10.0
 """Time in which silos that are connected ask again, and learn that the run is over."""
-_EXCHANGE, _REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
-
-
-_ADVICE = {
-    "deploy.digest": "get the public folder again from the coordinator, and accept it",
-    "deploy.key": "use the folder in which the request was made, or send a new request to the coordinator",
-    "deploy.server_stopped": "nothing needs to be done",
-    "deploy.set_back": "restore the newest copy of the folder, or begin a new run",
-    "deploy.unknown_silo": "ask the coordinator which roster the server has",
-    "deploy.version": "install the version of silodp that the server has",
-}
-"""What a silo's operator can do when the server refuses the connection."""
-
-
-def _connect_text(digest: str, name: str, challenge: str, answers: str) -> bytes:
-    """Return the bytes that a silo signs to connect."""
-    return f"silodp connect 2\n{digest}\n{name}\n{challenge}\n{answers}".encode()
-
-
-# --- the server's end ---
 
 
 @dataclass
@@ -350,7 +314,7 @@ class HttpsServer:
             stated = fields.get("answers", "")
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
-            key.verify(signature, _connect_text(self._digest, name, challenge, stated))
+            key.verify(signature, format_connect_text(self._digest, name, challenge, stated))
             answers = int(stated)
         except (ValueError, InvalidSignature):
             raise self._refuse(name, 403, "deploy.key") from None
@@ -376,7 +340,7 @@ class HttpsServer:
                 "refused the connection of silo '%s': %s; its operator has to %s [%s]",
                 name,
                 CODES[code],
-                _ADVICE[code],
+                ADVICE[code],
                 code,
             )
         return HTTPException(status, code)
@@ -395,27 +359,27 @@ class HttpsServer:
             raise _stopped()
         if line.pending is None and not self._is_over:
             try:
-                await asyncio.wait_for(line.arrived.wait(), _POLL_SECONDS)
+                await asyncio.wait_for(line.arrived.wait(), POLL_SECONDS)
             except TimeoutError:
-                return Response(status_code=_NO_REQUEST)
+                return Response(status_code=NO_REQUEST)
         if self._is_over:
             line.knows_the_end = True
-            return Response(status_code=_OVER)
+            return Response(status_code=OVER)
         exchange = line.pending
         if exchange is None or exchange.answer.done():
             line.arrived.clear()
-            return Response(status_code=_NO_REQUEST)
+            return Response(status_code=NO_REQUEST)
         return StreamingResponse(
             _cut_async(exchange.request),
             media_type="application/octet-stream",
-            headers={_EXCHANGE: exchange.id, "Content-Length": str(len(exchange.request))},
+            headers={EXCHANGE: exchange.id, "Content-Length": str(len(exchange.request))},
         )
 
     async def _answer(self, request: Request) -> Response:
         line = self._line_of(request)
         exchange = line.pending
         if exchange is None or exchange.id != request.path_params["exchange"] or exchange.reading is not None:
-            return Response(status_code=_OVER)
+            return Response(status_code=OVER)
         token = line.token
         reading = exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
         try:
@@ -423,16 +387,16 @@ class HttpsServer:
         except asyncio.CancelledError:
             if line.token == token:  # the server stops
                 raise
-            return Response(status_code=_OVER)
+            return Response(status_code=OVER)
         except ClientDisconnect:  # the silo connects again, and sends the answer again
-            return Response(status_code=_OVER)
+            return Response(status_code=OVER)
         finally:
             if exchange.reading is reading:
                 exchange.reading = None
         # The silo has connected again, and its number of answers has this one; or the server's patience was over.
         if line.token != token or exchange.answer.done():
-            return Response(status_code=_OVER)
-        code = request.headers.get(_REFUSED)
+            return Response(status_code=OVER)
+        code = request.headers.get(REFUSED)
         if code is None:
             if _log.isEnabledFor(logging.DEBUG):  # to be compared with the silo's audit log
                 digest = hashlib.sha256(body).hexdigest()
@@ -513,241 +477,17 @@ async def _read_body(request: Request, most_bytes: int) -> bytes:
     return body.getvalue()
 
 
-def _cut(data: bytes) -> Iterator[bytes]:
-    """Return the data piece by piece: a library that gets all at once copies, and encrypts, all at once."""
-    with memoryview(data) as view:
-        for start in range(0, len(data), _PIECE_BYTES):
-            yield bytes(view[start : start + _PIECE_BYTES])
-
-
 async def _cut_async(data: bytes) -> AsyncIterator[bytes]:
-    for piece in _cut(data):
+    for piece in cut_data(data):
         yield piece
 
 
 async def _read_json(request: Request) -> dict[str, str]:
     """Return the texts of a JSON object."""
     try:
-        fields = json.loads(await _read_body(request, _MOST_JSON))
+        fields = json.loads(await _read_body(request, MOST_JSON))
     except (ValueError, RecursionError):
         raise HTTPException(400, "message.malformed") from None
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise HTTPException(400, "message.malformed")
     return fields
-
-
-# --- a silo's end ---
-
-
-class _RunIsOverError(Exception):
-    """The server says that the run is over."""
-
-
-class _OddReplyError(Exception):
-    """Something answers that is no silodp server, or a broken one; the silo tries again."""
-
-
-class _RefusedError(Exception):
-    """The server refuses a call.
-
-    Args:
-        status: of the reply.
-        stated: code of the error, as the server states it.
-    """
-
-    def __init__(self, status: int, stated: str) -> None:
-        super().__init__(stated)
-        self.status, self.stated = status, stated
-
-
-def _read_reply(reply: httpx.Response, most_bytes: int = _MOST_JSON) -> bytes:
-    """Return the body of a reply that is being received.
-
-    Raises:
-        _OddReplyError: it is longer, or compressed; the rest was not read.
-    """
-    if "Content-Encoding" in reply.headers:
-        raise _OddReplyError("the reply is compressed, and not that of a silodp server")
-    body = io.BytesIO()
-    for part in reply.iter_raw():
-        if body.tell() + len(part) > most_bytes:
-            raise _OddReplyError(f"the reply has more than {most_bytes:,} bytes")
-        body.write(part)
-    return body.getvalue()
-
-
-def _read_short_reply(reply: httpx.Response) -> bytes:
-    """Return the body of a reply that is no request of the run.
-
-    Raises:
-        _RefusedError: the server refuses the call.
-        _OddReplyError: as `_read_reply`.
-    """
-    body = _read_reply(reply)
-    if not reply.is_success:
-        raise _RefusedError(reply.status_code, body.decode(errors="replace"))
-    return body
-
-
-class HttpsClient:
-    """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
-
-    Args:
-        url: of the server, for example "https://server.example:8443".
-        tls: from `certificates.make_context`.
-        identity: the silo's long-term key.
-        digest: of the public folder that the silo has accepted.
-        endpoint: answers signed requests.
-        most_bytes: of a request; a longer one is not read to its end.
-        most_seconds: longest pause between two tries to reach the server.
-        count_answers: returns how many answers have left the silo.
-        keep: whether the silo goes on when the server says that the run is over.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        tls: ssl.SSLContext,
-        identity: Identity,
-        digest: str,
-        endpoint: Endpoint,
-        most_bytes: int,
-        most_seconds: float = 30.0,
-        count_answers: Callable[[], int] = lambda: 0,
-        keep: bool = False,
-    ) -> None:
-        self._count_answers, self._keep = count_answers, keep
-        self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
-        self._most_bytes, self._most_seconds = most_bytes, most_seconds
-        if not url.startswith("https://"):
-            raise SilodpError(
-                f"url = {shorten(url)}: give an address that begins with https://.",
-                code="argument.value",
-                field="url",
-            )
-        timeout = httpx.Timeout(_POLL_SECONDS + 40, connect=10)
-        plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
-        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
-        try:
-            self._client = httpx.Client(
-                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
-            )
-        except httpx.InvalidURL as error:
-            raise SilodpError(
-                f"url = {shorten(url)}: {error}; write an IPv6 address in brackets.",
-                code="argument.value",
-                field="url",
-            ) from None
-        self._token = ""
-
-    def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again."""
-        pause = 0.1
-        with self._client:
-            while not stop.is_set():
-                try:
-                    if not self._token:
-                        self._connect()
-                        _log.info("connected to %s", self._url)
-                    self._serve_one()
-                    pause = 0.1
-                except _RunIsOverError:
-                    self._token = ""
-                    _log.info("the run is over; %s", "waiting for another one" if self._keep else "ending")
-                    if not self._keep:
-                        return
-                    stop.wait(self._most_seconds)
-                except _RefusedError as error:
-                    self._token = ""
-                    code = error.stated if error.stated in CODES else shorten(error.stated)
-                    if error.status != 401:  # the server was restarted: connect again at once
-                        known, advice = (
-                            CODES.get(code, "an unknown reason"),
-                            _ADVICE.get(code, "ask its operator"),
-                        )
-                        _log.warning(
-                            "the server refused the connection: %s; %s [%s]; trying again in %.1f s",
-                            known,
-                            advice,
-                            code,
-                            pause,
-                        )
-                        pause = self._wait(stop, pause)
-                except (httpx.HTTPError, _OddReplyError) as error:
-                    self._token = ""
-                    advice = "that it is running and that this address can be reached from here"
-                    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                        advice = (
-                            "that the server has this consortium's public folder, the name in its address is the one "
-                            "that was sealed, and the clock here is right"
-                        )
-                    _log.warning(
-                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check %s",
-                        self._url,
-                        str(error) or type(error).__name__,
-                        pause,
-                        advice,
-                    )
-                    pause = self._wait(stop, pause)
-
-    def _wait(self, stop: threading.Event, pause: float) -> float:
-        stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once
-        return min(2 * pause, self._most_seconds)
-
-    def _connect(self) -> None:
-        name = self._identity.name
-        challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
-        answers = str(self._count_answers())
-        signature = self._identity.sign(_connect_text(self._digest, name, challenge, answers)).hex()
-        fields = {
-            "name": name,
-            "answers": answers,
-            "challenge": challenge,
-            "digest": self._digest,
-            "version": silodp.__version__,
-            "signature": signature,
-        }
-        token = self._post("/v1/connect", fields).get("token")
-        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
-            raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
-        self._token = token
-
-    def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
-        with self._client.stream("POST", path, json=fields) as reply:
-            body = _read_short_reply(reply)
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
-        return found
-
-    def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
-        """Return the id and the bytes of the next request; None where there is none yet."""
-        with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.status_code == _OVER:
-                raise _RunIsOverError
-            if not reply.is_success or reply.status_code == _NO_REQUEST:
-                _read_short_reply(reply)
-                return None
-            exchange = reply.headers.get(_EXCHANGE, "")
-            if _EXCHANGE_ID.fullmatch(exchange) is None:
-                raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            return exchange, _read_reply(reply, self._most_bytes)
-
-    def _serve_one(self) -> None:
-        headers = {"Authorization": f"Bearer {self._token}"}
-        fetched = self._fetch(headers)
-        if fetched is None:
-            return
-        exchange, request = fetched
-        reply = answer_request(self._endpoint, request)
-        if reply.refused:
-            headers[_REFUSED] = reply.refused
-        headers["Content-Length"] = str(len(reply.body))
-        content = _cut(reply.body)
-        with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
-            # Where the server's patience was over, it will ask again, or go on without.
-            if sent.status_code != _OVER:
-                _read_short_reply(sent)

@@ -1,0 +1,252 @@
+"""A silo's end of the HTTPS courier."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import secrets
+import ssl
+import threading
+from collections.abc import Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx
+
+import silodp
+from silodp.crypto.keys import Identity
+from silodp.deploy.https._protocol import (
+    ADVICE,
+    EXCHANGE,
+    MOST_JSON,
+    NO_REQUEST,
+    OVER,
+    POLL_SECONDS,
+    REFUSED,
+    cut_data,
+    format_connect_text,
+)
+from silodp.deploy.sockets import answer_request
+from silodp.errors import CODES, SilodpError, shorten
+from silodp.wire.transport import Endpoint
+
+_log = logging.getLogger(__name__)
+
+_TOKEN = re.compile(r"[0-9a-f]{64}")
+_EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class _RunIsOverError(Exception):
+    """The server says that the run is over."""
+
+
+class _OddReplyError(Exception):
+    """Something answers that is no silodp server, or a broken one; the silo tries again."""
+
+
+class _RefusedError(Exception):
+    """The server refuses a call.
+
+    Args:
+        status: of the reply.
+        stated: code of the error, as the server states it.
+    """
+
+    def __init__(self, status: int, stated: str) -> None:
+        super().__init__(stated)
+        self.status, self.stated = status, stated
+
+
+def _read_reply(reply: httpx.Response, most_bytes: int = MOST_JSON) -> bytes:
+    """Return the body of a reply that is being received.
+
+    Raises:
+        _OddReplyError: it is longer, or compressed; the rest was not read.
+    """
+    if "Content-Encoding" in reply.headers:
+        raise _OddReplyError("the reply is compressed, and not that of a silodp server")
+    body = io.BytesIO()
+    for part in reply.iter_raw():
+        if body.tell() + len(part) > most_bytes:
+            raise _OddReplyError(f"the reply has more than {most_bytes:,} bytes")
+        body.write(part)
+    return body.getvalue()
+
+
+def _read_short_reply(reply: httpx.Response) -> bytes:
+    """Return the body of a reply that is no request of the run.
+
+    Raises:
+        _RefusedError: the server refuses the call.
+        _OddReplyError: as `_read_reply`.
+    """
+    body = _read_reply(reply)
+    if not reply.is_success:
+        raise _RefusedError(reply.status_code, body.decode(errors="replace"))
+    return body
+
+
+class HttpsClient:
+    """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
+
+    Args:
+        url: of the server, for example "https://server.example:8443".
+        tls: from `certificates.make_context`.
+        identity: the silo's long-term key.
+        digest: of the public folder that the silo has accepted.
+        endpoint: answers signed requests.
+        most_bytes: of a request; a longer one is not read to its end.
+        most_seconds: longest pause between two tries to reach the server.
+        count_answers: returns how many answers have left the silo.
+        keep: whether the silo goes on when the server says that the run is over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext,
+        identity: Identity,
+        digest: str,
+        endpoint: Endpoint,
+        most_bytes: int,
+        most_seconds: float = 30.0,
+        count_answers: Callable[[], int] = lambda: 0,
+        keep: bool = False,
+    ) -> None:
+        self._count_answers, self._keep = count_answers, keep
+        self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
+        self._most_bytes, self._most_seconds = most_bytes, most_seconds
+        if not url.startswith("https://"):
+            raise SilodpError(
+                f"url = {shorten(url)}: give an address that begins with https://.",
+                code="argument.value",
+                field="url",
+            )
+        timeout = httpx.Timeout(POLL_SECONDS + 40, connect=10)
+        plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
+        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
+        try:
+            self._client = httpx.Client(
+                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
+            )
+        except httpx.InvalidURL as error:
+            raise SilodpError(
+                f"url = {shorten(url)}: {error}; write an IPv6 address in brackets.",
+                code="argument.value",
+                field="url",
+            ) from None
+        self._token = ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again."""
+        pause = 0.1
+        with self._client:
+            while not stop.is_set():
+                try:
+                    if not self._token:
+                        self._connect()
+                        _log.info("connected to %s", self._url)
+                    self._serve_one()
+                    pause = 0.1
+                except _RunIsOverError:
+                    self._token = ""
+                    _log.info("the run is over; %s", "waiting for another one" if self._keep else "ending")
+                    if not self._keep:
+                        return
+                    stop.wait(self._most_seconds)
+                except _RefusedError as error:
+                    self._token = ""
+                    code = error.stated if error.stated in CODES else shorten(error.stated)
+                    if error.status != 401:  # the server was restarted: connect again at once
+                        known, advice = (
+                            CODES.get(code, "an unknown reason"),
+                            ADVICE.get(code, "ask its operator"),
+                        )
+                        _log.warning(
+                            "the server refused the connection: %s; %s [%s]; trying again in %.1f s",
+                            known,
+                            advice,
+                            code,
+                            pause,
+                        )
+                        pause = self._wait(stop, pause)
+                except (httpx.HTTPError, _OddReplyError) as error:
+                    self._token = ""
+                    advice = "that it is running and that this address can be reached from here"
+                    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                        advice = (
+                            "that the server has this consortium's public folder, the name in its address is the one "
+                            "that was sealed, and the clock here is right"
+                        )
+                    _log.warning(
+                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check %s",
+                        self._url,
+                        str(error) or type(error).__name__,
+                        pause,
+                        advice,
+                    )
+                    pause = self._wait(stop, pause)
+
+    def _wait(self, stop: threading.Event, pause: float) -> float:
+        stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once
+        return min(2 * pause, self._most_seconds)
+
+    def _connect(self) -> None:
+        name = self._identity.name
+        challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
+        answers = str(self._count_answers())
+        signature = self._identity.sign(format_connect_text(self._digest, name, challenge, answers)).hex()
+        fields = {
+            "name": name,
+            "answers": answers,
+            "challenge": challenge,
+            "digest": self._digest,
+            "version": silodp.__version__,
+            "signature": signature,
+        }
+        token = self._post("/v1/connect", fields).get("token")
+        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+            raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
+        self._token = token
+
+    def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
+        with self._client.stream("POST", path, json=fields) as reply:
+            body = _read_short_reply(reply)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
+        return found
+
+    def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
+        """Return the id and the bytes of the next request; None where there is none yet."""
+        with self._client.stream("POST", "/v1/next", headers=headers) as reply:
+            if reply.status_code == OVER:
+                raise _RunIsOverError
+            if not reply.is_success or reply.status_code == NO_REQUEST:
+                _read_short_reply(reply)
+                return None
+            exchange = reply.headers.get(EXCHANGE, "")
+            if _EXCHANGE_ID.fullmatch(exchange) is None:
+                raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
+            return exchange, _read_reply(reply, self._most_bytes)
+
+    def _serve_one(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        fetched = self._fetch(headers)
+        if fetched is None:
+            return
+        exchange, request = fetched
+        reply = answer_request(self._endpoint, request)
+        if reply.refused:
+            headers[REFUSED] = reply.refused
+        headers["Content-Length"] = str(len(reply.body))
+        content = cut_data(reply.body)
+        with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
+            # Where the server's patience was over, it will ask again, or go on without.
+            if sent.status_code != OVER:
+                _read_short_reply(sent)

@@ -1,0 +1,38 @@
+"""What both ends of the HTTPS courier know: codes, headers, and the text that a silo signs to connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+POLL_SECONDS = 20.0
+"""A call for the next request is answered after this time at the latest, with or without one."""
+MOST_JSON = 4096
+"""Bytes of a reply or a body that is no request or answer of a run."""
+NO_REQUEST, OVER = 204, 410
+"""Codes: there is no request yet; the run, or this exchange, is over."""
+EXCHANGE, REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
+"""Headers: the id of a request; the code with which a silo refuses it."""
+
+ADVICE = {
+    "deploy.digest": "get the public folder again from the coordinator, and accept it",
+    "deploy.key": "use the folder in which the request was made, or send a new request to the coordinator",
+    "deploy.server_stopped": "nothing needs to be done",
+    "deploy.set_back": "restore the newest copy of the folder, or begin a new run",
+    "deploy.unknown_silo": "ask the coordinator which roster the server has",
+    "deploy.version": "install the version of silodp that the server has",
+}
+"""What a silo's operator can do when the server refuses the connection."""
+
+_PIECE_BYTES = 1 << 18
+
+
+def format_connect_text(digest: str, name: str, challenge: str, answers: str) -> bytes:
+    """Return the bytes that a silo signs to connect."""
+    return f"silodp connect 2\n{digest}\n{name}\n{challenge}\n{answers}".encode()
+
+
+def cut_data(data: bytes) -> Iterator[bytes]:
+    """Return the data piece by piece: a library that gets all at once copies, and encrypts, all at once."""
+    with memoryview(data) as view:
+        for start in range(0, len(data), _PIECE_BYTES):
+            yield bytes(view[start : start + _PIECE_BYTES])
