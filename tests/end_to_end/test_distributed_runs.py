@@ -219,8 +219,10 @@ def test_a_persons_records_are_counted():
 
 
 def test_weights_that_are_hidden_have_nothing_to_hide():
-    with pytest.raises(SilodpError, match="hides weights that are shares of counts"):
+    with pytest.raises(SilodpError) as refused:
         run(Lattice())
+    assert refused.value.code == "argument.conflict"
+    assert refused.value.field == "aggregator"
 
 
 def test_noise_beyond_the_sampler_is_refused_before_anything_runs():

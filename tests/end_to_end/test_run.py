@@ -613,7 +613,6 @@ def test_persons_whose_keys_may_be_one_are_warned_of_once_methods_protect_person
         ({"rounds": None}, "rounds = None"),
         ({"evaluate_every": None}, "evaluate_every = None"),
         ({"delta": "x"}, "delta = 'x'"),
-        ({"delta": None}, "delta = None"),
         ({"delta": True}, "delta = True"),
         ({"delta": 0}, "delta = 0"),
         ({"delta": 1}, "delta = 1"),

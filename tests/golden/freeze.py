@@ -537,7 +537,7 @@ PYTHON: dict[str, Callable[[], Any]] = {
     "refused aggregator": lambda: refused(lambda: trained("linear", aggregator="open")),
     "refused budget": lambda: refused(lambda: trained("linear", budget={"epsilon": 0.0, "delta": 1e-5})),
     "refused budget's delta": lambda: refused(
-        lambda: trained("linear", budget={"epsilon": 1.0, "delta": 1e-3})
+        lambda: trained("linear", budget={"epsilon": 1.0, "delta": 1e-3}, delta=1e-5)
     ),
     "refused accountant": lambda: refused(lambda: trained("linear", accountant="exact")),
     "refused out": lambda: refused(lambda: trained("linear", out=3)),
