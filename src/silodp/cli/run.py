@@ -200,8 +200,10 @@ def _warn_scaling(config: RunConfig, federation: Federation) -> list[str]:
 
 def _warn_several_records(spec: RunSpec, federation: Federation) -> list[str]:
     """Warn where records are protected, and persons have several."""
+    if spec.method.unit != "record":
+        return []
     most = int(federation.counts().sum(0).max(initial=0))
-    if spec.method.unit != "record" or most < 2:
+    if most < 2:
         return []
     return [
         f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see "
