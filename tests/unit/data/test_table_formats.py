@@ -81,6 +81,30 @@ def test_text_in_utf_8_is_not_read_in_an_encoding_of_one_byte(tmp_path, declared
     assert read_key(tmp_path / "nord.csv", "Mu17", "utf-8", declared) == ("Mu17",)
 
 
+@pytest.mark.parametrize("rows", [1, 1_000])
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_a_zero_byte_is_refused_wherever_it_is(tmp_path, rows, encoding):
+    """pandas ends a cell there: Mu17 would be Mu1, another person."""
+    keys = "".join(f"A{key};1;ja\n" for key in range(rows))
+    with refused("data.unreadable") as caught:
+        read_key(tmp_path / "nord.csv", f"Mu1;1;ja\n{keys}Mu1\x007", encoding, encoding)
+    assert f"line {rows + 3:,} has a zero byte" in str(caught.value)
+
+
+def test_chinese_text_in_utf_16_without_its_mark_is_read_where_it_is_declared(tmp_path):
+    key = "患者一二三四五六七八九十" * 10
+    assert read_key(tmp_path / "nord.csv", key, "utf-16-le", "utf-16-le") == (key,)
+
+
+def test_lines_above_the_header_are_named(tmp_path):
+    path = tmp_path / "nord.csv"
+    path.write_bytes(b"Export 2024\n" + GERMAN.encode("cp1252"))
+    with refused("data.unreadable") as caught:
+        read(path)
+    assert "the header has 1 cell and data row 1 has" in str(caught.value)
+    assert "delete the lines above" in str(caught.value)
+
+
 def test_two_bytes_of_another_encoding_may_be_utf_8_by_accident(tmp_path):
     assert "模".encode("gbk").decode("utf-8") == "ģ"
     assert read_key(tmp_path / "nord.csv", "模", "gbk", "gbk") == ("模",)

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from silodp.data.tables.columns import Reader
-from silodp.errors import SilodpError, first_line, name_extra
+from silodp.errors import SilodpError, counted, first_line, name_extra
 
 TEXT = {".csv": ",", ".tsv": "\t"}
 """Endings of text files, and what separates their cells unless a reader says otherwise."""
@@ -230,9 +230,12 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]
                 )
         for number, row in enumerate(rows_kept, start=1):
             if len(row) != len(header):
+                has_title = number == 1 and len(header) < len(row)
+                above = ", or delete the lines above the names of the columns" if has_title else ""
                 raise SilodpError(
-                    f"{path}: the header has {len(header)} cells and data row {number} has {len(row)}; correct the "
-                    "row, and put text that holds a comma in quotes (numbers take a decimal point)",
+                    f"{path}: the header has {counted(len(header), 'cell')} and data row {number} has {len(row)}; "
+                    "correct the row, and put text that holds a comma in quotes (numbers take a decimal point)"
+                    f"{above}",
                     code="data.unreadable",
                     field="data.files",
                 )
@@ -265,19 +268,38 @@ def _has_one_byte(codec: str) -> bool:
 
 
 def _decode(path: Path, encoding: str) -> bool:
-    """Read a text file to its end, and return whether it is plain ASCII; raise UnicodeError for another encoding."""
-    is_ascii = True
+    """Read a text file to its end, and return whether it is plain ASCII; raise UnicodeError for another encoding.
+
+    Raises:
+        SilodpError: it has a zero character, where pandas would end the cell: two persons could become one.
+    """
+    is_ascii, lines = True, 1
     with _open(path, encoding) as text:
         while part := text.read(1 << 20):
             is_ascii = is_ascii and part.isascii()
+            if (zero := part.find("\0")) >= 0:
+                lines += part.count("\n", 0, zero)
+                raise SilodpError(
+                    f"{path}: line {lines:,} has a zero byte, which is no text; delete it, or export the table again",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+            lines += part.count("\n")
     return is_ascii
 
 
 def _looks_like_utf_16(path: Path) -> bool:
-    """Return whether a file begins with the mark of UTF-16, or has zero bytes as plain text in it has."""
+    """Return whether a file begins with the mark of UTF-16, or has zero bytes as text in it has.
+
+    Plain text in it is half zeros, Chinese text has one beside the end of each line; elsewhere a zero byte is an error.
+    """
     with _open_bytes(path) as file:
         start = file.read(4096)
-    return start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start
+    return (
+        start[:2] in (b"\xff\xfe", b"\xfe\xff")
+        or start.count(0) > len(start) / 10
+        or any(end in start for end in (b"\n\0", b"\0\n"))
+    )
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
