@@ -520,7 +520,7 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     shutil.copy(tmp_path / "run" / "guarantee.json", bundle)
     assert silodp.load(bundle).guarantees["released"].rounds == 4
     description = json.loads((bundle / "model.json").read_text())
-    for name in ("guarantee", "attributes", "predicts_labels", "has_readers"):
+    for name in ("guarantee", "attributes", "predicts_labels", "silo_settings"):
         del description[name]  # as earlier versions wrote it
     (bundle / "model.json").write_text(json.dumps(description))
     silodp.load(bundle)
@@ -568,12 +568,15 @@ def test_outputs_under_a_loss_of_ones_own_are_not_called_predictions(tmp_path: P
 def test_settings_of_single_silos_are_missed_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tables(tmp_path)
     run_of(tmp_path, CLASSES)
-    run_of(tmp_path, CLASSES + '\nreaders = { north = { missing = ["-9"] } }', name="readers")
+    run_of(
+        tmp_path, CLASSES + '\nreaders = { north = { missing = ["-9"], separator = "," } }', name="readers"
+    )
     rows = write_test_rows(tmp_path)
     for name, options, warns in (
         ("run", {}, False),
         ("readers", {}, True),
-        ("readers", {"missing": ["-9"]}, False),
+        ("readers", {"encoding": "utf-8", "missing": ["-9"]}, True),
+        ("readers", {"separator": ",", "missing": ["-9"]}, False),
     ):
         caplog.clear()
         silodp.load(tmp_path / name).predict_table(rows, reader=options)

@@ -183,10 +183,12 @@ class TrainedModel:
                 "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
                 code="bundle.no_schema",
             )
-        if self.description.has_readers and not reader:
+        silent = [name for name in self.description.silo_settings if name not in reader]
+        if silent:
             _log.warning(
                 "the silos of this run wrote their tables in different ways ([data.schema.readers]), which the model "
-                "does not keep: this table is read by [data.schema.reader]; check that it is written so"
+                "does not keep: this table is read by [data.schema.reader]; check its %s",
+                ", ".join(silent),
             )
         schema = self.description.schema
         found = read_reader(None, reader, schema.reader)

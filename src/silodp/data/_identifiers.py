@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
 """Texts that stand for no value in a table, in lower case."""
 
+_MISSING_KEYS = MISSING | {"\\n", "#n/a", "(null)", "<null>", "nat"}
+"""Texts that databases and programs write where there is no identifier, in lower case."""
+
 Kind = Literal["digits", "code", "pseudonym"]
 
 LONGEST = 128
@@ -167,6 +170,11 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
     return re.compile("|".join(sorted(accepted)))
 
 
+def names_no_person(text: str) -> bool:
+    """Return whether a text stands for no identifier: rows with it must not become one person."""
+    return text.lower() in _MISSING_KEYS or not any(map(str.isalnum, text))
+
+
 def read_text(
     text: str, kind: Kind, width: int | None, layouts: tuple[str, ...], pattern: re.Pattern[str]
 ) -> str | Refusal:
@@ -180,7 +188,7 @@ def read_text(
     if len(text) > _LONGEST_CELL or not pattern.fullmatch(text):
         return Refusal.LAYOUT
     if kind == "pseudonym" and not layouts:
-        return text  # its punctuation is part of it
+        return Refusal.LAYOUT if names_no_person(text) else text  # its punctuation is part of it
     value = _NOT_KEPT.sub("", text)
     if kind == "digits":
         return value.zfill(width or 0)

@@ -345,7 +345,7 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
 
 
 def find_similar_keys(keys: Iterable[str]) -> list[str]:
-    """Return the keys that differ from another one in leading zeros, case or invisible characters only."""
+    """Return the keys that differ from another one in leading zeros, case, punctuation or invisible characters only."""
     groups = defaultdict[str, list[str]](list)
     for key in keys:
         groups[_fold_key(key)].append(key)
@@ -363,9 +363,9 @@ def describe_similar_keys(similar: Collection[str], where: str) -> list[str]:
         return []
     persons = len({_fold_key(key) for key in similar})
     return [
-        f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case and invisible "
-        "characters were ignored: where they mean the same people, write them alike in all tables, because only equal "
-        "keys are protected as one person"
+        f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case, the kind of "
+        "punctuation and invisible characters were ignored: where they mean the same people, write them alike in all "
+        "tables, because only equal keys are protected as one person"
     ]
 
 
@@ -373,7 +373,8 @@ def _fold_key(key: str) -> str:
     """Return what keys that may mean one person have in common."""
     compatible = unicodedata.normalize("NFKC", key).casefold()
     if not compatible.isalnum():  # the loop takes most of the time
+        kept = ((c, unicodedata.category(c)) for c in compatible if not c.isspace())
         compatible = "".join(
-            c for c in compatible if not c.isspace() and unicodedata.category(c) not in ("Cf", "Cc")
-        )
+            "-" if kind[0] in "PS" else c for c, kind in kept if kind not in ("Cf", "Cc")
+        ).strip("-")
     return _LEADING_ZEROS.sub("", compatible)

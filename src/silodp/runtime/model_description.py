@@ -78,7 +78,7 @@ class ModelDescription:
             versions lack this and those below.
         predicts_labels: whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
         guarantee: SHA-256 (hex) of guarantee.json.
-        has_readers: whether silos wrote their tables in different ways.
+        silo_settings: names of the reader's settings that silos had for themselves, for tables written in other ways.
         weights: SHA-256 (hex) of model.safetensors.
         versions: of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled; None where they were not.
@@ -98,7 +98,7 @@ class ModelDescription:
     attributes: str | None = None
     predicts_labels: bool = True
     guarantee: str | None = None
-    has_readers: bool = False
+    silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     label_typical: Sequence[float] | None = None
 
@@ -149,7 +149,7 @@ class ModelDescription:
             attributes=digest_attributes(model),
             predicts_labels=loss.predicts_labels,
             guarantee=hashlib.sha256(guarantee).hexdigest(),
-            has_readers=schema is not None and bool(schema.readers),
+            silo_settings=() if schema is None else schema.list_silo_settings(),
             versions={
                 "silodp": find_version(),
                 "torch": version("torch"),
@@ -225,9 +225,9 @@ class ModelDescription:
         for name in ("attributes", "guarantee"):
             if name in fields:
                 _check_text(fields[name])
-        for name in ("predicts_labels", "has_readers"):
-            if type(fields.get(name, False)) is not bool:
-                raise ValueError
+        made["silo_settings"] = tuple(_check_text(name) for name in fields.get("silo_settings", ()))
+        if type(fields.get("predicts_labels", False)) is not bool:
+            raise ValueError
         if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(
             fields["weights"]
         ):

@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,53 @@ def test_a_zero_byte_is_refused_wherever_it_is(tmp_path, rows, encoding):
     with refused("data.unreadable") as caught:
         read_key(tmp_path / "nord.csv", f"Mu1;1;ja\n{keys}Mu1\x007", encoding, encoding)
     assert f"line {rows + 3:,} has a zero byte" in str(caught.value)
+
+
+STRAY = {
+    "both begin a cell": 'P1;"severe;30;ja\nP2;ok;40;nein\nP3;"mild;50;nein\n',
+    "an inch mark": 'P1;"severe;30;ja\nP2;ok;40;nein\nP3;height 5";50;nein\n',
+    "in keys": '"P1;note;30;ja\nP2;ok;40;nein\nP3";mild;50;nein\n',
+    "one alone": 'P1;"severe;30;ja\nP2;ok;40;nein\n',
+}
+
+
+@pytest.mark.parametrize("rows", STRAY.values(), ids=STRAY)
+def test_rows_between_stray_quotes_are_not_lost(tmp_path, rows):
+    """Before, P1 had the size and the label of P3, and P2 was gone."""
+    path = tmp_path / "nord.csv"
+    path.write_text(f"Fall;note;size;krank\n{rows}")
+    with refused("data.unreadable") as caught:
+        read(path, numeric={"size": (0, 100)})
+    assert "the row that begins in line 2 " in str(caught.value)
+
+
+def test_text_with_line_breaks_and_quotes_in_pairs_is_read(tmp_path):
+    path = tmp_path / "nord.csv"
+    path.write_text('Fall;note;size;krank\nP1;"fell; said ""no""\nthen; slept";30;ja\nP2;5" cut;40;nein\n')
+    built = read(path, numeric={"size": (0, 100)})
+    assert built.user_keys == ("P1", "P2")
+    np.testing.assert_array_equal(built.silos[0].y, [1, 0])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "1.2345679E12", "1,2345679E12", "12345678901234568.0", "'0017", "'A17'", '="0017"', ' "0017"', "M\ufffdller",
+        r"\N", "#N/A", "-", "?", "(null)", "NaT", "<NULL>",
+    ],
+)  # fmt: skip
+def test_keys_that_an_export_has_changed_are_refused(tmp_path, key):
+    """They merge persons, or divide one over silos."""
+    path = tmp_path / "nord.csv"
+    written = f'"{key.replace(chr(34), 2 * chr(34))}"'
+    path.write_text(f"Fall;size;krank\n{written};1;ja\n", encoding="utf-8")
+    with refused("data.value"):
+        read(path, reader={"separator": ";"}, numeric={"size": (0, 2)})
+
+
+@pytest.mark.parametrize("key", ["1E12", "'t Hooft", "O'Brien", "12/345", "1.5", "Nat-1"])
+def test_keys_that_look_like_those_are_read(tmp_path, key):
+    assert read_key(tmp_path / "nord.csv", key, "utf-8", "utf-8") == (key,)
 
 
 def test_chinese_text_in_utf_16_without_its_mark_is_read_where_it_is_declared(tmp_path):
@@ -178,6 +226,106 @@ def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_pa
                 new.writestr(name, changed)
         x = read(stored, numeric=numeric).silos[0].x
         np.testing.assert_allclose(x, [[1 - is_missing, is_missing], [0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("error", ["#DIV/0!", "#REF!", "#N/A"])
+def test_errors_of_formulas_are_no_missing_cells(tmp_path, error):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["Fall", "Größe", "krank"], ["a", 1.8, "ja"], ["b", error, "nein"]):
+        book.active.append(row)
+    book.save(tmp_path / "nord.xlsx")
+    numeric = {"Größe": {"range": (0, 2.5), "typical": (1.7, 0.1), "missing": "indicator"}}
+    if error == "#N/A":
+        np.testing.assert_allclose(read(tmp_path / "nord.xlsx", numeric=numeric).silos[0].x[1], [0, 1])
+        return
+    with refused("data.unreadable") as caught:
+        read(tmp_path / "nord.xlsx", numeric=numeric)
+    assert f"cell B3 is the error {error}" in str(caught.value)
+
+
+def test_a_formula_without_a_value_is_found_beyond_the_dimensions_that_the_file_states(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"]):
+        book.active.append(row)
+    book.save(tmp_path / "whole.xlsx")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.xlsx") as old,
+        zipfile.ZipFile(tmp_path / "nord.xlsx", "w") as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1"', old.read(name)))
+    with refused("data.unreadable"):
+        read(tmp_path / "nord.xlsx", numeric={"Größe": {"range": (0, 2), "missing": "indicator"}})
+
+
+DAYS = {"range": (-80_000, 80_000), "since": "2020-01-01"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "good", "bad"),
+    [
+        ("%d%m%Y", "01122020", "1122020"),
+        ("%m%d%Y", "01122020", "1122020"),
+        ("%y%m%d", "010203", "10203"),
+        ("%Y%m%d", "01010101", "2020111"),
+        ("%Y%m%d %H:%M", "20200101 9:05", "202011 9:05"),
+        ("%d.%m.%Y", "1.2.2020", "1.2020"),
+        ("%d%b%Y", "3FEB2020", "3FEBR2020"),
+    ],
+)
+def test_dates_that_have_lost_a_zero_are_refused(tmp_path, layout, good, bad):
+    """1122020 would be 11 February, where it was 1 December."""
+    path, numeric = tmp_path / "nord.csv", {"day": {**DAYS, "range": (-800_000, 80_000), "date": layout}}
+    path.write_text(f"Fall;day;krank\na;{good};ja\n")
+    read(path, numeric=numeric)
+    path.write_text(f"Fall;day;krank\na;{good};ja\nb;{bad};ja\n")
+    with refused("data.value"):
+        read(path, numeric=numeric)
+
+
+@pytest.mark.parametrize(
+    ("cells", "days"),
+    [
+        ((datetime.date(2020, 3, 2), "13/02/2020"), None),
+        ((datetime.date(2020, 3, 2), "2020-02-13"), (61, 43)),
+        (("03/02/2020", "13/02/2020"), (33, 43)),
+        (("2020-03-02", "2020-02-13"), (61, 43)),
+        (("03/02/2020", "2020-02-13"), None),
+    ],
+)
+def test_a_workbook_whose_dates_a_program_has_half_converted_is_refused(tmp_path, cells, days):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["Fall", "day", "krank"], ["a", cells[0], "ja"], ["b", cells[1], "nein"]):
+        book.active.append(row)
+    book.save(tmp_path / "nord.xlsx")
+    numeric = {"day": {**DAYS, "date": "%d/%m/%Y"}}
+    if days is None:
+        with refused("data.value"):
+            read(tmp_path / "nord.xlsx", numeric=numeric)
+        return
+    x = read(tmp_path / "nord.xlsx", numeric=numeric).silos[0].x[:, 0]
+    np.testing.assert_allclose(x * 80_000, days, atol=0.01)
+
+
+def test_another_spelling_of_the_category_none_is_not_a_missing_cell(tmp_path):
+    path = tmp_path / "nord.csv"
+    columns = {"pain": {"categories": ["none", "mild", "unknown"], "missing": "unknown"}}
+    for cell, place in (("none", 0), ("", 2), ("NA", 2), ("None", None)):
+        path.write_text(f"Fall;pain;krank\na;{cell};ja\nb;mild;ja\n")
+        if place is None:
+            with refused("data.value"):
+                read(path, numeric={}, categorical=columns)
+        else:
+            assert read(path, numeric={}, categorical=columns).silos[0].x[0].argmax() == place
+
+
+def test_hours_of_twelve_need_their_half_of_the_day():
+    for layout, fits in (("%d.%m.%Y %I:%M", False), ("%d.%m.%Y %I:%M %p", True)):
+        with nullcontext() if fits else refused("data.schema"):
+            schema(numeric={"day": {**DAYS, "date": layout}})
 
 
 def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):

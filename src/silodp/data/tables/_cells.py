@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, time
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from silodp.errors import SilodpError
 Strings = NDArray[Any]  # (n,) object array of str
 _POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
 _MOST_LISTED = 10  # names or values that an error lists
+_WIDTHS = {"%d": 2, "%m": 2, "%y": 2, "%Y": 4, "%j": 3, "%H": 2, "%I": 2, "%M": 2, "%S": 2}
+"""Digits of the numbers of a layout."""
 LEAST_ROUNDED = 1e15
 """From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
@@ -104,6 +107,26 @@ def format_cell(value: object) -> str:
     return text_of(value)
 
 
+@cache
+def _compile_widths(layout: str) -> re.Pattern[str] | None:
+    """Return the pattern of texts with all digits where numbers of a layout touch; None where none do.
+
+    `strptime` reads 1122020 by %d%m%Y as 11 February, also if it was 01122020 before a program took it for a number.
+    """
+    parts = re.findall(r"%.|[^%]+", layout)
+    is_number = [False, *(part in _WIDTHS for part in parts), False]
+    touches = [
+        one and (before or after)
+        for before, one, after in zip(is_number, is_number[1:], is_number[2:], strict=False)
+    ]
+    if not any(touches):
+        return None
+    patterns = (
+        f"[0-9]{{{_WIDTHS[part]}}}" if touch else ".+" for part, touch in zip(parts, touches, strict=True)
+    )
+    return re.compile("".join(patterns))
+
+
 def parse_date(text: str, layout: str | None = None) -> datetime | None:
     """Return the date in a text of a layout, or of ISO 8601, without its time zone; None where there is none.
 
@@ -112,6 +135,9 @@ def parse_date(text: str, layout: str | None = None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text) if layout is None else datetime.strptime(text, layout)
     except ValueError:
+        return None
+    widths = None if layout is None else _compile_widths(layout)
+    if widths and not widths.fullmatch(text):
         return None
     return found.replace(tzinfo=None)
 

@@ -8,7 +8,7 @@ import json
 import shlex
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -169,8 +169,8 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     )
     if cells.empty:
         raise _refuse_empty(path)
-    if (cells == "").to_numpy().any():
-        _check_formulas(path, reader.sheet or sheets[0])
+    if ((cells == "") | cells.isna()).to_numpy().any():
+        _check_empty_cells(path, reader.sheet or sheets[0])
     return _take_header(cells)
 
 
@@ -181,11 +181,15 @@ def _list_sheets(sheets: Sequence[str]) -> str:
     return f"{named} and {more:,} more" if more > 0 else named
 
 
-def _check_formulas(path: Path, sheet: str) -> None:
-    """Raise for a formula of which no value is stored: the cell looks empty, and would count as missing."""
+def _check_empty_cells(path: Path, sheet: str) -> None:
+    """Raise for cells that would count as missing: formulas of which no value is stored, and errors but #N/A."""
     import openpyxl
 
     written, stored = (openpyxl.load_workbook(path, read_only=True, data_only=only) for only in (False, True))
+    for book in (written, stored):
+        book[
+            sheet
+        ].reset_dimensions()  # some programs write wrong ones, and cells beyond them would be left out
     for formulas, values in zip(written[sheet].iter_rows(), stored[sheet].iter_rows(), strict=True):
         for formula, value in zip(formulas, values, strict=True):
             # A stored text may be empty, and has the type str.
@@ -193,6 +197,13 @@ def _check_formulas(path: Path, sheet: str) -> None:
                 raise SilodpError(
                     f"{path}: cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
                     "spreadsheet program and save it, or export it as CSV",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+            if value.data_type == "e" and value.value != "#N/A":
+                raise SilodpError(
+                    f"{path}: cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
+                    "cell where there is no value",
                     code="data.unreadable",
                     field="data.files",
                 )
@@ -213,7 +224,7 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]
     cells, each a column away from where its value belongs.
     """
     with _open(path, reader.codec) as file:
-        rows = csv.reader(file, delimiter=separator)
+        rows = _read_rows(path, file, separator)
         rows_kept = (row for row in rows if any(cell.strip() for cell in row) or len(row) > 1)
         header = next(rows_kept, None)
         if header is None:
@@ -241,6 +252,46 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]
                 )
         ends = (file.newlines,) if isinstance(file.newlines, str) else file.newlines or ()
         return len(header), "\r" in ends
+
+
+def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list[str]]:
+    """Yield the cells of each row, the header first.
+
+    Raises for quotes that are not in pairs. Two of them in different rows can make one row of all lines between: then
+    each of these lines has as many separators as a row has, which a text with line breaks hardly ever has.
+    """
+    lines: list[str] = []
+
+    def keep_lines() -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    rows = csv.reader(keep_lines(), delimiter=separator, strict=True)
+    width = None
+    while True:
+        lines.clear()
+        start = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise _refuse_quotes(path, start, first_line(error)) from error
+        if row is None:
+            return
+        width = width or len(row)
+        if len(lines) > 1 and all(line.count(separator) == width - 1 for line in lines):
+            what = f"a quote there makes one row of {len(lines):,} lines, each with the separators of a row"
+            raise _refuse_quotes(path, start, what)
+        yield row
+
+
+def _refuse_quotes(path: Path, line: int, what: str) -> SilodpError:
+    return SilodpError(
+        f"{path}: the row that begins in line {line:,} cannot be read ({what}); write a quote that belongs to a text "
+        "twice, within quotes around the cell, or export the table without columns of free text",
+        code="data.unreadable",
+        field="data.files",
+    )
 
 
 def _refuse_empty(path: Path) -> SilodpError:

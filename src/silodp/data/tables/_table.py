@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING
+from silodp.data._identifiers import MISSING, names_no_person
 from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
@@ -56,7 +56,12 @@ _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
-_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
+_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
+"""1.2345679E12 is how SAS writes a long number; 1E12 may be a code."""
+_LONG_FLOAT = re.compile(r"-?\d{16,}[.,]0+")
+_REPLACED = re.compile(r".*\ufffd.*", re.DOTALL)
+_IN_QUOTES = re.compile(r"=?\".*\"|'.*'|'\d.*", re.DOTALL)
+"""Also the signs by which programs keep the zeros of 0017: ="0017" and '0017."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,10 @@ class Table:
         )
         if is_workbook(self.path):
             rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
+        rounded |= np.array(
+            [isinstance(key, str) and _LONG_FLOAT.fullmatch(key.strip()) is not None for key in keys],
+            dtype=bool,
+        )
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
@@ -214,10 +223,19 @@ class Table:
         """(n,) user keys as text, none missing; "" in dropped rows only."""
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
+        column, texts = self.schema.user, self.columns[self.schema.user]
+        names_none = np.array([names_no_person(text) for text in texts], dtype=bool)
         self._refuse(
-            self.schema.user, self._missing(self.schema.user), "names no user", "give every record a user key"
+            column, names_none | self._missing(column), "names no user", "give every record a user key"
         )
-        return self.columns[self.schema.user]
+        for pattern, fault in ((_IN_QUOTES, "has quotes of its own"), (_REPLACED, "has lost a character")):
+            self._refuse(
+                column,
+                np.array([pattern.fullmatch(text) is not None for text in texts], dtype=bool),
+                fault,
+                "export the user key as plain text, since a person is found by equal keys alone",
+            )
+        return texts
 
     def kept_rows(self) -> NDArray[np.bool_]:
         """Return (n,) bool: which rows are records of the federation, all without an identity profile."""
@@ -333,13 +351,28 @@ class Table:
         layout = (self.reader.dates or {}).get(column, constants.date)
         # Cells that are dates have no layout: one with the day before the month would exchange the two.
         is_date = [isinstance(cell, date) for cell in self.cells[header_text(column)]]
-        days = dict.fromkeys(zip(text, is_date, strict=True), np.nan)
-        for cell in days:
-            day = None if cell[1] else parse_date(cell[0], layout)
-            if day is None and not is_text_file(self.path):
-                day = parse_date(cell[0])
-            if day is not None:
-                days[cell] = (day - since) / timedelta(days=1)
+        found = {
+            cell: parse_date(cell[0], None if cell[1] else layout) for cell in zip(text, is_date, strict=True)
+        }
+        of_layout = {cell for cell, day in found.items() if day is not None and not cell[1]}
+        if any(is_date):
+            self._refuse(
+                column,
+                np.array(
+                    [
+                        cell in of_layout and parse_date(cell[0]) is None
+                        for cell in zip(text, is_date, strict=True)
+                    ]
+                ),
+                "is text, and other cells of the column are dates",
+                "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
+                "dates of those that it can",
+            )
+        if not of_layout and not is_text_file(self.path):
+            found = {cell: day or parse_date(cell[0]) for cell, day in found.items()}
+        days = {
+            cell: np.nan if day is None else (day - since) / timedelta(days=1) for cell, day in found.items()
+        }
         values = np.array([days[cell] for cell in zip(text, is_date, strict=True)], dtype=np.float64)
         missing = self._missing(column)
         values[missing] = np.nan
@@ -377,12 +410,15 @@ class Table:
             return place
 
         codes = np.array([find(text) for text in self.columns[column]], dtype=np.int64)
+        # Where 'none' is a category, 'None' is a spelling of it rather than no value.
+        spellings = {text.lower() for text in numbers}
+        stands_for_none = self._missing(column) & [
+            text.lower() not in spellings for text in self.columns[column]
+        ]
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
-            codes[(codes < 0) & self._missing(column)] = place
-        self._refuse(
-            column, (codes < 0) & self._missing(column), "stands for no value", self._advise(if_empty)
-        )
+            codes[(codes < 0) & stands_for_none] = place
+        self._refuse(column, (codes < 0) & stands_for_none, "stands for no value", self._advise(if_empty))
         self._refuse(
             column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
         )

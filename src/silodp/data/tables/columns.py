@@ -250,7 +250,9 @@ def _is_layout(layout: Any) -> bool:
     """Return whether a layout writes day, month and year, so that dates can be read back."""
     day = datetime.datetime(2001, 2, 13)
     try:
-        return datetime.datetime.strptime(day.strftime(layout), layout) == day
+        # %I is the hour of twelve: without %p, an afternoon would be a morning.
+        is_whole = "%I" not in layout or "%p" in layout
+        return is_whole and datetime.datetime.strptime(day.strftime(layout), layout) == day
     except (TypeError, ValueError):
         return False
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING
+from silodp.data._identifiers import names_no_person
 from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.silo_data import SiloData
@@ -239,7 +239,7 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     known: dict[str, int] = {}
     for value in listed:
         key = normalize_key(value)
-        if key in known or key.lower() in MISSING:
+        if key in known or names_no_person(key):
             raise SilodpError(
                 f"{source}: user key {key!r} is empty or listed twice; list every user once",
                 code="data.users",

@@ -235,6 +235,16 @@ class Schema:
                 )
             _check_values("classes", self.classes)
 
+    def list_silo_settings(self) -> tuple[str, ...]:
+        """Return the names of the settings that the reader of a silo changes, in the order of `Reader`."""
+        return tuple(
+            field.name
+            for field in fields(Reader)
+            if any(
+                getattr(one, field.name) != getattr(self.reader, field.name) for one in self.readers.values()
+            )
+        )
+
     def check_readers(self, silos: Sequence[str]) -> None:
         """Check that every silo in `readers` is one of these; else a misspelled name would be left out in silence."""
         for silo in self.readers:
