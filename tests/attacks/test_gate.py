@@ -15,8 +15,8 @@ import pytest
 
 from end_to_end.test_masked import AVG
 from end_to_end.test_private_sampling import HALF, HIDDEN
-from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import PoissonSampled
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import PoissonSampled, select_kind
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
@@ -24,8 +24,9 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
+from silodp.deploy.silo import LifetimeLedger
 from silodp.errors import SilodpError
-from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
+from silodp.methods import Ddp, Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
@@ -298,6 +299,36 @@ def test_a_silo_charges_a_further_release_of_a_round_as_of_a_sample_that_is_know
         for adversary in ("released", "server"):
             assert isinstance(first.events[adversary], PoissonSampled)
             assert second.events[adversary] == first.events[adversary].event
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: a.name)
+def test_a_silo_is_charged_for_its_own_noise_over_runs_that_list_it_at_other_places(aggregator):
+    """The run's ε is of the kind of records that costs most; over two runs that would be two kinds."""
+    own, other, rounds = 5.0, 50.0, 3
+    ledgers = {}
+    for run, noise in (("1" * 32, (own, other)), ("2" * 32, (other, own))):
+        method = Ddp(
+            noise,
+            clip=1.0,
+            local_steps=1,
+            record_sampling=1.0,
+            expected_batch_size=4.0,
+            local_learning_rate=0.1,
+        )
+        parties = Parties(aggregator, method, silos=2)
+        for round_ in range(rounds):
+            parties.run_round(round_)
+        ledgers[run] = parties.silos[f"silo{noise.index(own)}"].gate.ledger
+        charges = [(event, rounds) for event in ledgers[run].counts("server")]
+        assert [event for event, _ in charges] == [
+            select_kind(parties.spec.costliest_events()["server"], noise.index(own))
+        ]
+    lifetime = LifetimeLedger(1e-5, {}, ledgers)
+    costs = [
+        (event, count) for ledger in ledgers.values() for event, count in ledger.counts("server").items()
+    ]
+    needed = compute_epsilon(costs, 1e-5, choose_accountant(event for event, _ in costs))
+    assert lifetime.epsilon("server") >= needed * (1 - 1e-12)
 
 
 def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():

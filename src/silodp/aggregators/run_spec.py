@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.events import Event, find_costliest_event, remove_amplification
+from silodp.accounting.events import Event, find_costliest_event, remove_amplification, select_kind
 from silodp.accounting.guarantee import Adversary, View
 from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
 from silodp.aggregators.base import Aggregator
@@ -243,6 +243,20 @@ class RunSpec:
             for survivors in range(self.min_silos, len(self.names) + 1)
         ]
         return {name: find_costliest_event([cost[name] for cost in found]) for name in found[0]}
+
+    def silo_events(self, silo: str, round_: int = 0, release: int = 0) -> dict[Adversary, Event]:
+        """Return what one release costs at most for the records of one silo: `costliest_events`, of its kind alone.
+
+        A silo composes these over several runs, whose rosters may list it at other places.
+
+        Args:
+            silo: its name.
+            round_: counted from 0.
+            release: counted from 0 within the round.
+        """
+        place = self.names.index(silo)
+        costliest = self.costliest_events(round_, release)
+        return {adversary: select_kind(event, place) for adversary, event in costliest.items()}
 
     # --- evaluation ---
 

@@ -385,7 +385,7 @@ def accept(
         SilodpError: the roster does not list the silo's key, the policy does not allow the run, or a person is
             somebody else in it than in earlier runs of the folder (code policy.persons).
     """
-    find_name(folder, consortium)
+    name = find_name(folder, consortium)
     path = folder / POLICY
     if path.exists():
         if lifetime_epsilon is not None:
@@ -401,15 +401,15 @@ def accept(
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
         spec = consortium.stated_spec
-        needed = compute_lifetime_cost(spec, spec.delta)
+        needed = compute_lifetime_cost(spec, name, spec.delta)
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
             index=index,
             delta=spec.delta,
             lifetime_epsilon={
-                name: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
-                for name, e in needed.items()
+                adversary: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
+                for adversary, e in needed.items()
             },
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],

@@ -33,7 +33,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
-from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.events import Event, count_kinds, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
@@ -113,6 +113,9 @@ class LifetimeLedger:
             return 0.0
         if any(explain_not_private(event) is not None for event in counts):
             return None
+        by_kinds = [any(map(count_kinds, ledger.counts(adversary))) for ledger in self.runs.values()]
+        if sum(by_kinds) > 1:
+            return None  # ledgers of an earlier version: which of the kinds is this silo's is not known
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
         disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
@@ -139,11 +142,12 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
     return _MOST_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
-def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]:
+def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Adversary, float]:
     """Return ε by adversary that a silo's ledger has after all T rounds of a first run, if no round is repeated.
 
     Args:
         spec: of the run, with its evaluations.
+        silo: name of the silo.
         delta: δ of the limits over all runs.
 
     Returns:
@@ -151,7 +155,7 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     """
     ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
     for round_ in range(spec.rounds):
-        ledger.charge(round_, 0, spec.costliest_events(round_))
+        ledger.charge(round_, 0, spec.silo_events(silo, round_))
     if (evaluation := spec.charged_evaluation) is not None:
         for number in range(spec.evaluations):
             ledger.charge_evaluation(number, 0, evaluation.costliest_events(number))

@@ -427,7 +427,7 @@ class Gate:
         position = len(
             {charge.round for charge in self.ledger.history if charge.evaluation is None} - {request.round}
         )
-        events = self._spec.costliest_events(min(request.round, position), release)
+        events = self._spec.silo_events(self._name, min(request.round, position), release)
         over = find_exceeded_limit(self._limits, partial(self.ledger.epsilon_after, events))
         if over is not None:
             adversary, told = over

@@ -203,7 +203,9 @@ def test_a_lifetime_counts_the_ciphertexts_of_all_runs_at_the_epsilon_of_all_of_
     assert needed(epsilon) <= DELTA * (1 + 1e-9)
     assert needed(epsilon - 1e-4) > DELTA, "a smaller ε would hold"
     if runs == 1:
-        assert compute_lifetime_cost(spec, DELTA)["server"] == pytest.approx(epsilon, rel=1e-12)
+        assert compute_lifetime_cost(spec, spec.names[0], DELTA)["server"] == pytest.approx(
+            epsilon, rel=1e-12
+        )
     if runs == 7:
         flat = compute_epsilon(counts.items(), (1 - 0.01 * runs) * DELTA, choose_accountant(counts))
         assert needed(flat) > DELTA, "1 % of δ for each run would do"
@@ -232,8 +234,11 @@ def test_a_run_counts_from_its_first_charge_on():
 
 def test_an_aggregator_that_keeps_delta_and_does_not_say_for_what_has_no_lifetime_epsilon():
     spec = replace(lattice_spec(), method=UldpAvg(5.0, 0.5), aggregator=Half())
-    assert compute_lifetime_cost(spec, DELTA) == {}
-    assert compute_lifetime_cost(replace(spec, aggregator=Masked()), DELTA).keys() >= {"released", "server"}
+    assert compute_lifetime_cost(spec, spec.names[0], DELTA) == {}
+    assert compute_lifetime_cost(replace(spec, aggregator=Masked()), spec.names[0], DELTA).keys() >= {
+        "released",
+        "server",
+    }
 
 
 def test_a_ledger_states_the_disclosure_of_its_run(tmp_path: Path):

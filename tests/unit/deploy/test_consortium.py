@@ -211,7 +211,7 @@ def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
 
 def test_the_limit_that_accept_writes_is_what_the_whole_run_costs(public: Path) -> None:
     spec = Consortium.load(public).spec
-    needed = compute_lifetime_cost(spec, 1e-5)
+    needed = compute_lifetime_cost(spec, spec.names[0], 1e-5)
     expected = compute_epsilon([(spec.costliest_events()["released"], 2)], 1e-5, "pld")
     assert needed["released"] == pytest.approx(expected, rel=1e-9)
 
