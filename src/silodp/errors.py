@@ -138,6 +138,7 @@ CODES: dict[str, str] = {
     "evaluation.labels": "evaluation by sums of counts is for classes and survival, not for real numbers",
     "evaluation.no_records": "no silo has held-out records, and the run is to be evaluated across silos",
     "evaluation.noise": "evaluation by sums of counts has no noise, or noise and ε are both set",
+    "evaluation.outputs": "evaluation by sums of counts needs one output for each class (or one for two classes)",
     "evaluation.target": "a plan is asked for a target ε, and the run has an evaluation that costs ε",
     "evaluation.times": "evaluation by sums of counts needs public edges between survival times",
     "evaluation.unit": "evaluation by sums of counts is not proven for the unit of this method",

@@ -24,7 +24,8 @@ from silodp.planning.plan import plan_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training import Task
-from silodp.training.losses import cox, cross_entropy, squared_error
+from silodp.training.counts import CountTable
+from silodp.training.losses import Loss, cox, cross_entropy, squared_error
 from silodp.training.metrics import accuracy, concordance
 from silodp.training.sgd.local import LocalTraining
 from support.commands import Silodp
@@ -190,6 +191,25 @@ def test_numbers_as_labels_are_refused() -> None:
     with refused("evaluation.labels"):
         prepare_run(federation, task, AVG, rounds=1, evaluation=EXACT)
     prepare_run(federation, task, AVG, rounds=1, evaluation=Evaluation("local"))
+
+
+def test_outputs_that_fit_no_cell_are_refused_before_a_label_meets_them() -> None:
+    """With three outputs for two classes, a held-out record could stop its silo, by its label."""
+    own = Loss.per_record("own", lambda outputs, targets: (outputs.sum(1) - targets) ** 2)
+    federation = small_federation(held_out=20)
+    for width in (1, 2, 3):
+        task = Task(torch.nn.Linear(4, width), own)
+        if width == 3:
+            with refused("evaluation.outputs"):
+                prepare_run(federation, task, AVG, rounds=1, evaluation=EXACT)
+            prepare_run(federation, task, AVG, rounds=1, evaluation=Evaluation("local"))
+        else:
+            prepare_run(federation, task, AVG, rounds=1, evaluation=EXACT)
+    table, labels = CountTable("classes", classes=3), torch.tensor([0, 1, 2])
+    assert table.find_cells(torch.eye(3), labels).tolist() == [0, 4, 8]
+    for outputs in (torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(3), torch.zeros(3, 3, 1)):
+        with refused("evaluation.outputs"):
+            table.find_cells(outputs, labels)
 
 
 def test_silos_must_have_held_out_records() -> None:

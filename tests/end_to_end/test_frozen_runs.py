@@ -80,6 +80,25 @@ class Centered(nn.Linear):
         return super().forward(x - self.center)
 
 
+class Listed(nn.Linear):
+    """A layer with constants in a list."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.center, self.heads = [0.1, 0.2, 0.3], 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - torch.tensor(self.center))
+
+
+class Counted(nn.Linear):
+    """A layer with whole numbers alone, which shapes are made of."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.heads = 4
+
+
 class Tempered(nn.Linear):
     """A layer with a parameter that the method of its parent does not draw."""
 
@@ -99,6 +118,8 @@ class Tempered(nn.Linear):
         (lambda: nn.Linear(3, 2), True, True),
         (Scaled, None, True),
         (Centered, None, True),
+        (Listed, None, True),
+        (Counted, None, False),
         (Tempered, None, True),
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), None, False),
     ],

@@ -21,6 +21,7 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.aggregators.base import Aggregator
+from silodp.aggregators.evaluation import choose_table
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation, find_linkage_doubts
@@ -124,6 +125,10 @@ def prepare_run(
         separate=separate,
     )
     aggregator.check(spec)
+    if not isinstance(task, ModelSpec) and evaluation is not None and evaluation.across == "sums":
+        # A failure must not depend on the held-out records of a silo.
+        x, y = task.tensors(*data.synthetic_batch())
+        choose_table(spec, evaluation).find_cells(task.predict(task.initial(0), x), y)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
     check_attempts(aggregator, rounds)

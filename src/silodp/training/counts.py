@@ -94,9 +94,22 @@ class CountTable:
 
         Returns:
             (n,) int64, in 0..k−1.
+
+        Raises:
+            SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
         import torch
 
+        widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,)}[self.kind]
+        if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
+            # The largest of more outputs might be in no cell, or in one of another class.
+            raise SilodpError(
+                f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record, and evaluation by sums "
+                f"needs {' or '.join(map(str, widths))}: end the model in such a layer, or set evaluation.across = "
+                '"local" or "none".',
+                code="evaluation.outputs",
+                field="evaluation.across",
+            )
         outputs = outputs.detach().double().cpu().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         targets = targets.cpu()
         if self.kind == "classes":

@@ -167,6 +167,7 @@ class Task:
             self.is_pretrained
             or bool(self._constants)
             or has_tensor_attributes(self.model)
+            or any(one.is_floating_point() for one in list_numeric_attributes(self.model).values())
             or _keeps_parameters(self.model)
         )
 

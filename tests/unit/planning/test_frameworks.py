@@ -320,6 +320,22 @@ def test_a_shuffled_table_is_no_poisson_sample():
     )
 
 
+@pytest.mark.parametrize(("size", "rate", "steps"), [(127, 1.0, 10), (191, 0.5, 20), (10, 1.0, 10)])
+def test_a_loader_that_drops_its_last_batch_has_fewer_and_draws_more(size, rate, steps):
+    given = {"noise_multiplier": 1.0, "batch_size": 64, "dataset_size": size, "epochs": 10, "drop_last": True}
+    by_rate = {"noise_multiplier": 1.0, "sample_rate": rate, "steps": steps}
+    assert epsilons(check("opacus", given)) == epsilons(check("opacus", by_rate))
+    shuffled = check("opacus", given, poisson_sampling=False)
+    assert epsilons(shuffled) == epsilons(check("opacus", by_rate, poisson_sampling=False))
+
+
+def test_a_dropped_last_batch_counts_in_fl4health():
+    given = {"client_noise_multiplier": 1.0, "n_server_rounds": 1, "local_epochs": 10, "batch_size": 64}
+    found = check("fl4health", given, client_data_size=127, drop_last=True)
+    one_batch = check("fl4health", given, client_data_size=64)
+    assert epsilons(found)["a record"] == epsilons(one_batch)["a record"]
+
+
 def test_every_round_begins_a_new_epoch():
     """A loader that is read from its start in every round can give the same first batch twenty times."""
     settings = {"noise_multiplier": 0.5, "sample_rate": 0.05, "steps": 1, "rounds": 20}

@@ -349,6 +349,18 @@ def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RE
     return tuple(Bound(adversary, unit, None, reason) for unit in units)
 
 
+def count_batches(settings: Settings, size: int) -> int:
+    """Return the number of batches of an epoch, as torch's loader makes them: `drop_last` leaves out a smaller one.
+
+    Args:
+        settings: with `batch_size`.
+        size: number of records.
+    """
+    batch = settings.whole("batch_size")
+    is_dropped = settings.flag("drop_last", default=False)
+    return max(1, size // batch if is_dropped else math.ceil(size / batch))
+
+
 def list_persons() -> dict[str, int]:
     """Return persons with several records by name."""
     return {f"a person with {records} records": records for records in PERSONS_RECORDS}

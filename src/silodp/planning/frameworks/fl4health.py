@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from silodp.accounting.accountant import EventCount, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.group_privacy import scale_to_person
@@ -18,6 +16,7 @@ from silodp.planning.frameworks.base import (
     Framework,
     Settings,
     bound_units,
+    count_batches,
     list_persons,
     no_guarantee,
 )
@@ -52,7 +51,8 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
     noise, coin = settings.number("client_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
     rounds = settings.whole(*_ROUNDS)
     batch, size = settings.whole("batch_size"), settings.whole("client_data_sizes", "client_data_size")
-    rate = min(1.0, batch / size)
+    batches = count_batches(settings, size)
+    rate = min(1.0, max(batch / size, 1 / batches))
     if "local_steps" in settings:
         if "local_epochs" in settings:
             raise SilodpError(
@@ -62,7 +62,7 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
             )
         steps = settings.whole("local_steps")
     else:
-        steps = settings.whole("local_epochs", "epochs_per_round") * math.ceil(size / batch)
+        steps = settings.whole("local_epochs", "epochs_per_round") * batches
     step = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
     def charges(records: int) -> list[EventCount]:
@@ -94,6 +94,7 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
             "all clients have the same noise, batch size and number of records; name the client with the largest rate",
             "the number of records and of steps is public",
             "a person's records are at most as many as stated, in all clients together",
+            "every gradient is finite: one NaN may pass the clip",
         ),
     )
 
@@ -148,7 +149,8 @@ def _check_client_level(settings: Settings, delta: float | None) -> Finding:
             "a record can move the update of its client by twice the clip",
         ),
         (
-            "a client that is emptied still answers, with an update of 0",
+            "a client that is emptied still answers, with an update of 0, and every update is finite: one NaN may pass "
+            "the clip",
             "clients are drawn by a draw that does not depend on records; who was drawn may be known",
             "clients send the numbers of their records and their metrics in clear; no ε here covers these",
         ),

@@ -31,7 +31,8 @@ from silodp.planning.frameworks.base import (
 _ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
 _SHARES = ("fraction_train", "fraction_fit")
 _LEAST = ("min_train_nodes", "min_fit_clients")
-_EMPTIED = "a client that is emptied still answers, with an update of 0"
+_EMPTIED = "a client that is emptied still answers, with an update of almost 0 (flwr 1.42 fails at exactly 0)"
+_FINITE = "every update is finite: one with NaN or infinite numbers passes the clip"
 _IN_CLEAR = "clients send the numbers of their records and their metrics in clear; no ε here covers these"
 _WHOLE_MODEL = "the message has the whole update and no other array"
 
@@ -123,6 +124,7 @@ def _check_local(settings: Settings, delta: float | None) -> Finding:
         (
             "a client may be in every round, and whether it is does not depend on its records",
             _EMPTIED,
+            _FINITE,
             _WHOLE_MODEL,
             _IN_CLEAR,
         ),
@@ -204,6 +206,7 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
             if sampling < 1
             else "a client may be in every round, and whether it is does not depend on its records",
             _EMPTIED,
+            _FINITE,
             _IN_CLEAR,
         ),
     )

@@ -16,6 +16,7 @@ from silodp.planning.frameworks.base import (
     Framework,
     Settings,
     bound_units,
+    count_batches,
     list_persons,
     no_guarantee,
 )
@@ -44,7 +45,7 @@ class Opacus(Framework):
             batches = max(1, math.floor(1 / rate + 1e-9))
         else:
             # As Opacus: one over the number of batches of the loader.
-            batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
+            batches = count_batches(settings, settings.whole("dataset_size"))
             rate = 1 / batches
         of_round = settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
         steps = rounds * of_round
@@ -89,8 +90,8 @@ class Opacus(Framework):
             tuple(differences),
             (
                 "the number of records and of steps is public",
-                "max_grad_norm bounds the gradient of every record, no layer mixes records, and statistics of layers "
-                "such as BatchNorm are not sent",
+                "max_grad_norm bounds the gradient of every record, and each is finite (one NaN passes the clip)",
+                "no layer mixes records, and statistics of layers such as BatchNorm are not sent",
                 "a person's records are at most as many as stated, in all clients together",
                 "all noise is drawn by a secure generator (secure_mode=True)"
                 + ("" if is_secure else ", which these settings do not ask for: until then no bound holds"),
