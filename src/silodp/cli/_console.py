@@ -40,13 +40,20 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, for an error too.")
 ]
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets. Default: $SILODP_DATA.")
+    Path | None,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        help="Folder of the data sets. Default: $SILODP_DATA, else data (fetch) or the nearest shared/data.",
+    ),
 ]
 
-Separator = Annotated[str | None, typer.Option(help="Between cells of a text file, for example ';'.")]
+Separator = Annotated[
+    str | None, typer.Option(help="What separates the cells of a text file, for example ';'.")
+]
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of numbers that are text: '.' or ','.")]
-Encoding = Annotated[str | None, typer.Option(help="Of a text file, for example cp1252.")]
-Sheet = Annotated[str | None, typer.Option(help="Of a workbook with several.")]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file, for example cp1252.")]
+Sheet = Annotated[str | None, typer.Option(help="Sheet to read, if a workbook has several.")]
 Missing = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="Text that stands for no value, for example '?'. Can be repeated."),
@@ -56,8 +63,8 @@ Trackers = Annotated[
     list[str] | None,
     typer.Option(
         "--log",
-        metavar="NAME[=TARGET]",
-        help="Log every round with tensorboard or mlflow, by default into the folder NAME of the run's directory. "
+        metavar="TRACKER[=TARGET]",
+        help="Log every round with tensorboard or mlflow, by default into the folder TRACKER of the run's directory. "
         "Can be repeated.",
     ),
 ]

@@ -44,7 +44,9 @@ Socket = Annotated[
 SocketGroup = Annotated[
     str | None,
     typer.Option(
-        "--socket-group", metavar="GROUP", help="Members may use the socket. Default: this user alone."
+        "--socket-group",
+        metavar="GROUP",
+        help="Group whose members may use the socket. Default: this user alone.",
     ),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
@@ -456,7 +458,7 @@ def silo(
     public: Public,
     folder: Folder,
     url: Annotated[
-        str | None, typer.Option("--url", help="Of the server. Default: that of the roster.")
+        str | None, typer.Option("--url", help="Address of the server. Default: that of the roster.")
     ] = None,
     socket: Socket = None,
     socket_group: SocketGroup = None,

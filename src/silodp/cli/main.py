@@ -100,7 +100,8 @@ def run(
     log_private: LogPrivate = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/NAME)."""
+    """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/ and the name of the
+    configuration)."""
     from silodp.cli.run import find_config
     from silodp.config.schema import load_config
 

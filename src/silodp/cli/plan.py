@@ -185,7 +185,7 @@ def epsilon(
         str | None,
         typer.Option(
             help="flower, nvflare, opacus or fl4health: check settings of another framework, and say what holds for a "
-            "client, a record and a person. No other option than --delta can then be given.",
+            "client, a record and a person. Only --delta and --json can then be given.",
             show_envvar=False,
         ),
     ] = None,
@@ -238,7 +238,7 @@ def epsilon(
         typer.Option(help="R, for decoupled: noise of the local models divided by that of the sum."),
     ] = None,
     accountant: Annotated[
-        str | None, typer.Option(help="pld or rdp. Default: the tightest that knows the noise.")
+        str | None, typer.Option(help="pld or rdp. Default: the one with the smaller ε for this noise.")
     ] = None,
     adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
     silos: Annotated[
