@@ -522,8 +522,11 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     description = json.loads((bundle / "model.json").read_text())
     for name in ("guarantee", "attributes", "predicts_labels", "silo_settings"):
         del description[name]  # as earlier versions wrote it
-    (bundle / "model.json").write_text(json.dumps(description))
-    silodp.load(bundle)
+    for had, silent in ((False, 0), (True, 6)):
+        (bundle / "model.json").write_text(json.dumps({**description, "has_readers": had}))
+        assert len(silodp.load(bundle).description.silo_settings) == silent
+    (bundle / "model.json").write_text(json.dumps({**description, "silo_settings": "decimal"}))
+    refuse("bundle.damaged", bundle)
 
 
 def test_numbers_in_attributes_must_be_those_of_the_run(trained: Any, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class TrainedModel:
         if silent:
             _log.warning(
                 "the silos of this run wrote their tables in different ways ([data.schema.readers]), which the model "
-                "does not keep: this table is read by [data.schema.reader]; check its %s",
+                "does not keep: this table is read by [data.schema.reader]; check these settings: %s",
                 ", ".join(silent),
             )
         schema = self.description.schema

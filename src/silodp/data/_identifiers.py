@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
 """Texts that stand for no value in a table, in lower case."""
 
-_MISSING_KEYS = MISSING | {"\\n", "#n/a", "(null)", "<null>", "nat"}
-"""Texts that databases and programs write where there is no identifier, in lower case."""
+_NO_KEYS = {"\\N", "#N/A", "(null)", "(NULL)", "<null>", "<NULL>", "NaT"}
+"""More texts that databases and programs write where there is no identifier."""
 
 Kind = Literal["digits", "code", "pseudonym"]
 
@@ -172,7 +172,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
 
 def names_no_person(text: str) -> bool:
     """Return whether a text stands for no identifier: rows with it must not become one person."""
-    return text.lower() in _MISSING_KEYS or not any(map(str.isalnum, text))
+    return text.lower() in MISSING or text in _NO_KEYS or not any(map(str.isalnum, text))
 
 
 def read_text(

@@ -104,9 +104,9 @@ class CountTable:
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
             # The largest of more outputs might be in no cell, or in one of another class.
             raise SilodpError(
-                f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record, and evaluation by sums "
-                f"needs {' or '.join(map(str, widths))}: end the model in such a layer, or set evaluation.across = "
-                '"local" or "none".',
+                f"the model gives outputs of shape {tuple(outputs.shape)} for {len(targets)} records, and evaluation "
+                f"by sums needs {' or '.join(map(str, widths))} for each: end the model in a layer of that width, or "
+                'set evaluation.across = "local" or "none".',
                 code="evaluation.outputs",
                 field="evaluation.across",
             )

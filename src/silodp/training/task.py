@@ -167,7 +167,11 @@ class Task:
             self.is_pretrained
             or bool(self._constants)
             or has_tensor_attributes(self.model)
-            or any(one.is_floating_point() for one in list_numeric_attributes(self.model).values())
+            or any(
+                one.is_floating_point()
+                and one.numel() > 1  # a single one is mostly a rate of dropout or a scale
+                for one in list_numeric_attributes(self.model).values()
+            )
             or _keeps_parameters(self.model)
         )
 

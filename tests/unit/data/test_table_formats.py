@@ -110,6 +110,14 @@ def test_rows_between_stray_quotes_are_not_lost(tmp_path, rows):
     assert "the row that begins in line 2 " in str(caught.value)
 
 
+def test_an_address_of_two_lines_is_no_row(tmp_path):
+    """Both lines have the separators of a row, but no number where the other rows have one."""
+    path = tmp_path / "nord.csv"
+    path.write_text('Fall,addr,size,krank\np1,"12 High St, Flat 3, Leeds\nLS1, UK",1,ja\np2,q,2,nein\n')
+    built = read(path, reader={}, numeric={"size": (0, 100)})
+    assert built.user_keys == ("p1", "p2")
+
+
 def test_text_with_line_breaks_and_quotes_in_pairs_is_read(tmp_path):
     path = tmp_path / "nord.csv"
     path.write_text('Fall;note;size;krank\nP1;"fell; said ""no""\nthen; slept";30;ja\nP2;5" cut;40;nein\n')
@@ -121,7 +129,8 @@ def test_text_with_line_breaks_and_quotes_in_pairs_is_read(tmp_path):
 @pytest.mark.parametrize(
     "key",
     [
-        "1.2345679E12", "1,2345679E12", "12345678901234568.0", "'0017", "'A17'", '="0017"', ' "0017"', "M\ufffdller",
+        "1.2345679E12", "1,2345679E12", "12345678901234568.0", "P1\nP2",
+        "'0017", "'A17'", '="0017"', ' "0017"', "M\ufffdller",
         r"\N", "#N/A", "-", "?", "(null)", "NaT", "<NULL>",
     ],
 )  # fmt: skip
@@ -134,14 +143,35 @@ def test_keys_that_an_export_has_changed_are_refused(tmp_path, key):
         read(path, reader={"separator": ";"}, numeric={"size": (0, 2)})
 
 
-@pytest.mark.parametrize("key", ["1E12", "'t Hooft", "O'Brien", "12/345", "1.5", "Nat-1"])
+@pytest.mark.parametrize(
+    "key", ["1E12", "1234567890123456.0", "NAT", "'t Hooft", "O'Brien", "12/345", "1.5", "Nat-1"]
+)
 def test_keys_that_look_like_those_are_read(tmp_path, key):
-    assert read_key(tmp_path / "nord.csv", key, "utf-8", "utf-8") == (key,)
+    assert read_key(tmp_path / "nord.csv", key, "utf-8", "utf-8") == (key.removesuffix(".0"),)
+
+
+@pytest.mark.parametrize(
+    "content", [b"Fall;size;krank\na;1;ja\0\nb;2;ja\n", b"Fall;size;krank\na;1;ja\n" + bytes(99)]
+)
+def test_zero_bytes_are_not_taken_for_utf_16(tmp_path, content):
+    path = tmp_path / "nord.csv"
+    path.write_bytes(content)
+    with refused("data.unreadable") as caught:
+        read(path, reader={"separator": ";"}, numeric={"size": (0, 2)})
+    assert "zero byte" in str(caught.value)
 
 
 def test_chinese_text_in_utf_16_without_its_mark_is_read_where_it_is_declared(tmp_path):
     key = "患者一二三四五六七八九十" * 10
     assert read_key(tmp_path / "nord.csv", key, "utf-16-le", "utf-16-le") == (key,)
+
+
+def test_a_row_that_is_too_long_is_not_taken_for_a_title_above_it(tmp_path):
+    path = tmp_path / "nord.csv"
+    path.write_text("Fall;size;krank\na;1;ja;\n")
+    with refused("data.unreadable") as caught:
+        read(path, reader={"separator": ";"}, numeric={"size": (0, 2)})
+    assert "above" not in str(caught.value)
 
 
 def test_lines_above_the_header_are_named(tmp_path):
@@ -242,6 +272,9 @@ def test_errors_of_formulas_are_no_missing_cells(tmp_path, error):
     with refused("data.unreadable") as caught:
         read(tmp_path / "nord.xlsx", numeric=numeric)
     assert f"cell B3 is the error {error}" in str(caught.value)
+    book.active["D1"], book.active["D2"], book.active["B3"] = "bmi", error, 1.7
+    book.save(tmp_path / "nord.xlsx")
+    read(tmp_path / "nord.xlsx", numeric=numeric)  # no column of the schema has an error
 
 
 def test_a_formula_without_a_value_is_found_beyond_the_dimensions_that_the_file_states(tmp_path):
@@ -293,6 +326,7 @@ def test_dates_that_have_lost_a_zero_are_refused(tmp_path, layout, good, bad):
         (("03/02/2020", "13/02/2020"), (33, 43)),
         (("2020-03-02", "2020-02-13"), (61, 43)),
         (("03/02/2020", "2020-02-13"), None),
+        ((datetime.date(2020, 3, 2), "13/02/1890"), (61, -47438)),
     ],
 )
 def test_a_workbook_whose_dates_a_program_has_half_converted_is_refused(tmp_path, cells, days):
@@ -320,6 +354,9 @@ def test_another_spelling_of_the_category_none_is_not_a_missing_cell(tmp_path):
                 read(path, numeric={}, categorical=columns)
         else:
             assert read(path, numeric={}, categorical=columns).silos[0].x[0].argmax() == place
+    declared = {**READER, "missing": ["None"]}
+    path.write_text("Fall;pain;krank\na;None;ja\nb;mild;ja\n")
+    assert read(path, reader=declared, numeric={}, categorical=columns).silos[0].x[0].argmax() == 2
 
 
 def test_hours_of_twelve_need_their_half_of_the_day():

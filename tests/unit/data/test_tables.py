@@ -371,8 +371,8 @@ def test_typical_values_scale_what_is_in_the_range(tmp_path, number):
     ("users", "sentence"),
     [
         ([], "the list of users is empty"),
-        ([1, "1.0"], "user key '1' is empty or listed twice"),
-        ([""], "is empty or listed twice"),
+        ([1, "1.0"], "user key '1' is empty, stands for no user, or is listed twice"),
+        ([""], "is empty, stands for no user, or is listed twice"),
         ("nowhere.txt", r"nowhere\.txt: the list of users is not readable"),
     ],
 )
@@ -433,7 +433,7 @@ def test_bad_schemas(changes, sentence):
         (BERLIN.encode("utf-16-le"), "data.encoding"),  # without a mark of the byte order
         ("patient,age,sex,ill\nMüller,30,f,no\n".encode("latin-1"), "data.encoding"),
         (b"patient,age,sex,ill\n\xed\xa0\x80,30,f,no\n", "data.encoding"),  # half of a surrogate pair
-        (b"PK\x03\x04\x00\x00", "data.encoding"),  # a spreadsheet
+        (b"PK\x03\x04\x00\x00", "data.unreadable"),  # a spreadsheet
         (b"patient;age;sex;ill\n1;30,5;f;no\n", "data.unreadable"),
         (b"patient,age,sex,ill\n1,30,5,f,no\n", "data.unreadable"),
         (b'patient,age,sex,ill\n"1,30,f,no\n', "data.unreadable"),

@@ -107,6 +107,11 @@ def format_cell(value: object) -> str:
     return text_of(value)
 
 
+def needs_all_digits(layout: str | None) -> bool:
+    """Return whether numbers of a layout touch, so that a text with fewer digits is no date of it."""
+    return layout is not None and _compile_widths(layout) is not None
+
+
 @cache
 def _compile_widths(layout: str) -> re.Pattern[str] | None:
     """Return the pattern of texts with all digits where numbers of a layout touch; None where none do.

@@ -8,7 +8,7 @@ import json
 import shlex
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,6 +26,8 @@ TEXT = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
 
 
+_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""First bytes of UTF-16."""
 _MOST_SHEETS = 10
 """Names of sheets in a message."""
 
@@ -45,8 +47,15 @@ def _find_ending(path: Path) -> str:
     return next((ending for ending in reversed(ENDINGS) if name.endswith(ending)), "")
 
 
-def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, list[str]]:
+def read_frame(
+    path: Path, reader: Reader | None = None, columns: Collection[str] | None = None
+) -> tuple[pd.DataFrame, list[str]]:
     """Return all cells of a file and its header.
+
+    Args:
+        path: of the file.
+        reader: how it is written.
+        columns: those that are used: formulas of others may have errors; None: all.
 
     Raises:
         SilodpError: no such file, or unreadable.
@@ -76,7 +85,7 @@ def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, 
             # pandas' own call would make floats of whole numbers with a gap among them, and round large ones.
             frame = pq.read_table(path).to_pandas(integer_object_nulls=True)
         elif ending == ".xlsx":
-            frame = _read_sheet(path, reader)
+            frame = _read_sheet(path, reader, columns)
         else:
             frame = _read_csv(path, reader)
     except SilodpError:
@@ -133,7 +142,7 @@ def _read_single(path: Path, reader: Reader, separator: str) -> pd.DataFrame:
     return pd.DataFrame(cells[start:])
 
 
-def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
+def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> pd.DataFrame:
     """Read all cells of one sheet of a workbook, the first row as header.
 
     Raises:
@@ -170,7 +179,9 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     if cells.empty:
         raise _refuse_empty(path)
     if ((cells == "") | cells.isna()).to_numpy().any():
-        _check_empty_cells(path, reader.sheet or sheets[0])
+        names = [header_text(name) for name in cells.iloc[0]]
+        used = {place for place, name in enumerate(names, 1) if columns is None or name in columns}
+        _check_empty_cells(path, reader.sheet or sheets[0], used)
     return _take_header(cells)
 
 
@@ -181,17 +192,24 @@ def _list_sheets(sheets: Sequence[str]) -> str:
     return f"{named} and {more:,} more" if more > 0 else named
 
 
-def _check_empty_cells(path: Path, sheet: str) -> None:
-    """Raise for cells that would count as missing: formulas of which no value is stored, and errors but #N/A."""
+def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None:
+    """Raise for cells that would count as missing: formulas of which no value is stored, and errors but #N/A.
+
+    Args:
+        path: of the workbook.
+        sheet: its name.
+        columns: numbers of the columns that are used, from 1.
+    """
     import openpyxl
 
     written, stored = (openpyxl.load_workbook(path, read_only=True, data_only=only) for only in (False, True))
     for book in (written, stored):
-        book[
-            sheet
-        ].reset_dimensions()  # some programs write wrong ones, and cells beyond them would be left out
+        # Some programs write wrong dimensions, and cells beyond them would be left out.
+        book[sheet].reset_dimensions()
     for formulas, values in zip(written[sheet].iter_rows(), stored[sheet].iter_rows(), strict=True):
         for formula, value in zip(formulas, values, strict=True):
+            if formula.data_type not in ("f", "e") or formula.column not in columns:
+                continue
             # A stored text may be empty, and has the type str.
             if formula.data_type == "f" and value.value is None and value.data_type != "str":
                 raise SilodpError(
@@ -203,7 +221,7 @@ def _check_empty_cells(path: Path, sheet: str) -> None:
             if value.data_type == "e" and value.value != "#N/A":
                 raise SilodpError(
                     f"{path}: cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
-                    "cell where there is no value",
+                    "cell",
                     code="data.unreadable",
                     field="data.files",
                 )
@@ -241,8 +259,8 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]
                 )
         for number, row in enumerate(rows_kept, start=1):
             if len(row) != len(header):
-                has_title = number == 1 and len(header) < len(row)
-                above = ", or delete the lines above the names of the columns" if has_title else ""
+                is_title = number == 1 and sum(bool(cell.strip()) for cell in header) == 1
+                above = ", or delete the lines above the names of the columns" if is_title else ""
                 raise SilodpError(
                     f"{path}: the header has {counted(len(header), 'cell')} and data row {number} has {len(row)}; "
                     "correct the row, and put text that holds a comma in quotes (numbers take a decimal point)"
@@ -257,10 +275,12 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]
 def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list[str]]:
     """Yield the cells of each row, the header first.
 
-    Raises for quotes that are not in pairs. Two of them in different rows can make one row of all lines between: then
-    each of these lines has as many separators as a row has, which a text with line breaks hardly ever has.
+    Raises for quotes that are not in pairs. Two of them in different rows can make one row of all lines between. So a
+    row of several lines is refused, each of which could be a row: by its separators, and by numbers in the columns
+    where every other row has them.
     """
     lines: list[str] = []
+    suspects: list[tuple[int, list[list[str]]]] = []
 
     def keep_lines() -> Iterator[str]:
         for line in file:
@@ -268,7 +288,7 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             yield line
 
     rows = csv.reader(keep_lines(), delimiter=separator, strict=True)
-    width = None
+    width = 0
     while True:
         lines.clear()
         start = rows.line_num + 1
@@ -277,18 +297,49 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
         except csv.Error as error:
             raise _refuse_quotes(path, start, first_line(error)) from error
         if row is None:
-            return
+            break
         width = width or len(row)
-        if len(lines) > 1 and all(line.count(separator) == width - 1 for line in lines):
-            what = f"a quote there makes one row of {len(lines):,} lines, each with the separators of a row"
-            raise _refuse_quotes(path, start, what)
+        if len(lines) > 1 and width > 1 and all(line.count(separator) == width - 1 for line in lines):
+            suspects.append((start, [line.strip().split(separator) for line in lines]))
         yield row
+    if not suspects:
+        return
+    numeric = _find_numeric(file, separator, width)
+    for start, cells in suspects:
+        if all(_is_number(line[column]) for line in cells for column in numeric):
+            what = f"a quote there makes one row of {len(cells):,} lines, each of which could be a row"
+            raise _refuse_quotes(path, start, what)
+
+
+def _find_numeric(file: TextIOWrapper, separator: str, width: int) -> list[int]:
+    """Return the columns that hold numbers in all rows of one line each; none without such a row."""
+    file.seek(0)
+    numeric: list[int] | None = None
+    next(file, None)
+    for line in file:
+        cells = line.strip().split(separator)
+        if len(cells) == width and '"' not in line:
+            numeric = [
+                column
+                for column in (range(width) if numeric is None else numeric)
+                if _is_number(cells[column])
+            ]
+    return numeric or []
+
+
+def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number with either decimal mark, or empty."""
+    try:
+        float(cell.strip('" ').replace(",", ".") or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse_quotes(path: Path, line: int, what: str) -> SilodpError:
     return SilodpError(
         f"{path}: the row that begins in line {line:,} cannot be read ({what}); write a quote that belongs to a text "
-        "twice, within quotes around the cell, or export the table without columns of free text",
+        "twice, within quotes around the cell, or export the table without line breaks in texts",
         code="data.unreadable",
         field="data.files",
     )
@@ -304,7 +355,13 @@ def _refuse_empty(path: Path) -> SilodpError:
 
 def _check_encoding(path: Path, reader: Reader) -> None:
     """Raise for a file of another encoding than declared; the sentence names the one that its bytes look like."""
-    if reader.codec.startswith("utf-16") != _looks_like_utf_16(path):
+    if reader.codec.startswith("utf-16"):
+        start = _read_start(path)
+        # Chinese text without the mark has few zeros, but one beside the end of each line.
+        is_other = start[:2] not in _MARKS and b"\0" not in start
+    else:
+        is_other = _looks_like_utf_16(path)
+    if is_other:
         raise _refuse_encoding(path, reader)
     _decode(path, reader.codec)
     if _has_one_byte(reader.codec):  # any bytes are text in such an encoding
@@ -340,17 +397,18 @@ def _decode(path: Path, encoding: str) -> bool:
 
 
 def _looks_like_utf_16(path: Path) -> bool:
-    """Return whether a file begins with the mark of UTF-16, or has zero bytes as text in it has.
+    """Return whether a file begins with the mark of UTF-16, or is half zeros as plain text in it is.
 
-    Plain text in it is half zeros, Chinese text has one beside the end of each line; elsewhere a zero byte is an error.
+    These are first or second bytes of all characters. A zero byte elsewhere is an error.
     """
+    start = _read_start(path)
+    zeros = sorted((start[::2].count(0), start[1::2].count(0)))
+    return start[:2] in _MARKS or (zeros[1] > len(start) / 10 and zeros[0] < zeros[1] / 10)
+
+
+def _read_start(path: Path) -> bytes:
     with _open_bytes(path) as file:
-        start = file.read(4096)
-    return (
-        start[:2] in (b"\xff\xfe", b"\xfe\xff")
-        or start.count(0) > len(start) / 10
-        or any(end in start for end in (b"\n\0", b"\0\n"))
-    )
+        return file.read(4096)
 
 
 def _open_bytes(path: Path) -> IO[bytes]:

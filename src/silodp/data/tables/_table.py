@@ -27,6 +27,7 @@ from silodp.data.tables._cells import (
     format_names,
     list_identifiers,
     list_texts,
+    needs_all_digits,
     parse_date,
     parse_numbers,
 )
@@ -55,13 +56,22 @@ _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>
 """No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
+_FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
 """1.2345679E12 is how SAS writes a long number; 1E12 may be a code."""
-_LONG_FLOAT = re.compile(r"-?\d{16,}[.,]0+")
-_REPLACED = re.compile(r".*\ufffd.*", re.DOTALL)
-_IN_QUOTES = re.compile(r"=?\".*\"|'.*'|'\d.*", re.DOTALL)
-"""Also the signs by which programs keep the zeros of 0017: ="0017" and '0017."""
+_LONG_FLOAT = re.compile(r"-?(\d{16,})[.,]0+")
+_FAULTY_KEYS = [
+    # Programs write ="0017" and '0017 to keep the zeros.
+    (
+        re.compile(r"=?\".*\"|'.*'|'\d.*", re.DOTALL),
+        "stands in quotes, or begins with an apostrophe",
+        "export the user key without them",
+    ),
+    (re.compile(r".*\ufffd.*", re.DOTALL), "has lost a character", "export the table again as UTF-8"),
+    (re.compile(r".*[\r\n].*", re.DOTALL), "has a line break", "export the user key without it"),
+]
+"""Pattern of a user key, what is wrong with it, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ class Table:
                 profile refuses.
         """
         reader = schema.reader if reader is None else reader
-        frame, header = read_frame(path, reader)
+        frame, header = read_frame(path, reader, {header_text(column) for column in schema.columns})
         check_columns(path, header, {column: schema.find_setting(column) for column in schema.columns})
         _check_rows(path, frame)
         cells = frame[[header_text(column) for column in schema.columns]]
@@ -149,7 +159,8 @@ class Table:
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            frame, header = read_frame(source, schema.reader)
+            used = {header_text(column) for column in schema.feature_columns}
+            frame, header = read_frame(source, schema.reader, used)
         needed = f"give the table the columns {format_names(schema.feature_columns)}"
         check_columns(path, header, dict.fromkeys(schema.feature_columns, "table"), needed)
         _check_rows(path, frame)
@@ -187,10 +198,8 @@ class Table:
         )
         if is_workbook(self.path):
             rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
-        rounded |= np.array(
-            [isinstance(key, str) and _LONG_FLOAT.fullmatch(key.strip()) is not None for key in keys],
-            dtype=bool,
-        )
+        found = [_LONG_FLOAT.fullmatch(key.strip()) if isinstance(key, str) else None for key in keys]
+        rounded |= np.array([each is not None and int(each[1]) >= 2**53 for each in found], dtype=bool)
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
@@ -228,13 +237,9 @@ class Table:
         self._refuse(
             column, names_none | self._missing(column), "names no user", "give every record a user key"
         )
-        for pattern, fault in ((_IN_QUOTES, "has quotes of its own"), (_REPLACED, "has lost a character")):
-            self._refuse(
-                column,
-                np.array([pattern.fullmatch(text) is not None for text in texts], dtype=bool),
-                fault,
-                "export the user key as plain text, since a person is found by equal keys alone",
-            )
+        for pattern, fault, remedy in _FAULTY_KEYS:
+            wrong = np.array([pattern.fullmatch(text) is not None for text in texts], dtype=bool)
+            self._refuse(column, wrong, fault, f"{remedy}, since only equal keys are one person")
         return texts
 
     def kept_rows(self) -> NDArray[np.bool_]:
@@ -356,14 +361,14 @@ class Table:
         }
         of_layout = {cell for cell, day in found.items() if day is not None and not cell[1]}
         if any(is_date):
+            # A spreadsheet program has no dates before 1900.
+            converted = [
+                day is not None and not cell[1] and day >= _FIRST_OF_WORKBOOKS and parse_date(cell[0]) is None
+                for cell, day in ((cell, found[cell]) for cell in zip(text, is_date, strict=True))
+            ]
             self._refuse(
                 column,
-                np.array(
-                    [
-                        cell in of_layout and parse_date(cell[0]) is None
-                        for cell in zip(text, is_date, strict=True)
-                    ]
-                ),
+                np.array(converted) & ~self._missing(column),
                 "is text, and other cells of the column are dates",
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
@@ -377,12 +382,17 @@ class Table:
         missing = self._missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
+        digits = ""
+        if needs_all_digits(layout):
+            digits = (
+                ", where each number has all its digits (a first zero may be lost: export the column as text)"
+            )
         if constants.missing is not None:
             wrong &= ~missing
         self._refuse(
             column,
             wrong,
-            f"is no date of the layout {layout!r}",
+            f"is no date of the layout {layout!r}{digits}",
             self._advise(
                 f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty",
                 f"give the layout of this table ({name_date_option(column)}), or correct the cell",
@@ -410,11 +420,15 @@ class Table:
             return place
 
         codes = np.array([find(text) for text in self.columns[column]], dtype=np.int64)
-        # Where 'none' is a category, 'None' is a spelling of it rather than no value.
-        spellings = {text.lower() for text in numbers}
-        stands_for_none = self._missing(column) & [
-            text.lower() not in spellings for text in self.columns[column]
+        # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
+        spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
+        misspelt = (codes < 0) & [
+            text.lower() in spellings and text not in declared for text in self.columns[column]
         ]
+        self._refuse(
+            column, misspelt, "differs from a declared one in upper and lower case only", self._advise(remedy)
+        )
+        stands_for_none = self._missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & stands_for_none] = place
@@ -523,7 +537,7 @@ def read_cells(
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = read_frame(path, reader)
+    frame, header = read_frame(path, reader, {header_text(column)})
     check_columns(path, header, {column: setting})
     _check_rows(path, frame)
     return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)

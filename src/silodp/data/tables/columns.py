@@ -230,7 +230,7 @@ def _check_date(where: str, column: NumericColumn) -> None:
         return
     raise _refuse(
         f"{where} has date {column.date!r} and since {column.since!r}; give both, a layout with day, month and year "
-        "such as '%d.%m.%Y' and a public day such as '2020-01-01'",
+        "such as '%d.%m.%Y' (with %p where it has %I) and a public day such as '2020-01-01'",
         "data.schema",
         "numeric",
     )
@@ -251,9 +251,10 @@ def _is_layout(layout: Any) -> bool:
     day = datetime.datetime(2001, 2, 13)
     try:
         # %I is the hour of twelve: without %p, an afternoon would be a morning.
-        is_whole = "%I" not in layout or "%p" in layout
+        plain = layout.replace("%%", "")
+        is_whole = "%I" not in plain or "%p" in plain
         return is_whole and datetime.datetime.strptime(day.strftime(layout), layout) == day
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return False
 
 

@@ -241,7 +241,7 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
         key = normalize_key(value)
         if key in known or names_no_person(key):
             raise SilodpError(
-                f"{source}: user key {key!r} is empty or listed twice; list every user once",
+                f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once",
                 code="data.users",
                 field="data.schema.users",
             )
