@@ -31,6 +31,7 @@ from silodp.aggregators.base import (
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
 from silodp.aggregators.run_spec import RunSpec
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, SilentEvaluation
 from silodp.training.counts import CountTable
@@ -71,7 +72,7 @@ def derive_evaluation(spec: RunSpec) -> RunSpec | None:
 
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
-        method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec, settings))
+        method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec.data, settings))
         return replace(
             spec,
             method=method,
@@ -111,13 +112,12 @@ def find_run(name: str) -> str:
     return name.removesuffix(_SUFFIX)
 
 
-def choose_table(spec: RunSpec, settings: Evaluation) -> CountTable:
+def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
     """Return the cells that fit the labels of a run.
 
     Raises:
         SilodpError: labels are numbers, or survival times without edges (codes evaluation.labels, evaluation.times).
     """
-    data = spec.data
     if data.labels == "survival":
         if not settings.times:
             raise SilodpError(

@@ -107,14 +107,14 @@ class LifetimeLedger:
         What the runs' ciphertexts disclose is counted at the ε of all of them (docs/privacy.md, section 3).
         """
         counts = Counter[Event](() if more is None else (more,))
-        for ledger in self.runs.values():
-            counts += ledger.counts(adversary)
+        of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
+        for found in of_runs:
+            counts += found
         if not counts:
             return 0.0
         if any(explain_not_private(event) is not None for event in counts):
             return None
-        by_kinds = [any(map(count_kinds, ledger.counts(adversary))) for ledger in self.runs.values()]
-        if sum(by_kinds) > 1:
+        if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
             return None  # ledgers of an earlier version: which of the kinds is this silo's is not known
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
         disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
@@ -158,7 +158,7 @@ def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Advers
         ledger.charge(round_, 0, spec.silo_events(silo, round_))
     if (evaluation := spec.charged_evaluation) is not None:
         for number in range(spec.evaluations):
-            ledger.charge_evaluation(number, 0, evaluation.costliest_events(number))
+            ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
     lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
     found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}

@@ -7,7 +7,6 @@ the scaling of a numeric label.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from silodp._lazy import find_version
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import LabelKind
-from silodp.data.tables.columns import Reader
+from silodp.data.tables.columns import SETTINGS
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
 from silodp.training.losses import Loss
@@ -227,11 +226,12 @@ class ModelDescription:
         for name in ("attributes", "guarantee"):
             if name in fields:
                 _check_text(fields[name])
+        settings = made.get("silo_settings", [])
         if made.pop("has_readers", False):  # an earlier version kept no names
-            made["silo_settings"] = [field.name for field in dataclasses.fields(Reader)]
-        if not isinstance(made.get("silo_settings", []), list):
+            settings = list(SETTINGS)
+        if not isinstance(settings, list):
             raise ValueError
-        made["silo_settings"] = tuple(_check_text(name) for name in made.get("silo_settings", []))
+        made["silo_settings"] = tuple(_check_text(name) for name in settings)
         if type(fields.get("predicts_labels", False)) is not bool:
             raise ValueError
         if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(

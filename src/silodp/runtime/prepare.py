@@ -107,7 +107,7 @@ def prepare_run(
     aggregator, budget = _find_aggregator(aggregator), _make_budget(budget)
     delta = _choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
-        _check_task(data, task, method)
+        _check_task(data, task, method, evaluation)
     method.check(data, rounds, delta)
     check_separate(separate, method)
     spec = RunSpec(
@@ -125,10 +125,6 @@ def prepare_run(
         separate=separate,
     )
     aggregator.check(spec)
-    if not isinstance(task, ModelSpec) and evaluation is not None and evaluation.across == "sums":
-        # A failure must not depend on the held-out records of a silo.
-        x, y = task.tensors(*data.synthetic_batch())
-        choose_table(spec, evaluation).find_cells(task.predict(task.initial(0), x), y)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
     check_attempts(aggregator, rounds)
@@ -304,8 +300,8 @@ def _check_limits_affordable(spec: RunSpec) -> None:
         )
 
 
-def _check_task(data: PublicData, task: Task, method: Method) -> None:
-    """Refuse a model or loss that the method cannot train."""
+def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None) -> None:
+    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count."""
     from silodp.training.losses import suggest_class_loss
     from silodp.training.task import Task
 
@@ -326,7 +322,10 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
             field="task.loss",
         )
     # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
-    task.check(*data.synthetic_batch(), classes=data.classes)
+    x, y = task.tensors(*data.synthetic_batch())
+    task.check(x, y, classes=data.classes)
+    if evaluation is not None and evaluation.across == "sums":
+        choose_table(data, evaluation).find_cells(task.predict(task.initial(0), x), y)
 
 
 def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:

@@ -110,6 +110,13 @@ def test_rows_between_stray_quotes_are_not_lost(tmp_path, rows):
     assert "the row that begins in line 2 " in str(caught.value)
 
 
+def test_a_stray_quote_is_found_where_the_last_cells_of_lines_are_empty(tmp_path):
+    path = tmp_path / "nord.tsv"
+    path.write_text('Fall\tnote\tsize\tkrank\tz\nP1\t"a\t30\tja\t\nP2\tb"\t40\tnein\t\nP3\tc\t5\tja\t1\n')
+    with refused("data.unreadable"):
+        read(path, reader={}, numeric={"size": (0, 100)})
+
+
 def test_an_address_of_two_lines_is_no_row(tmp_path):
     """Both lines have the separators of a row, but no number where the other rows have one."""
     path = tmp_path / "nord.csv"
@@ -204,6 +211,13 @@ def test_a_broken_archive_is_refused(tmp_path, content):
         read(tmp_path / "nord.csv.gz")
 
 
+def make_workbook(*rows):
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in rows:
+        book.active.append(row)
+    return book
+
+
 def write_workbook(path, sheets=("Tabelle1",), key="Müller 1"):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
@@ -233,11 +247,8 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
 
 
 def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
     path, stored = tmp_path / "nord.xlsx", tmp_path / "stored.xlsx"
-    book = openpyxl.Workbook()
-    for row in (["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"], ["b", None, "nein"]):
-        book.active.append(row)
+    book = make_workbook(["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"], ["b", None, "nein"])
     book.save(path)
     numeric = {"Größe": {"range": (0, 2.5), "typical": (1.7, 0.1), "missing": "indicator"}}
     with refused("data.unreadable") as caught:
@@ -260,10 +271,7 @@ def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_pa
 
 @pytest.mark.parametrize("error", ["#DIV/0!", "#REF!", "#N/A"])
 def test_errors_of_formulas_are_no_missing_cells(tmp_path, error):
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in (["Fall", "Größe", "krank"], ["a", 1.8, "ja"], ["b", error, "nein"]):
-        book.active.append(row)
+    book = make_workbook(["Fall", "Größe", "krank"], ["a", 1.8, "ja"], ["b", error, "nein"])
     book.save(tmp_path / "nord.xlsx")
     numeric = {"Größe": {"range": (0, 2.5), "typical": (1.7, 0.1), "missing": "indicator"}}
     if error == "#N/A":
@@ -278,10 +286,7 @@ def test_errors_of_formulas_are_no_missing_cells(tmp_path, error):
 
 
 def test_a_formula_without_a_value_is_found_beyond_the_dimensions_that_the_file_states(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in (["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"]):
-        book.active.append(row)
+    book = make_workbook(["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"])
     book.save(tmp_path / "whole.xlsx")
     with (
         zipfile.ZipFile(tmp_path / "whole.xlsx") as old,
@@ -330,10 +335,7 @@ def test_dates_that_have_lost_a_zero_are_refused(tmp_path, layout, good, bad):
     ],
 )
 def test_a_workbook_whose_dates_a_program_has_half_converted_is_refused(tmp_path, cells, days):
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in (["Fall", "day", "krank"], ["a", cells[0], "ja"], ["b", cells[1], "nein"]):
-        book.active.append(row)
+    book = make_workbook(["Fall", "day", "krank"], ["a", cells[0], "ja"], ["b", cells[1], "nein"])
     book.save(tmp_path / "nord.xlsx")
     numeric = {"day": {**DAYS, "date": "%d/%m/%Y"}}
     if days is None:
@@ -366,10 +368,9 @@ def test_hours_of_twelve_need_their_half_of_the_day():
 
 
 def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in (["Report 2024"], ["Fall", "Größe", "Aufnahme", "krank"], ["a", 1.8, "01.01.2020", "ja"]):
-        book.active.append(row)
+    book = make_workbook(
+        ["Report 2024"], ["Fall", "Größe", "Aufnahme", "krank"], ["a", 1.8, "01.01.2020", "ja"]
+    )
     book.active.merge_cells("A1:D1")
     book.save(tmp_path / "nord.xlsx")
     for use in (read, lambda path: draft_config(path, "Fall", "krank")):
@@ -512,7 +513,6 @@ def test_a_point_before_three_zeros_is_not_dropped_beside_a_decimal_comma(tmp_pa
 
 
 def test_text_of_a_workbook_is_read_by_the_decimal_mark_and_its_numbers_are_not(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
     numeric = {"Größe": (0, 2)}
     for cell, decimal, size in (
         ("1,5", ",", 1.5),
@@ -520,9 +520,9 @@ def test_text_of_a_workbook_is_read_by_the_decimal_mark_and_its_numbers_are_not(
         ("1,5", ".", None),
         ("1.5", ".", 1.5),
     ):
-        book = openpyxl.Workbook()
-        for row in (["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"], ["c", 1.75, "ja"]):
-            book.active.append(row)
+        book = make_workbook(
+            ["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"], ["c", 1.75, "ja"]
+        )
         book.save(tmp_path / "nord.xlsx")
         reader = {"decimal": decimal, "separator": ";"}
         drafted = draft_config(tmp_path / "nord.xlsx", "Fall", "krank", Reader(**reader))

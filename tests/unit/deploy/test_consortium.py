@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Gaussian, NonPrivate
+from silodp.accounting.events import Gaussian, NonPrivate, WorstOf
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
@@ -207,6 +207,21 @@ def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
         again = LifetimeLedger(1e-5, limits, {"1": one, "2": two})
         assert again.epsilon("released") == pytest.approx(expected, rel=1e-9)
         assert (two.delta, two.accountant.name, two.budget) == (1e-6, "rdp", Budget(3.0, 1e-6))
+
+
+def test_ledgers_that_do_not_say_which_records_are_the_silos_have_no_sum(tmp_path: Path) -> None:
+    """As earlier versions wrote them: the i-th kind of one run need not be the i-th of another."""
+    runs = {}
+    for run, noise in (("1", (5.0, 50.0)), ("2", (50.0, 5.0))):
+        runs[run] = Ledger(None, 1e-5, "pld", run=run)
+        both = WorstOf(tuple(Gaussian(sigma) for sigma in noise))
+        runs[run].charge(0, 0, {name: both for name in ("released", "server", "silo")})
+    for run, ledger in runs.items():
+        alone = LifetimeLedger(1e-5, {}, {run: ledger}).epsilon("server")
+        assert alone == pytest.approx(compute_epsilon([(Gaussian(5.0), 1)], 1e-5, "pld"))
+    lifetime = LifetimeLedger(1e-5, {"server": 99.0}, runs)
+    assert lifetime.epsilon("server") is None
+    assert lifetime.find_exceeded({"server": Gaussian(5.0)}) is not None
 
 
 def test_the_limit_that_accept_writes_is_what_the_whole_run_costs(public: Path) -> None:

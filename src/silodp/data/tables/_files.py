@@ -299,8 +299,10 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
         if row is None:
             break
         width = width or len(row)
-        if len(lines) > 1 and width > 1 and all(line.count(separator) == width - 1 for line in lines):
-            suspects.append((start, [line.strip().split(separator) for line in lines]))
+        if len(lines) > 1 and width > 1:
+            cells = [_split_line(line, separator) for line in lines]
+            if all(len(each) == width for each in cells):
+                suspects.append((start, cells))
         yield row
     if not suspects:
         return
@@ -311,20 +313,21 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             raise _refuse_quotes(path, start, what)
 
 
+def _split_line(line: str, separator: str) -> list[str]:
+    """Return the cells of a line without regard to quotes; of a table with tabs the last ones may be empty."""
+    return line.rstrip("\r\n").split(separator)
+
+
 def _find_numeric(file: TextIOWrapper, separator: str, width: int) -> list[int]:
     """Return the columns that hold numbers in all rows of one line each; none without such a row."""
     file.seek(0)
-    numeric: list[int] | None = None
-    next(file, None)
+    next(file, None)  # the header
+    numeric, has_rows = list(range(width)), False
     for line in file:
-        cells = line.strip().split(separator)
+        cells = _split_line(line, separator)
         if len(cells) == width and '"' not in line:
-            numeric = [
-                column
-                for column in (range(width) if numeric is None else numeric)
-                if _is_number(cells[column])
-            ]
-    return numeric or []
+            numeric, has_rows = [column for column in numeric if _is_number(cells[column])], True
+    return numeric if has_rows else []
 
 
 def _is_number(cell: str) -> bool:

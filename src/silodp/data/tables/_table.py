@@ -64,12 +64,12 @@ _LONG_FLOAT = re.compile(r"-?(\d{16,})[.,]0+")
 _FAULTY_KEYS = [
     # Programs write ="0017" and '0017 to keep the zeros.
     (
-        re.compile(r"=?\".*\"|'.*'|'\d.*", re.DOTALL),
+        re.compile(r"\A(=?\".*\"|'.*'|'\d.*)\Z", re.DOTALL),
         "stands in quotes, or begins with an apostrophe",
         "export the user key without them",
     ),
-    (re.compile(r".*\ufffd.*", re.DOTALL), "has lost a character", "export the table again as UTF-8"),
-    (re.compile(r".*[\r\n].*", re.DOTALL), "has a line break", "export the user key without it"),
+    (re.compile("\ufffd"), "has lost a character", "export the table again as UTF-8"),
+    (re.compile(r"[\r\n]"), "has a line break", "export the user key without it"),
 ]
 """Pattern of a user key, what is wrong with it, and the remedy."""
 
@@ -238,7 +238,7 @@ class Table:
             column, names_none | self._missing(column), "names no user", "give every record a user key"
         )
         for pattern, fault, remedy in _FAULTY_KEYS:
-            wrong = np.array([pattern.fullmatch(text) is not None for text in texts], dtype=bool)
+            wrong = np.array([pattern.search(text) is not None for text in texts], dtype=bool)
             self._refuse(column, wrong, fault, f"{remedy}, since only equal keys are one person")
         return texts
 
@@ -352,23 +352,23 @@ class Table:
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
-        text, since = self.columns[column], datetime.fromisoformat(str(constants.since))
+        since = datetime.fromisoformat(str(constants.since))
         layout = (self.reader.dates or {}).get(column, constants.date)
         # Cells that are dates have no layout: one with the day before the month would exchange the two.
         is_date = [isinstance(cell, date) for cell in self.cells[header_text(column)]]
-        found = {
-            cell: parse_date(cell[0], None if cell[1] else layout) for cell in zip(text, is_date, strict=True)
-        }
-        of_layout = {cell for cell, day in found.items() if day is not None and not cell[1]}
+        cells = list(zip(self.columns[column], is_date, strict=True))
+        found = {cell: parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)}
+        of_layout = {cell: day for cell, day in found.items() if day is not None and not cell[1]}
         if any(is_date):
             # A spreadsheet program has no dates before 1900.
-            converted = [
-                day is not None and not cell[1] and day >= _FIRST_OF_WORKBOOKS and parse_date(cell[0]) is None
-                for cell, day in ((cell, found[cell]) for cell in zip(text, is_date, strict=True))
-            ]
+            converted = {
+                cell
+                for cell, day in of_layout.items()
+                if day >= _FIRST_OF_WORKBOOKS and parse_date(cell[0]) is None
+            }
             self._refuse(
                 column,
-                np.array(converted) & ~self._missing(column),
+                np.array([cell in converted for cell in cells]) & ~self._missing(column),
                 "is text, and other cells of the column are dates",
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
@@ -378,7 +378,7 @@ class Table:
         days = {
             cell: np.nan if day is None else (day - since) / timedelta(days=1) for cell, day in found.items()
         }
-        values = np.array([days[cell] for cell in zip(text, is_date, strict=True)], dtype=np.float64)
+        values = np.array([days[cell] for cell in cells], dtype=np.float64)
         missing = self._missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
@@ -419,20 +419,20 @@ class Table:
                 place = numbers.get(text_of(text.replace(",", ".")), -1)  # "0,0" is the category 0
             return place
 
-        codes = np.array([find(text) for text in self.columns[column]], dtype=np.int64)
+        texts = self.columns[column]
+        codes = np.array([find(text) for text in texts], dtype=np.int64)
         # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
         spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
-        misspelt = (codes < 0) & [
-            text.lower() in spellings and text not in declared for text in self.columns[column]
-        ]
+        misspelt = codes < 0
+        misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
         self._refuse(
             column, misspelt, "differs from a declared one in upper and lower case only", self._advise(remedy)
         )
-        stands_for_none = self._missing(column)
+        missing_cells = self._missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
-            codes[(codes < 0) & stands_for_none] = place
-        self._refuse(column, (codes < 0) & stands_for_none, "stands for no value", self._advise(if_empty))
+            codes[(codes < 0) & missing_cells] = place
+        self._refuse(column, (codes < 0) & missing_cells, "stands for no value", self._advise(if_empty))
         self._refuse(
             column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
         )

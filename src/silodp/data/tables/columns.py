@@ -6,7 +6,7 @@ import codecs
 import datetime
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any
 
@@ -89,6 +89,10 @@ class Reader:
         """The encoding as Python opens files in it, without the mark at the beginning of UTF-8 files."""
         name = codecs.lookup(self.encoding).name
         return "utf-8-sig" if name == "utf-8" else name
+
+
+SETTINGS = tuple(field.name for field in fields(Reader))
+"""Names of a reader's settings."""
 
 
 @dataclass(frozen=True)

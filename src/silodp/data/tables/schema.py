@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.data.tables.columns import (
+    SETTINGS,
     CategoricalColumn,
     NumericColumn,
     Reader,
@@ -236,13 +237,11 @@ class Schema:
             _check_values("classes", self.classes)
 
     def list_silo_settings(self) -> tuple[str, ...]:
-        """Return the names of the settings that the reader of a silo changes, in the order of `Reader`."""
+        """Return the names of the settings that the reader of a silo changes, in the order of `SETTINGS`."""
         return tuple(
-            field.name
-            for field in fields(Reader)
-            if any(
-                getattr(one, field.name) != getattr(self.reader, field.name) for one in self.readers.values()
-            )
+            name
+            for name in SETTINGS
+            if any(getattr(one, name) != getattr(self.reader, name) for one in self.readers.values())
         )
 
     def check_readers(self, silos: Sequence[str]) -> None:

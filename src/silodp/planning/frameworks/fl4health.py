@@ -52,7 +52,7 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
     rounds = settings.whole(*_ROUNDS)
     batch, size = settings.whole("batch_size"), settings.whole("client_data_sizes", "client_data_size")
     batches = count_batches(settings, size)
-    rate = min(1.0, max(batch / size, 1 / batches))
+    rate = min(1.0, max(batch / size, 1 / batches))  # the second is larger where a batch is dropped
     if "local_steps" in settings:
         if "local_epochs" in settings:
             raise SilodpError(
