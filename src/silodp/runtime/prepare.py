@@ -300,7 +300,7 @@ def _check_limits_affordable(spec: RunSpec) -> None:
         )
 
 
-def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None) -> None:
+def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
     """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count."""
     from silodp.training.losses import suggest_class_loss
     from silodp.training.task import Task
