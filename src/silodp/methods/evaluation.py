@@ -222,12 +222,9 @@ class EvaluationSums(EvaluationMethod):
 
         if len(context.x) == 0:
             return
-        if context.separate:
-            from silodp.training.sgd.separate import predict_separately
+        from silodp.training.sgd.separate import predict_rows
 
-            outputs = predict_separately(context.task, context.params, context.x)
-        else:
-            outputs = context.task.predict(context.params, context.x)
+        outputs = predict_rows(context.task, context.params, context.x, separate=context.separate)
         cells = self.table.find_cells(outputs, context.y)  # comparisons, which round nothing
         if self.unit == "user":
             _, unit = torch.unique(context.user, return_inverse=True)

@@ -17,6 +17,7 @@ from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
+from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
 from silodp.training.sgd.separate import train_separately
 from silodp.training.task import Task
@@ -47,7 +48,7 @@ def user_updates(
         memory_budget: bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more);
             None: 1 GiB, or a quarter of a GPU.
         separate: whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
-            the budget is then not used.
+            the budget is then not used. Users with large numbers in records or delta always are, see `_shared`.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -68,10 +69,41 @@ def user_updates(
             code="argument.shape",
         )
     start = validate_start(task, params)
+    data = inputs, targets, owner
+    alone = torch.ones(len(owner), dtype=torch.bool)
+    if not separate:
+        alone = torch.isin(owner, owner[find_large_records(task, inputs, targets)])
+    for ids, deltas in _train_together(task, start, *_select(*data, ~alone), local, generator, memory_budget):
+        if bool((large := find_large_rows(deltas)).any()):
+            alone |= torch.isin(owner, ids[large])
+            ids, deltas = ids[~large], deltas[~large]
+        yield ids, deltas
+        del deltas  # only the caller holds them now: no second chunk stays alive here
+    if bool(alone.any()):
+        yield from train_separately(task, start, *_select(*data, alone), local, draw_seed(generator))
+
+
+def _select(x: Any, y: Tensor, owner: Tensor, which: Tensor) -> tuple[Any, Tensor, Tensor]:
+    """Return the records, targets and owners at these places (n,) bool; all of them without a copy."""
+    if bool(which.all()):
+        return x, y, owner
+    places = which.nonzero().squeeze(1)
+    here = places.to(y.device)
+    return x[here], y[here], owner[places]
+
+
+def _train_together(
+    task: Task,
+    start: Tensor,
+    inputs: Any,
+    targets: Tensor,
+    owner: Tensor,
+    local: LocalTraining,
+    generator: torch.Generator,
+    memory_budget: int | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Train users side by side; Args and Yields as `user_updates`."""
     if len(owner) == 0:
-        return
-    if separate:
-        yield from train_separately(task, start, inputs, targets, owner, local, draw_seed(generator))
         return
     users = UserBatches.of(owner, local)
     trainer = Trainer(task, start, inputs, targets, local)
@@ -85,7 +117,7 @@ def user_updates(
         with seeded(task, seed + number):
             deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
-        del deltas  # only the caller holds them now: no second chunk stays alive here
+        del deltas  # as above
 
 
 def silo_update(

@@ -14,6 +14,7 @@ from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
+from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.sgd.separate import differentiate_separately
@@ -104,7 +105,8 @@ class RecordGradients:
         x: (n, ...) records. y: (n, ...) targets.
         batches: how many batches are to come.
         generator: CPU generator of dropout.
-        separate: whether every record is computed alone, so that its row depends, bit for bit, on nothing else.
+        separate: whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
+            with large numbers in record or gradient always are, see `_shared`.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
@@ -120,9 +122,12 @@ class RecordGradients:
         *,
         separate: bool = False,
     ) -> None:
-        self._task, self._generator, self._separate = task, generator, separate
+        self._task, self._generator = task, generator
         self._x, self._y = task.tensors(x, y)
         self._kind = (get_kind(self._x), get_kind(self._y))
+        self._alone = torch.ones(len(self._x), dtype=torch.bool)
+        if not separate:
+            self._alone = find_large_records(task, self._x, self._y)
         self._most = 0
         self._sequential: SequentialGradient | None = None
         if separate or not len(self._x):
@@ -147,11 +152,23 @@ class RecordGradients:
             Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. Do not change `FactoredRows`:
             two pieces may be one matrix.
         """
-        if self._separate:
+        large = self._alone[batch]
+        alone = [batch[large]]
+        for records, rows in self._differentiate_together(params, batch[~large]):
+            if bool((large := find_large_rows(rows)).any()):
+                alone.append(records[large])
+                records, rows = records[~large], rows[~large]
+            yield records, rows
+            del rows  # only the caller holds them now
+        if len(rest := torch.cat(alone)):
             start = self._task.unflatten(validate_start(self._task, params))
             seed = draw_seed(self._generator)
-            yield from differentiate_separately(self._task, start, self._x, self._y, batch, seed)
-            return
+            yield from differentiate_separately(self._task, start, self._x, self._y, rest, seed)
+
+    def _differentiate_together(
+        self, params: Tensor, batch: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
+        """Compute the gradients of one batch side by side; Args and Yields as `of`."""
         padded = max(_LEAST, 1 << (len(batch) - 1).bit_length())
         traced = self._traced(padded) if len(batch) > 0 and padded <= self._most else None
         if traced is None and self._sequential is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
 from silodp.training.sgd._schedule import LocalTraining
+from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._trainer import seeded
 from silodp.training.task import Task, compute_outputs_at_once
 
@@ -90,6 +91,27 @@ def differentiate_separately(
         with isolated(task, seed, int(record)):
             row = torch.cat([g.reshape(1, -1) for g in gradient(*start, x[here], y[here])], 1)
         yield record, row
+
+
+def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tensor:
+    """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 records x (n, ...).
+
+    Args:
+        task, params, x: model, parameters and records, on the task's device.
+        separate: whether every record is computed alone. Records with large numbers in record or outputs always are,
+            see `_shared`.
+
+    Raises:
+        SilodpError: the model raised.
+    """
+    if separate:
+        return predict_separately(task, params, x)
+    outputs = task.predict(params, x)
+    large = find_large_records(task, x) | find_large_rows(outputs.reshape(len(outputs), -1))
+    if bool(large.any()):
+        places = large.nonzero().squeeze(1).to(task.device)
+        outputs[places] = predict_separately(task, params, x[places])
+    return outputs
 
 
 def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
