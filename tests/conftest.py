@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from silodp.cli import main
 from silodp.data.benchmarks import data_root
 from silodp.errors import SilodpError
 from support.commands import CONFIG, Outcome, Silodp
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from silodp.aggregators import Plain
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup
-from silodp.methods.uldp import validate_weights
+from silodp.methods.weights import validate_weights
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
@@ -29,6 +29,7 @@ from silodp.training.sgd.records import RecordGradients
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from support.oracles import logistic_task, small_federation
+from support.refusals import refused
 from support.specs import make_spec
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
@@ -173,6 +174,41 @@ def test_weights_below_zero_or_not_numbers_are_refused_and_rounding_is_scaled_aw
         with pytest.raises(SilodpError, match="weights of user"):
             validate_weights(bad)
     assert validate_weights(np.array([[0.5], [0.5 + 1e-10]])).sum() <= 1 + 1e-15
+
+
+class WeighsTwice(UldpAvg):
+    """A plug-in that gives everybody the weight 1 in every silo: one person moves the sum by S clips."""
+
+    def user_weights(self, counts, population):
+        return np.ones((population.silos, population.users))
+
+
+class CutsNothing(UldpAvg):
+    """A plug-in that says that rows are clipped, and leaves them as they are."""
+
+    def local_update(self, context):
+        stream = super().local_update(context)
+        rows = (replace(chunk, factors=torch.ones_like(chunk.factors), norms=None) for chunk in stream.chunks)
+        return replace(stream, chunks=rows)
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+def test_weights_of_a_plug_in_that_add_to_more_than_one_are_refused(aggregator):
+    with refused("argument.value"):
+        train(
+            small_federation(),
+            logistic_task(),
+            WeighsTwice(1.0, 1.0),
+            aggregator=aggregator,
+            rounds=1,
+            seed=0,
+        )
+
+
+def test_rows_of_a_plug_in_that_are_longer_than_the_clip_count_as_zero():
+    """The grid of secure aggregation compares norms itself (`tests/unit/mechanisms/test_quantization.py`)."""
+    assert np.abs(answer(quiet_party(UldpAvg(5.0, 1e-6, TRAIN)))).max() > 0
+    assert not answer(quiet_party(CutsNothing(5.0, 1e-6, TRAIN))).any()
 
 
 def test_plain_says_who_sees_what():

@@ -269,8 +269,9 @@ def test_a_sum_does_not_depend_on_how_silos_number_persons(aggregator):
         sums.append(np.array(totals))
     assert np.abs(sums[0]).max() > 0
     for other in sums[1:]:
-        np.testing.assert_allclose(other[0], sums[0][0], rtol=0, atol=1e-12)
-        np.testing.assert_allclose(other, sums[0], rtol=0, atol=1e-7)  # models are single precision
+        # Updates are float32, and persons are computed in another order: on every CPU a sum of 12 clipped updates is
+        # rounded by less than 10⁻⁶, and the sample of another person would move it by some 10⁻².
+        np.testing.assert_allclose(other, sums[0], rtol=0, atol=1e-6)
 
 
 def test_without_identifiers_other_numbers_are_other_persons():

@@ -32,17 +32,24 @@ class ClippedRows:
         rows: (r, d) as computed, a tensor or `FactoredRows`.
         factors: (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
         clip: C, in units of the update's 2-norm.
+        norms: (r,) float64, ‖rows[i]‖₂; None: computed where they are needed.
     """
 
     owners: Tensor = field(repr=False)
     rows: Tensor | FactoredRows = field(repr=False)
     factors: Tensor = field(repr=False)
     clip: float
+    norms: Tensor | None = field(default=None, repr=False)
 
     @property
     def refused(self) -> int:
         """Number of rows that were not finite, and count as zero."""
         return int((self.factors == 0).sum())
+
+    def find_within_clip(self) -> Tensor:
+        """Return which rows are finite and, multiplied by their factors, no longer than the clip, (r,) bool."""
+        norms = compute_norms(self.rows) if self.norms is None else self.norms
+        return (self.factors != 0) & ((self.factors * norms).abs() <= self.clip)
 
     @property
     def tensor(self) -> Tensor:
@@ -205,7 +212,7 @@ def clip_rows(
     most = clip * margin if clip_fraction is None else clip * margin * clip_fraction.to(norms)
     factors = most / norms.clamp_min(_LEAST_NORM if min_norm is None else max(min_norm, _LEAST_NORM))
     factors = factors.clamp(max=1.0) if min_norm is None else factors
-    return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
+    return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip, norms)
 
 
 def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -> ClippedSum:
@@ -216,7 +223,7 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
     Args:
         stream: of clipped rows.
         weights: by owner, float64, each within [0, 1]; over everything one unit owns, here and in other silos, they add
-            to at most 1, as `methods.uldp.validate_weights` checks. They count only where the stream is `weighted`.
+            to at most 1, as `methods.weights.validate_weights` checks. They count only where the stream is `weighted`.
 
     Raises:
         SilodpError: a weighted stream without weights, or rows clipped to more than was declared.
@@ -244,11 +251,15 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
 
 
 def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
-    """Return Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
-    finite = chunk.factors > 0
+    """Return Σ coefficient·row (d,) in double precision, on the CPU.
+
+    Rows that are not finite or longer than the clip count as zero, whichever method gave the factors: an error would
+    tell that somebody has such a row.
+    """
+    within = chunk.find_within_clip()
     rows = chunk.rows
-    if not bool(finite.all()):
-        rows, coefficients = rows[finite], coefficients[finite]
+    if not bool(within.all()):
+        rows, coefficients = rows[within], coefficients[within]
     return add_rows(rows, coefficients).cpu()
 
 

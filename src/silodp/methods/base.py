@@ -310,7 +310,7 @@ class Method(ABC):
         return counts
 
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
-        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1.
+        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1/S.
 
         Without counts the weights are a function of public constants, so that every silo finds those of its users by
         itself. Otherwise the server computes them, and sends each silo its own.
@@ -319,7 +319,7 @@ class Method(ABC):
             counts: (S, U) int64, `count_for_weights` of every silo; None unless `needs_counts`.
             population: the public size of the federation.
         """
-        return np.broadcast_to(1.0, (population.silos, population.users))
+        return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
     def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check the weights that the server gives to a silo, which takes the server for an adversary.

@@ -240,4 +240,4 @@ class EvaluationSums(EvaluationMethod):
             rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
             clipped = clip_rows(owners, rows, self.clip)
             # The weight is a public constant, so it is a part of the factor: no silo has to be told weights.
-            yield ClippedRows(owners, rows, clipped.factors / spread, self.clip / spread)
+            yield replace(clipped, factors=clipped.factors / spread, clip=self.clip / spread)

@@ -44,6 +44,7 @@ from silodp.methods.base import (
     Population,
 )
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
+from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
@@ -416,50 +417,3 @@ class UldpSgd(UldpAvg):
         default_factory=lambda: LocalTraining(learning_rate=1.0, epochs=1, batch_size=None), init=False
     )
     name: str = field(default="uldp-sgd", init=False)
-
-
-def uniform_weight(silos: int) -> float:
-    """Return w[s,u] = 1/S, which needs to know nothing about anyone (ULDP-FL, Algorithm 3)."""
-    return float(validate_weights(np.full((silos, 2), 1.0 / silos))[0, 0])
-
-
-def weigh_by_records(counts: np.ndarray) -> np.ndarray:
-    """Return w[s,u] = n[s,u]/N[u], (S, U), 0 for a person without records (ULDP-FL, Eq. 3, "ULDP-AVG-w").
-
-    Args:
-        counts: (S, U) int64, n[s,u].
-    """
-    totals = counts.sum(axis=0)
-    return validate_weights(counts / np.maximum(totals, 1))
-
-
-def weigh_at_home(counts: np.ndarray) -> np.ndarray:
-    """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U).
-
-    Args:
-        counts: (S, U) int64, n[s,u].
-    """
-    home = np.zeros(counts.shape)
-    home[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
-    return validate_weights(np.where(counts > 0, home, 0.0))
-
-
-def validate_weights(weights: np.ndarray) -> np.ndarray:
-    """Return the weights (S, U), scaled down where rounding pushed a person's total above 1.
-
-    Soundness needs Σ_s w[s,u] ≤ 1 for every person u (docs/privacy.md, section 2), since noise is sized for that.
-
-    Raises:
-        SilodpError: a weight is negative or not finite, or a person's total is really above 1.
-    """
-    totals = weights.sum(axis=0)
-    if (weights < 0).any() or (totals > 1 + 1e-9).any() or not np.isfinite(weights).all():
-        user = int(np.argmax(np.where(np.isfinite(totals), totals, np.inf)))
-        raise SilodpError(
-            f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "
-            "since noise is sized for that.",
-            code="argument.value",
-            field="weights",
-        )
-    scaled: np.ndarray = weights / np.maximum(totals, 1.0)
-    return scaled

@@ -18,6 +18,7 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import MethodState
+from silodp.methods.weights import compute_user_weights
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
 from silodp.wire.messages import Message
@@ -237,7 +238,7 @@ class Server:
     def _weigh(self) -> np.ndarray:
         answers = self.ask_all({name: Message("counts", self.spec.run) for name in self.spec.names})
         counts = np.stack([answers[name].arrays["counts"] for name in self.spec.names])
-        return self.spec.method.user_weights(counts, self.spec.population)
+        return compute_user_weights(self.spec.method, counts, self.spec.population)
 
     def _sample(self, round_: int) -> np.ndarray:
         population = self.spec.population

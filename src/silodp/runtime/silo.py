@@ -25,6 +25,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
+from silodp.methods.weights import compute_user_weights
 from silodp.runtime.gate import Gate
 from silodp.training.task import Task
 from silodp.wire.messages import Message
@@ -204,7 +205,7 @@ class Silo:
         if weights is None and self._spec.aggregator.weights_privately:
             weights = np.ones(self._population.users)  # the true ones are encrypted
         elif weights is None:
-            weights = self._method.user_weights(None, self._population)[self._place]
+            weights = compute_user_weights(self._method, None, self._population)[self._place]
         return kept.arrays["admitted"], weights
 
     def _update(self, request: Message) -> Message:

@@ -14,7 +14,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, LocalContext, Method, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
-from silodp.methods import uldp as weightings
+from silodp.methods import weights as weightings
 from silodp.methods.group import split_group
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining

@@ -305,7 +305,7 @@ class _LocalSgd:
 
     def scaled(self, rows: ClippedRows) -> ClippedRows:
         """Return the same rows in units of the largest learning rate."""
-        return ClippedRows(rows.owners, rows.rows, rows.factors * self._own.rate, self._own.reach)
+        return replace(rows, factors=rows.factors * self._own.rate, clip=self._own.reach)
 
     def move(self, direction: Tensor) -> None:
         """Step: y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""

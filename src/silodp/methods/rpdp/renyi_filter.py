@@ -241,7 +241,7 @@ class _Filter:
         """
         import torch
 
-        norms = compute_norms(rows.rows) * rows.factors
+        norms = (compute_norms(rows.rows) if rows.norms is None else rows.norms) * rows.factors
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
         owners = rows.owners.cpu().numpy()
