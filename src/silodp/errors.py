@@ -22,13 +22,15 @@ Every check takes the name of a setting and its value, and raises `SilodpError` 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -296,14 +298,57 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], example:
     )
 
 
+_KINDS: dict[str, type] = {"int": Integral, "float": Real, "bool": bool, "str": str, "None": type(None)}
+
+
+def check_declared_types(settings: Any) -> None:
+    """Check the fields of a dataclass that are declared as whole or real numbers, texts, truth values or None.
+
+    Raises:
+        SilodpError: a field holds something else (code argument.type); True is not 1.
+    """
+    for field in fields(settings):
+        names = str(getattr(field.type, "__name__", field.type)).split(" | ")
+        if field.init and all(name in _KINDS for name in names):
+            value = getattr(settings, field.name)
+            is_flag = isinstance(value, bool) and "bool" not in names
+            if is_flag or not isinstance(value, tuple(_KINDS[name] for name in names)):
+                raise SilodpError(
+                    f"{field.name} = {shorten(value)}: set a value of type {' or '.join(names)}.",
+                    code="argument.type",
+                    field=field.name,
+                )
+
+
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Check that a value is one of `choices`."""
     choices = tuple(choices)
-    if value not in choices:
+    # By type first: arrays and tensors answer a comparison with an array.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise SilodpError(
             f"{name} = {shorten(value)}: set one of {', '.join(map(repr, choices))}.",
             code="argument.value",
             field=name,
+        )
+
+
+def check_list(name: str, value: object, kind: type) -> None:
+    """Check that a value is a list or another sequence, each item of a type."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or not all(isinstance(item, kind) for item in cast("Sequence[object]", value)):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: give a list, each item a {kind.__name__}.",
+            code="argument.type",
+            field=name,
+        )
+
+
+def check_path(name: str, value: object) -> None:
+    """Check that a value can be the path of a file or folder."""
+    check_type(name, value, (str, os.PathLike))
+    if "\0" in str(value):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: give a path without zero bytes.", code="argument.value", field=name
         )
 
 

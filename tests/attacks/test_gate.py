@@ -163,7 +163,9 @@ def test_a_silo_takes_no_weights_where_it_knows_them_itself(name, array):
             fresh.answer(Message("setup", "run", arrays={array: weights}))
     fresh.answer(parties.last("setup"))
     kept = fresh._admitted()[1]
-    np.testing.assert_allclose(kept, np.full(12, 1.0 if RUNS[name][0].weights_privately else 1 / 3), rtol=1e-15)
+    np.testing.assert_allclose(
+        kept, np.full(12, 1.0 if RUNS[name][0].weights_privately else 1 / 3), rtol=1e-15
+    )
 
 
 def test_a_weight_for_a_person_without_records_is_refused():

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import SilodpError, check_delta, shorten
+from silodp.errors import SilodpError, check_delta, check_real, shorten
 
 _MOST_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -191,8 +191,9 @@ def compute_epsilon(
         SilodpError: an event's parameter, δ or the accountant is out of range.
     """
     check_delta("delta", delta)
+    check_real("disclosure", disclosure, least=0)
     found = find_accountant(accountant)
-    composition = found.compose(charges)
+    composition = found.compose(_check_charges(charges))
 
     def epsilon_at(part: float) -> float:
         epsilon = composition.epsilon(part)
@@ -232,11 +233,23 @@ def compute_delta(
     Raises:
         SilodpError: an event's parameter, ε or the accountant is out of range.
     """
-    if not epsilon >= 0:
-        raise SilodpError(
-            f"epsilon = {epsilon!r}: set a number of at least 0.", code="argument.value", field="epsilon"
-        )
-    return find_accountant(accountant).compose(charges).delta(epsilon)
+    check_real("epsilon", epsilon, least=0)
+    return find_accountant(accountant).compose(_check_charges(charges)).delta(float(epsilon))
+
+
+def _check_charges(charges: object) -> list[EventCount]:
+    """Return charges as a list of pairs; what events and counts may be is checked where they are flattened."""
+    # An array without dimensions can be iterated by its type alone.
+    is_list = isinstance(charges, Iterable) and bool(getattr(charges, "ndim", True))
+    listed: list[Any] = list(cast("Iterable[Any]", charges)) if is_list else [charges]
+    for charge in listed:
+        if not (isinstance(charge, tuple) and len(charge) == 2 and isinstance(charge[0], Event)):
+            raise SilodpError(
+                f"charges holds {shorten(charge)}: give pairs (event, count), events of silodp.accounting.events.",
+                code="argument.type",
+                field="charges",
+            )
+    return listed
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
 from silodp.crypto.keys import Identity
+from silodp.errors import check_declared_types
 from silodp.mechanisms.clipping import Update
 from silodp.methods.base import Method, MethodState
 from silodp.wire.messages import Message
@@ -170,6 +171,10 @@ class Aggregator(ABC):
     A field that is a party's private choice, of which the sum does not depend (a device), is declared as
     `field(compare=False, repr=False)`.
     """
+
+    def __post_init__(self) -> None:
+        """Check the types of the settings; what they may be together is checked with the run's specification."""
+        check_declared_types(self)
 
     @property
     def name(self) -> str:

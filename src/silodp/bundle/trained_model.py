@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.config.build import build_architecture
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
-from silodp.errors import SilodpError, check_type, first_line
+from silodp.errors import SilodpError, check_path, check_type, first_line
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
     DESCRIPTION,
@@ -268,6 +268,7 @@ def load(
         SilodpError: a file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
             was not named or has changed, or does not have the parameters of the run.
     """
+    check_path("directory", directory)
     directory = Path(directory)
     check_type("model", model, (nn.Module, type(None)), "the module that was trained")
     description = ModelDescription.read(directory / DESCRIPTION)

@@ -20,7 +20,7 @@ from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, 
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets
 from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError
+from silodp.errors import MOST_WHOLE, SilodpError, check_declared_types, check_list, shorten
 
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 
@@ -74,21 +74,30 @@ class Federation:
             value = getattr(self, name)
             if name == "classes" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-                raise self._refusal(f"{name} is {value!r}; give a whole number, at least {least}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, Integral)
+                or not least <= int(value) <= MOST_WHOLE
+            ):
+                raise self._refusal(f"{name} is {value!r}; give a whole number from {least} to {MOST_WHOLE}")
             object.__setattr__(self, name, int(value))  # json does not write numpy's integers
+        check_declared_types(self)
+        check_list("assumptions", self.assumptions, str)
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise self._refusal(f"two silos are named {twice!r}; rename one")
+        for name in ("features", "user_keys"):
+            value = getattr(self, name)
+            is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+            if value is not None and not (is_list and all(isinstance(one, str) for one in value)):
+                raise self._refusal(f"{name} is {shorten(value)}; give a list, every one as text")
         if self.user_keys is not None:
             keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
             if len(self.user_keys) != keys or len(set(self.user_keys)) < keys:
                 raise self._refusal(
                     f"{len(self.user_keys)} user keys for {self.users} users; give one each, all different"
                 )
-            if not all(isinstance(key, str) for key in self.user_keys):
-                raise self._refusal("a user key is not text; give every key as text")
         if self.user_budgets is not None:
             check_budgets(self.user_budgets, self.users, f"federation {self.name!r}", "user")
         first = self.silos[0]

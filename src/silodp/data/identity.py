@@ -33,7 +33,7 @@ from silodp.data._identifiers import (
     has_letters,
     read_text,
 )
-from silodp.errors import MOST_WHOLE, SilodpError, first_line, shorten, suggest_name
+from silodp.errors import MOST_WHOLE, SilodpError, check_path, first_line, shorten, suggest_name
 
 FORMAT = 1
 """Of identity.toml and of what its digest covers."""
@@ -286,6 +286,7 @@ def load_profile(path: str | Path) -> IdentityProfile:
     Raises:
         SilodpError: `identity.file` (not readable, or not TOML), `identity.profile` (a setting that does not fit).
     """
+    check_path("path", path)
     path = Path(path)
     try:
         with path.open("rb") as file:

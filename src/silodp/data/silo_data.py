@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError, check_list, shorten
 
 MAX_NAME_LENGTH = 100
 """Characters of a silo's name: it is part of what silos sign and send each other."""
@@ -78,6 +78,8 @@ class SiloData:
                 f"x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} records; give one label and "
                 "one user number per record"
             )
+        if self.identifiers is not None:
+            check_list("identifiers", self.identifiers, str)
         if self.budget is not None:
             check_budgets(self.budget, len(self.x), f"silo {name!r}", "record")
         if self.test is not None:

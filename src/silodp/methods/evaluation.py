@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from silodp.errors import (
     check_clip,
     check_epsilon,
     check_fields,
+    check_list,
     check_noise_multiplier,
     check_whole,
     optional,
@@ -79,6 +81,7 @@ class Evaluation:
             epsilon=optional(check_epsilon),
             clip=check_clip,
         )
+        check_list("evaluation.times", self.times, Real)
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
         CountTable("survival", bins=self.bins, times=self.times)
         given = self.noise_multiplier is not None, self.epsilon is not None

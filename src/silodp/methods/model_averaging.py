@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,14 @@ import numpy as np
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
-from silodp.errors import SilodpError, check_noise_multiplier, check_probability, check_whole, counted
+from silodp.errors import (
+    SilodpError,
+    check_list,
+    check_noise_multiplier,
+    check_probability,
+    check_whole,
+    counted,
+)
 from silodp.methods.ddp.method import CLAIM
 
 if TYPE_CHECKING:
@@ -70,14 +78,17 @@ def average_models(
     Raises:
         SilodpError: the models differ in kind, names, shapes or counters, or a setting is out of range.
     """
-    given = list(models) if isinstance(models, Iterable) else []
+    # A tensor without dimensions can be iterated by its type alone.
+    given = list(models) if isinstance(models, Iterable) and bool(getattr(models, "ndim", True)) else []
     if not given:
         raise SilodpError(
             "models is empty: give at least one trained module, state dict or vector.",
             code="argument.value",
             field="models",
         )
-    if isinstance(noise_multiplier, Sequence | np.ndarray) and not isinstance(noise_multiplier, str):
+    noise: list[Any]
+    if isinstance(noise_multiplier, Sequence | np.ndarray) and np.ndim(noise_multiplier):
+        check_list("noise_multiplier", list(noise_multiplier), Real)
         noise = [float(sigma) for sigma in noise_multiplier]
     else:
         noise = [noise_multiplier] * len(given)

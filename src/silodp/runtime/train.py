@@ -18,7 +18,7 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_type, check_whole
+from silodp.errors import SilodpError, check_path, check_type, check_whole
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
@@ -156,6 +156,15 @@ def train(
         SilodpError: a setting, table or model that cannot be used, or a file that cannot be continued.
     """
     check_type("out", out, (str, Path, NoneType), "'runs/first'")
+    if out is not None:
+        check_path("out", out)
+    check_type("resume", resume, bool)
+    if on_round is not None and not callable(on_round):
+        raise SilodpError(
+            f"on_round is a {type(on_round).__name__}: give a function of a RoundResult.",
+            code="argument.type",
+            field="on_round",
+        )
     spec = prepare_run(
         federation,
         task,

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silodp.errors import lookup
+from silodp.errors import check_type, lookup
 from silodp.tracking.base import SafeTracker, Tracker
 from silodp.tracking.mlflow import MLflow
 from silodp.tracking.progress import print_progress
@@ -37,6 +37,7 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
     Raises:
         SilodpError: the name is not known, or its package is not installed.
     """
+    check_type("log", text, str, "'tensorboard'")
     name, _, target = text.partition("=")
     return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.data.inputs import NamedArrays, map_arrays
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.errors import SilodpError, check_type, describe_exception, first_line
 from silodp.training.gradients import select_user_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
@@ -83,7 +83,7 @@ class Task:
                 field="model",
             )
         if not isinstance(loss, Loss | nn.Module):
-            if isinstance(loss, type) or loss in LOSSES.values():
+            if isinstance(loss, type) or any(loss is known for known in LOSSES.values()):
                 raise SilodpError(
                     f"loss is {loss.__name__} itself: call it, loss={loss.__name__}().",
                     code="argument.type",
@@ -120,8 +120,9 @@ class Task:
         # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
         # shares the parameters, whose values `load` replaces or which are frozen.
         self._released = _copy(self.model, dict((id(p), p) for p in self.model.parameters()))
-        self.metrics = dict(metrics or {})
-        self.architecture = architecture or Architecture()
+        self.metrics = {} if metrics is None else dict(metrics)
+        check_type("architecture", architecture, (Architecture, type(None)))
+        self.architecture = Architecture() if architecture is None else architecture
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)

@@ -28,7 +28,7 @@ from silodp.data.tables.columns import (
     read_numeric,
     read_reader,
 )
-from silodp.errors import SilodpError, check_real, first_line, suggest_name
+from silodp.errors import SilodpError, check_real, check_type, first_line, suggest_name
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
@@ -112,6 +112,8 @@ class Schema:
     label_typical: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        check_type("data.schema.kind", self.kind, str)
+        check_type("data.schema.out_of_range", self.out_of_range, str)
         if self.kind not in ("classes", "real", "survival"):
             raise _refusal(
                 f"kind is {self.kind!r}; choose 'classes', 'real' or 'survival'", "data.kind", "kind"
@@ -164,6 +166,7 @@ class Schema:
                 )
         if not isinstance(self.reader, Reader):
             object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
+        check_type("data.schema.readers", self.readers, Mapping)
         readers = {silo: read_reader(silo, given, self.reader) for silo, given in self.readers.items()}
         object.__setattr__(self, "readers", readers)
         self._check_dates()
@@ -398,8 +401,8 @@ def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
 
 
 def _check_values(what: str, values: Any) -> None:
-    listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
+    listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and np.ndim(values)
+    if not listed or len(values) < 2 or len({str(text_of(value)) for value in values}) < len(values):
         raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
 
 
