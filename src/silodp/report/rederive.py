@@ -228,7 +228,7 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
         stored = json.loads(path.read_bytes())
         spec = RunSpec(
             PublicData.from_dict(stored["data"]),
-            ModelSpec(**stored["model"]),
+            ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False))),
             config.method(),
             config.aggregator(),
             int(stored["min_silos"]),
