@@ -28,6 +28,7 @@ from silodp.accounting.events import (
     Mechanism,
     PoissonSampled,
     RevealedSample,
+    SampledReplacement,
     Skellam,
     list_nested,
 )
@@ -140,6 +141,8 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
             built = library.from_gaussian_mechanism(
                 sigma, value_discretization_interval=grid, sampling_prob=q
             )
+        case SampledReplacement(q, Gaussian(sigma)):
+            return (_replacement(q, sigma, grid),)
         case _:
             raise _unknown(event)
     remove, add = built._pmf_remove, built._pmf_add
@@ -187,6 +190,34 @@ def _mixture(k: int, gamma: float, sigma: float, grid: float, direction: Adjacen
     lowest, highest = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
     deltas = mixture.get_delta_for_epsilon(np.arange(lowest, highest + 1) * grid)
     return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas), grid)
+
+
+def _replacement(q: float, sigma: float, grid: float) -> Losses:
+    """Return the losses of (1−q)·N(0, σ²) + q·N(1, σ²) against (1−q)·N(0, σ²) + q·N(−1, σ²), the same both ways.
+
+    No other replacement loses more (docs/privacy.md, section 4, W). With s = sinh(ε/2), the loss is ε at
+    x = σ²·(ε/2 + asinh(e^(1/(2σ²))·s·(1−q)/q)).
+    """
+    reach = 1 + 10 * sigma  # all but 1e-23 of the probability lies within
+    log_odds = math.log(q) - math.log1p(-q)
+    largest = float(
+        np.logaddexp(0, log_odds + (reach - 0.5) / sigma**2)
+        - np.logaddexp(0, log_odds - (reach + 0.5) / sigma**2)
+    )
+    highest = math.ceil(largest / grid)
+    epsilons = np.arange(-highest, highest + 1) * grid
+    half = np.abs(epsilons) / 2
+    with np.errstate(divide="ignore"):  # ln sinh is −∞ at ε = 0
+        log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+    exponents = log_sinh + 0.5 / sigma**2 - log_odds
+    far = np.where(exponents > 30, exponents + math.log(2), np.arcsinh(np.exp(np.minimum(exponents, 30.0))))
+    x = sigma * (epsilons / 2 + np.sign(epsilons) * far)  # in standard deviations
+    still = (1 - q) * special.ndtr(-x)
+    other = special.logsumexp(
+        [math.log1p(-q) + special.log_ndtr(-x), math.log(q) + special.log_ndtr(-x - 1 / sigma)], axis=0
+    )
+    deltas = np.maximum(still + q * special.ndtr(1 / sigma - x) - np.exp(epsilons + other), 0.0)
+    return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -highest, highest, deltas), grid)
 
 
 def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
@@ -249,6 +280,10 @@ def estimate_spread(event: Mechanism) -> float:
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return estimate_spread(Group(1, event))
+        case SampledReplacement(q, Gaussian(sigma)):
+            # E[(P₁ − Q₁)²/P₀²] = 4·sinh(1/σ²); or as for a coin that is seen.
+            seen = math.sqrt(q * (4 / sigma**2 + 4 / sigma**4))
+            return min(seen, 2 * q * math.sqrt(math.sinh(min(sigma**-2, 700.0))))
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             mu = k / sigma
             bound = math.sqrt(mu**2 + mu**4 / 4)
@@ -298,6 +333,8 @@ def _range(event: Mechanism) -> float:
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
+        case SampledReplacement(_, Gaussian(sigma)):
+            mu = 2 / sigma
         case RevealedSample(_, inner):
             inside = list_inner_steps(inner)
             mu = _spread_of(inside)

@@ -79,7 +79,7 @@ class Rederived:
             return f"any_dropouts = {stated.any_dropouts}, and it is {again.any_dropouts}"
         if not is_same(stated.sample_known, again.sample_known):
             return f"sample_known = {stated.sample_known}, and it is {again.sample_known}"
-        if not is_same(stated.linkage, again.linkage):
+        if not _is_linkage_covered(stated.linkage, again.linkage):
             return f"linkage = {list(stated.linkage)}, and it is {list(again.linkage)}"
         if not is_same(stated.claims, again.claims):
             return f"claims = {_format_claims(stated.claims)}, and they are {_format_claims(again.claims)}"
@@ -183,6 +183,21 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
 def is_covered(stated: float, charged: float) -> bool:
     """Return whether a stated ε is at least the charged one, up to rounding."""
     return stated >= charged * (1 - _TOLERANCE)
+
+
+def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether no stated ε is smaller; earlier versions had larger ones for a record under another id."""
+    return len(stated) == len(again) and all(
+        is_same({**one, "epsilon": None}, {**other, "epsilon": None})
+        and (
+            one["epsilon"] == other["epsilon"]
+            or (
+                None not in (one["epsilon"], other["epsilon"])
+                and is_covered(one["epsilon"], other["epsilon"])
+            )
+        )
+        for one, other in zip(stated, again, strict=True)
+    )
 
 
 def is_same(one: Any, other: Any) -> bool:
