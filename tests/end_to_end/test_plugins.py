@@ -18,6 +18,7 @@ import pytest
 import tomli_w
 import torch
 
+from silodp.accounting.guarantee import OTHER_CODE
 from silodp.cli import main
 from silodp.config.schema import load_config
 from silodp.report.run_record import read_run
@@ -122,6 +123,9 @@ def test_a_plugin_is_planned_run_killed_resumed_and_reported_on(
     assert [planned["adversaries"][a]["epsilon"] for a in ("released", "server", "silo")] == [
         whole.json["guarantees"][a]["epsilon"] for a in ("released", "server", "silo")
     ]
+
+    is_named = name not in ("data set", "server optimizer")  # the latter works on noisy sums
+    assert all((OTHER_CODE in said["assumptions"]) == is_named for said in whole.json["guarantees"].values())
 
     assert run_until_killed(config, Path("killed")) == signal.SIGKILL
     assert len(Path("killed/checkpoint/ledger.jsonl").read_text().splitlines()) == 1 + 2

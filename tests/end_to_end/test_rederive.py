@@ -18,7 +18,14 @@ from test_record_methods import DDP
 
 from silodp.accounting import _append_log
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, format_rounded_up
+from silodp.accounting.guarantee import (
+    ADVERSARIES,
+    DROPOUTS,
+    HELD_OUT,
+    NOT_COVERED,
+    OTHER_CODE,
+    format_rounded_up,
+)
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
 from silodp.config.schema import load_config
@@ -42,6 +49,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
     "sampled": (CONFIG, ("method.user_sampling=0.5",)),
     "claims": (DDP, ("method.trajectory=paper",)),
+    "own code": (CONFIG, ("task.metrics=['own.py:largest']",)),
     "masked": (DDP, ("aggregator=masked", "aggregation.min_silos=3", "data.silos=4")),
     "records": (PERSONAL, ()),
     "seeded coins": (PERSONAL, ("rounds=4", "method.client_sampling=0.5")),
@@ -60,6 +68,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         if kind not in done:
             text, sets = KINDS[kind]
             (folder / f"{kind}.toml").write_text(text)
+            (folder / "own.py").write_text(
+                "def largest(outputs, targets):\n    return float(outputs.max())\n"
+            )
             done[kind] = folder / kind
             overrides = [part for one in sets for part in ("--set", one)]
             with pytest.raises(SystemExit) as left:
@@ -136,6 +147,7 @@ def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
     audit(directory)  # more may be assumed
     if kind == "persons":
         assert any("not below 1/U" in text for text in whole[0]["assumptions"])
+    assert all((OTHER_CODE in said["assumptions"]) == (kind == "own code") for said in whole)
 
 
 @pytest.mark.parametrize("text", NOT_COVERED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
@@ -51,13 +51,22 @@ class Composition(ABC):
         return self.delta(0.0)
 
     def probability_above(self, epsilon: float) -> float:
-        """Return an upper bound of P(L > ε) for the privacy loss L.
+        """Return an upper bound of the probability of all events that are more than e^ε times likelier in one world.
 
-        By default the smallest δ(ε − x)/(1 − e^(−x)) over some x in (0, ε]: a loss above ε counts with at least
-        1 − e^(−x) in δ(ε − x).
+        It holds for whatever is computed from what is seen. That may be more than P(L > ε) for the privacy loss L of
+        what is seen: an event may have the ratio e^ε as a whole, where some of its outcomes have a smaller one. By
+        default see `_bound_likelier`.
         """
-        gaps = [epsilon * 2.0**-i for i in range(12)] if epsilon > 0 else []
-        return min([1.0, *(self.delta(epsilon - x) / -math.expm1(-x) for x in gaps)])
+        return _bound_likelier(self.delta, epsilon)
+
+
+def _bound_likelier(compute_delta: Callable[[float], float], epsilon: float) -> float:
+    """Return the smallest δ(ε − x)/(1 − e^(−x)) over some x in (0, ε].
+
+    An event with P(E) ≥ e^ε·Q(E) has δ(ε − x) ≥ P(E) − e^(ε − x)·Q(E) ≥ (1 − e^(−x))·P(E).
+    """
+    parts = [*(i / 16 for i in range(1, 17)), *(2.0**-i for i in range(5, 12))] if epsilon > 0 else []
+    return min([1.0, *(compute_delta(epsilon * (1 - p)) / -math.expm1(-epsilon * p) for p in parts)])
 
 
 class Accountant(ABC):
@@ -259,12 +268,13 @@ class MembershipAttack:
     δ is not the probability that the factor e^ε fails: it is the mean excess, E[(1 − e^(ε−L))₊] for the privacy loss L.
     Two other numbers answer what readers take δ and ε for. δ(0), the total variation distance between the world with
     the unit and the one without, gives the accuracy of the best attacker who gives membership even odds: ½(1 + δ(0)),
-    by Neyman and Pearson. P(L > ε) is the probability that what is seen speaks for membership by more than the factor
-    e^ε.
+    by Neyman and Pearson. The other is the largest probability of events that are more than e^ε times likelier in one
+    world than in the other.
 
     Attributes:
         accuracy: of guessing membership from even odds, at most; between ½ and 1.
-        loss_above_epsilon: the probability that the privacy loss exceeds ε.
+        loss_above_epsilon: probability of conclusions that are more than e^ε times likelier with the unit than
+            without it, or without it than with it; at most, whatever they are drawn from.
         exact: whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
             distributions, up to their grid); False: they are upper bounds by Rényi orders.
     """
@@ -284,7 +294,7 @@ def compute_membership_attack(
     Args:
         charges: what was released.
         epsilon: the ε that was stated, 0 or more.
-        excess: probability, between 0 and 1, with which more than the events tell is disclosed (of ciphertexts).
+        excess: the part of δ, between 0 and 1, that is kept for what ciphertexts disclose: at least (1 + e^ε)·TV.
 
     Raises:
         SilodpError: an event's parameter is out of range.
@@ -294,7 +304,9 @@ def compute_membership_attack(
     composition = accountant.compose(charges)
     return MembershipAttack(
         accuracy=(1 + min(1.0, composition.total_variation() + excess)) / 2,
-        loss_above_epsilon=composition.probability_above(epsilon),
+        loss_above_epsilon=composition.probability_above(epsilon)
+        if excess == 0
+        else _bound_likelier(lambda smaller: composition.delta(smaller) + excess, epsilon),
         exact=accountant.exact,
     )
 

@@ -216,6 +216,10 @@ PUBLIC_VALUES = (
     "no value that the model came with (frozen parts, buffers, attributes, parameters not drawn anew) was computed "
     "from private records"
 )
+OTHER_CODE = (
+    "code that came neither with silodp nor with torch (of the model, the loss, the metrics or a plug-in) computes "
+    "what it returns from its arguments alone, and changes nothing else: what it keeps to act later cannot be seen"
+)
 SECRET_SAMPLE = (
     "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
     "whether, when and with what error a silo fails depends on no sample"

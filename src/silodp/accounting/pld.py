@@ -28,6 +28,7 @@ from silodp.accounting.events import (
     Mechanism,
     PoissonSampled,
     RevealedSample,
+    SampledReplacement,
     Skellam,
     list_nested,
 )
@@ -101,6 +102,21 @@ class Losses:
         loss = (self.lowest + len(downwards) - 1 - i) * self.grid
         return max(0.0, loss + math.log((upper[i] - delta) / lower[i]))
 
+    def probability_above(self, epsilon: float) -> float:
+        """Return the largest P(E) over all events E with P(E) ≥ e^ε·Q(E), randomized ones included.
+
+        By Neyman and Pearson E takes the largest losses. Those above ε leave P(E) − e^ε·Q(E) above 0, and those below
+        it use that up. It is min_x δ(ε − x)/(1 − e^(−x)), so it bounds the same of every pair that these dominate.
+        """
+        mass = self.probabilities[::-1]
+        gained = mass * -np.expm1(np.minimum(epsilon - self.values[::-1], 700.0))
+        left = self.infinite + np.cumsum(gained)
+        spent = np.flatnonzero(left < 0)
+        last = int(spent[0]) if len(spent) else len(mass) - 1
+        # Of the loss at which nothing is left, the event takes a part only.
+        part = (left[last] - gained[last]) / -gained[last] if len(spent) else 1.0
+        return min(1.0, self.infinite + float(mass[:last].sum() + part * mass[last]))
+
 
 @lru_cache(maxsize=256)
 def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
@@ -125,6 +141,8 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
             built = library.from_gaussian_mechanism(
                 sigma, value_discretization_interval=grid, sampling_prob=q
             )
+        case SampledReplacement(q, Gaussian(sigma)):
+            return (_replacement(q, sigma, grid),)
         case _:
             raise _unknown(event)
     remove, add = built._pmf_remove, built._pmf_add
@@ -172,6 +190,34 @@ def _mixture(k: int, gamma: float, sigma: float, grid: float, direction: Adjacen
     lowest, highest = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
     deltas = mixture.get_delta_for_epsilon(np.arange(lowest, highest + 1) * grid)
     return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas), grid)
+
+
+def _replacement(q: float, sigma: float, grid: float) -> Losses:
+    """Return the losses of (1−q)·N(0, σ²) + q·N(1, σ²) against (1−q)·N(0, σ²) + q·N(−1, σ²), the same both ways.
+
+    No other replacement loses more (docs/privacy.md, section 4, W). With s = sinh(ε/2), the loss is ε at
+    x = σ²·(ε/2 + asinh(e^(1/(2σ²))·s·(1−q)/q)).
+    """
+    reach = 1 + 10 * sigma  # all but 1e-23 of the probability lies within
+    log_odds = math.log(q) - math.log1p(-q)
+    largest = float(
+        np.logaddexp(0, log_odds + (reach - 0.5) / sigma**2)
+        - np.logaddexp(0, log_odds - (reach + 0.5) / sigma**2)
+    )
+    highest = math.ceil(largest / grid)
+    epsilons = np.arange(-highest, highest + 1) * grid
+    half = np.abs(epsilons) / 2
+    with np.errstate(divide="ignore"):  # ln sinh is −∞ at ε = 0
+        log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+    exponents = log_sinh + 0.5 / sigma**2 - log_odds
+    far = np.where(exponents > 30, exponents + math.log(2), np.arcsinh(np.exp(np.minimum(exponents, 30.0))))
+    x = sigma * (epsilons / 2 + np.sign(epsilons) * far)  # in standard deviations
+    still = (1 - q) * special.ndtr(-x)
+    other = special.logsumexp(
+        [math.log1p(-q) + special.log_ndtr(-x), math.log(q) + special.log_ndtr(-x - 1 / sigma)], axis=0
+    )
+    deltas = np.maximum(still + q * special.ndtr(1 / sigma - x) - np.exp(epsilons + other), 0.0)
+    return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -highest, highest, deltas), grid)
 
 
 def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
@@ -234,6 +280,10 @@ def estimate_spread(event: Mechanism) -> float:
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return estimate_spread(Group(1, event))
+        case SampledReplacement(q, Gaussian(sigma)):
+            # E[(P₁ − Q₁)²/P₀²] = 4·sinh(1/σ²); or as for a coin that is seen.
+            seen = math.sqrt(q * (4 / sigma**2 + 4 / sigma**4))
+            return min(seen, 2 * q * math.sqrt(math.sinh(min(sigma**-2, 700.0))))
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             mu = k / sigma
             bound = math.sqrt(mu**2 + mu**4 / 4)
@@ -283,6 +333,8 @@ def _range(event: Mechanism) -> float:
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
+        case SampledReplacement(_, Gaussian(sigma)):
+            mu = 2 / sigma
         case RevealedSample(_, inner):
             inside = list_inner_steps(inner)
             mu = _spread_of(inside)
@@ -294,22 +346,6 @@ def _range(event: Mechanism) -> float:
 
 def _unknown(event: Mechanism) -> TypeError:
     return TypeError(f"{event!r} has no loss distribution here: `steps` refuses it")
-
-
-def compute_probability_above(losses: Losses, epsilon: float) -> float:
-    """Return P(L > ε), infinite losses included, the probability of each grid point spread over one interval.
-
-    Rounding to the grid keeps the mean of every step's loss, so the error is of second order in the grid: below a
-    part in 10³ (`tests/unit/accounting/test_attack.py`), where counting whole grid points would be off by up to 3 %.
-    """
-    position = epsilon / losses.grid - losses.lowest + 0.5
-    place = math.floor(position)
-    if place < 0:
-        return 1.0
-    if place >= len(losses.probabilities):
-        return losses.infinite
-    above = losses.probabilities[place + 1 :].sum() + (1 - (position - place)) * losses.probabilities[place]
-    return min(1.0, losses.infinite + float(above))
 
 
 @dataclass(frozen=True)
@@ -336,11 +372,12 @@ class PldComposition(Composition):
         return min(self._delta(epsilon), self.by_orders.delta(epsilon))
 
     def probability_above(self, epsilon: float) -> float:
-        """As `Composition`, up to the grid."""
+        """As `Composition`."""
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
         both = compose_steps(self.steps, choose_grid(self.steps))
-        return max(compute_probability_above(direction, epsilon) for direction in both)
+        by_losses = max(direction.probability_above(epsilon) for direction in both)
+        return min(by_losses, self.by_orders.probability_above(epsilon))
 
     def _delta(self, epsilon: float) -> float:
         if not self.steps:

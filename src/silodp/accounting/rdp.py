@@ -342,7 +342,10 @@ class RdpComposition(Composition):
         return min(1.0, self.delta(0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
 
     def probability_above(self, epsilon: float) -> float:
-        """Return Chernoff's bound, the smallest e^((α−1)(ρ(α) − ε)): E[e^((α−1)L)] = e^((α−1)D_α)."""
+        """Return Chernoff's bound, the smallest e^((α−1)(ρ(α) − ε)): E[e^((α−1)L)] = e^((α−1)D_α).
+
+        D_α of whatever is computed from what is seen is no larger, so it bounds events of that, too.
+        """
         if not self.steps:
             return self._trivial(1.0)
         orders, rho = compose_steps(self.steps, self.orders)

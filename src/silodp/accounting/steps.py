@@ -67,8 +67,8 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
     Args:
         charges: (event, count), composed adaptively.
         for_pld: convert for privacy loss distributions, which have no rule for some events. Gaussian releases
-            are merged into one; a replacement becomes a release of twice the shift; in a group, the sampling of
-            silos is left out; Skellam noise is refused ("accounting.unsupported").
+            are merged into one; in a group, the sampling of silos is left out; Skellam noise is refused
+            ("accounting.unsupported").
 
     Returns:
         ((step, count), ...) in a fixed order; () where no charge costs anything.
@@ -120,9 +120,6 @@ def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) ->
             return all([_add(counts, part, times, for_pld) for part in inner])
         case RevealedSample(q, inner):
             return _add_known(counts, q, inner, times, for_pld)
-        case SampledReplacement(q, inner) if for_pld:
-            # By joint convexity: when the coin falls, the two worlds lie twice as far apart.
-            return _add(counts, RevealedSample(q, double_shift(inner)), times, for_pld)
         case Group(size, inner):
             _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
             return _add_group(counts, int(size), inner, times, for_pld)

@@ -36,6 +36,8 @@ class ModelSpec:
             mode; "" without any.
         start: SHA-256 (hex) of the values that training starts at, if a task says `pretrained=True`; else "".
         keeps_values: whether some values that the model came with are constants, or the start of training.
+        other_code: whether the model, the loss or a metric is code that came neither with silodp nor with torch. It is
+            no part of the run's identity.
     """
 
     size: int
@@ -45,6 +47,7 @@ class ModelSpec:
     constants: str = ""
     start: str = ""
     keeps_values: bool = False
+    other_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class RunSpec:
             "model": {
                 k: v
                 for k, v in vars(self.model).items()
-                if k not in ("constants", "start", "keeps_values") or v
+                if k != "other_code" and (k not in ("constants", "start", "keeps_values") or v)
             },
             "method": {"name": self.method.name, "settings": repr(self.method)},
             "aggregator": {"name": self.aggregator.name, "settings": repr(self.aggregator)},
@@ -193,6 +196,8 @@ class RunSpec:
             "silo_limits": dict(self.silo_limits),
             "tested": self.tested,
         }
+        if self.model.other_code:
+            limits["other_code"] = True
         stored = {"format": FORMAT, "digest": self.digest, **self.to_dict(), **limits}
         return json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
 

@@ -508,6 +508,13 @@ def silo(
             client.run(threading.Event())
 
 
+FIXED_RUNS = (
+    "(this holds if the runs, with their settings and rounds, were fixed before the first model was seen; if somebody "
+    "chooses a later run after seeing models, the ε of all runs together may be somewhat larger)"
+)
+"""What the ε over several runs assumes (docs/privacy.md, section 3)."""
+
+
 def audit_log(
     folder: Folder,
     as_json: Json = False,
@@ -553,7 +560,7 @@ def _format_spent(spent: dict[str, Any] | None) -> list[str]:
         if limit is not None:
             told += f" of at most {format_rounded_up(limit)}"
         lines.append(f"  {adversary:<9} {told}")
-    return lines
+    return [*lines, f"  {FIXED_RUNS}"]
 
 
 def _refuse_both(name: str, value: str | None, socket: Path | None) -> None:

@@ -141,6 +141,12 @@ def _tune(
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
     check_positive("records_per_person", records)
+    if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
+        raise SilodpError(
+            "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
+            code="argument.conflict",
+            field="prevalence",
+        )
     if prevalence is not None and not 0.005 <= prevalence <= 0.995:
         raise SilodpError(
             f"--prevalence {prevalence:g}: set the share of the second class, from .005 to .995.",
@@ -273,7 +279,8 @@ def epsilon(
         ),
     ] = 1,
     knows_sample: Annotated[
-        bool, typer.Option("--knows-sample", help="The adversary knows who was sampled.")
+        bool,
+        typer.Option("--knows-sample", help="The adversary knows which persons or records were sampled."),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,11 @@ from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, shorten
 
-_HEADER = "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
+_HEADER = (
+    "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
+    "# lifetime_epsilon bounds what all runs tell if the runs were fixed beforehand. If somebody chooses a later run\n"
+    "# after seeing an earlier one's models, they may tell somewhat more.\n"
+)
 _GIB = 1 << 30
 _Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

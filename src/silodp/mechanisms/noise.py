@@ -90,7 +90,7 @@ def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.T
 
 
 MOST_SKELLAM_VARIANCE = 1e12
-"""Above it the sampler of Poisson variables is no longer exact."""
+"""Here rounding in numpy's sampler changes a probability of the noise by 8e-7 of it (docs/privacy.md, section 3)."""
 
 
 def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:
@@ -99,7 +99,7 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
     A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.
 
     Raises:
-        SilodpError: the variance is beyond what can be drawn exactly.
+        SilodpError: the variance is above `MOST_SKELLAM_VARIANCE`.
     """
     if not 0 <= variance <= MOST_SKELLAM_VARIANCE:
         raise SilodpError(

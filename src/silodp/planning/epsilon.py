@@ -9,7 +9,14 @@ from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
-from silodp.accounting.events import Event, explain_not_private, find_costliest_event
+from silodp.accounting.events import (
+    Event,
+    Group,
+    explain_not_private,
+    find_costliest_event,
+    list_nested,
+    reveal_samples,
+)
 from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
@@ -169,7 +176,7 @@ def compute_epsilon(
         users: U, None takes `ASSUMED_USERS`; ε depends on it with integer noise only.
         dimension: d; ε depends on it with integer noise only.
         colluding: number of silos that pool what they know, the adversary included.
-        knows_sample: whether the adversary knows who was sampled.
+        knows_sample: whether the adversary knows who was sampled, and where records are sampled, which ones.
 
     Returns:
         JSON-ready: "epsilon" (None: no guarantee, with the "reason"), where all silos answer; "any_dropouts", the
@@ -209,11 +216,13 @@ def compute_epsilon(
 
     def event_in(round_: int, method: Method = spec.method, survivors: int | None = None) -> Event:
         if sampling is not None:
-            return method.event_at_sampling(sampling)
-        seen = replace(view, round=round_, survivors=survivors)
-        return method.event_for_largest_budget(
-            chosen_aggregator.event(replace(spec, method=method), seen), seen
-        )
+            event = method.event_at_sampling(sampling)
+        else:
+            seen = replace(view, round=round_, survivors=survivors)
+            event = method.event_for_largest_budget(
+                chosen_aggregator.event(replace(spec, method=method), seen), seen
+            )
+        return _reveal_samples(event, method) if knows_sample else event
 
     def costliest_in(round_: int) -> Event:
         answering = range(spec.min_silos, len(names) + 1)
@@ -328,11 +337,32 @@ def _build_method(
             code="argument.missing",
             field="record_sampling",
         )
+    elif "largest_budget" in fields:
+        raise SilodpError(
+            f"largest_budget = {fields['largest_budget']} beside record_sampling: ε is that of a record which is drawn "
+            "with record_sampling, whatever its budget; leave largest_budget out.",
+            code="argument.conflict",
+            field="largest_budget",
+        )
     of_budgets = BUDGET_DEFAULTS if personal else {}
     run = {**ACCOUNTING_DEFAULTS, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in get_fields(maker)}
     made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))
     return made, fields["record_sampling"] if personal else None
+
+
+def _reveal_samples(event: Event, method: Method) -> Event:
+    """Return the event against an adversary who learns all samples; refuse where no close bound of it is known."""
+    # By the accountants' rules for a group around a revealed sample, records that are drawn now and then would cost as
+    # much as records that are always in.
+    if any(isinstance(inner, Group) and inner.size > 1 for inner in list_nested(event)):
+        raise SilodpError(
+            f"knows_sample with {method.name}: each record of a person is drawn by a coin of its own, and no bound is "
+            "computed against an adversary who sees these coins; leave knows_sample out.",
+            code="argument.conflict",
+            field="knows_sample",
+        )
+    return reveal_samples(event)
 
 
 def _check_question(method: Method, adversary: str, silos: int | None, colluding: int) -> None:

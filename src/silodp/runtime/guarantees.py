@@ -18,6 +18,7 @@ from silodp.accounting.guarantee import (
     HELD_OUT,
     NOT_COVERED,
     ON_THE_LIST,
+    OTHER_CODE,
     PUBLIC_VALUES,
     Adversary,
     Guarantee,
@@ -79,6 +80,7 @@ def build_guarantees(
             + (() if evaluation is None else evaluation.method.assumptions)
             + spec.data.assumptions
             + ((PUBLIC_VALUES,) if spec.model.keeps_values else ())
+            + ((OTHER_CODE,) if _has_other_code(spec, ledger.accountant) else ())
             + delta_warning(spec.delta, spec.population.users),
             not_covered=tuple(
                 text
@@ -93,6 +95,12 @@ def build_guarantees(
             linkage=() if spent is None else _linkage(spec, adversary, ledger),
         )
     return result
+
+
+def _has_other_code(spec: RunSpec, accountant: Accountant) -> bool:
+    """Return whether the model, the loss, a metric or a plug-in came neither with silodp nor with torch."""
+    plugins = (spec.method, spec.aggregator, accountant)
+    return spec.model.other_code or any(not type(one).__module__.startswith("silodp.") for one in plugins)
 
 
 def delta_warning(delta: float, users: int) -> tuple[str, ...]:

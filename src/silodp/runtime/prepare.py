@@ -157,6 +157,7 @@ def describe_model(task: Task) -> ModelSpec:
         task.constants_digest,
         task.start_digest,
         task.keeps_values,
+        task.has_other_code,
     )
 
 

@@ -95,6 +95,7 @@ class Loss:
             weights = mask / mask.sum().clamp(min=1)
             return (weights * values).sum()
 
+        masked_mean.__module__ = str(getattr(f, "__module__", ""))  # whose code it is (`Task.has_other_code`)
         return cls(name, masked_mean, separable=True, most_classes=most_classes, per_class=per_class)
 
     def compute(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:

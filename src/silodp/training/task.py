@@ -38,6 +38,7 @@ from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
+_KNOWN_CODE = ("silodp", "torch")
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
 _REMEMBERED = 512
 
@@ -174,6 +175,18 @@ class Task:
                 for one in list_numeric_attributes(self.model).values()
             )
             or _keeps_parameters(self.model)
+        )
+
+    @property
+    def has_other_code(self) -> bool:
+        """Whether the model, the loss or a metric is code that came neither with silodp nor with torch."""
+        modules = list(self.model.modules())
+        code = [*map(type, modules), self.loss.function, *self.metrics.values()]
+        return any(
+            str(getattr(one, "__module__", "")).partition(".")[0] not in _KNOWN_CODE for one in code
+        ) or any(
+            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+            for module in modules
         )
 
     def initial(self, seed: int | None) -> Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from silodp.accounting import rdp
-from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting import pld, rdp
+from silodp.accounting.accountant import compute_epsilon, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -82,6 +82,73 @@ def test_gaussian_in_two_dimensions(angle):
     few = [place for place, order in enumerate(ORDERS) if order <= 14]
     exact = divergences(p, other, (axis[1] - axis[0]) ** 2)[few]
     assert (exact <= rdp.compute_rdp(SampledReplacement(q, Gaussian(sigma)), ORDERS)[few] * (1 + 1e-6)).all()
+
+
+EPSILONS = (0.0, 0.01, 0.1, 0.4, 1.0, 2.5, 6.0)
+
+
+def excesses(log_p, log_q, step=1.0):
+    """δ(ε) of two tables of log probabilities, or densities, at EPSILONS."""
+    return np.array([np.maximum(np.exp(log_p) - np.exp(eps + log_q), 0).sum() * step for eps in EPSILONS])
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("q", [*RATES, 0.99])
+def test_the_distribution_is_that_of_opposite_vectors_and_no_other_pair_loses_more(q, sigma):
+    (losses,) = pld.compute_losses(SampledReplacement(q, Gaussian(sigma)), 1e-4)
+    bound = np.array([losses.delta(eps) for eps in EPSILONS])
+    x = np.linspace(-1 - 12 * sigma, 1 + 12 * sigma, 400_001)
+    for here, there in ((1.0, -1.0), (-1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3), (0.7, -1.0)):
+        p, other = (
+            mixed(q, stats.norm.logpdf(x, 0, sigma), stats.norm.logpdf(x, at, sigma)) for at in (here, there)
+        )
+        exact = excesses(p, other, x[1] - x[0])
+        assert (exact <= bound + 1e-9).all()
+        if abs(here - there) == 2:
+            assert bound == pytest.approx(exact, abs=1e-8)
+
+
+@pytest.mark.parametrize("sigma", [0.6, 2.0])
+@pytest.mark.parametrize("angle", [0.4, 1.2, 2.0, 2.8])
+def test_the_distribution_covers_vectors_at_an_angle(angle, sigma):
+    q = 0.2
+    (losses,) = pld.compute_losses(SampledReplacement(q, Gaussian(sigma)), 1e-4)
+    axis = np.linspace(-1 - 8 * sigma, 1 + 8 * sigma, 1201)
+    x, y = np.meshgrid(axis, axis)
+
+    def log_at(cx, cy):
+        return -((x - cx) ** 2 + (y - cy) ** 2) / (2 * sigma**2) - math.log(2 * math.pi * sigma**2)
+
+    for length in (1.0, 0.6):
+        p, other = (
+            mixed(q, log_at(0, 0), log_at(*at)).ravel()
+            for at in ((1.0, 0.0), (length * math.cos(angle), length * math.sin(angle)))
+        )
+        for one, two in ((p, other), (other, p)):
+            exact = excesses(one, two, (axis[1] - axis[0]) ** 2)
+            assert (exact <= np.array([losses.delta(eps) for eps in EPSILONS]) + 1e-6).all()
+
+
+def test_two_releases_cost_what_their_joint_distribution_does():
+    q, sigma = 0.3, 1.5
+    x = np.linspace(-1 - 9 * sigma, 1 + 9 * sigma, 2001)
+    p, other = (
+        mixed(q, stats.norm.logpdf(x, 0, sigma), stats.norm.logpdf(x, at, sigma)) for at in (1.0, -1.0)
+    )
+    exact = excesses(np.add.outer(p, p).ravel(), np.add.outer(other, other).ravel(), (x[1] - x[0]) ** 2)
+    composed = find_accountant("pld").compose([(SampledReplacement(q, Gaussian(sigma)), 2)])
+    assert [composed.delta(eps) for eps in EPSILONS[:5]] == pytest.approx(exact[:5], rel=1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.5, 5.0, 50.0])
+@pytest.mark.parametrize("q", [1e-4, 0.1, 0.9])
+def test_the_distribution_costs_less_than_renyi_orders_and_more_than_a_removal(q, sigma):
+    for rounds in (1, 200):
+        charges = [(SampledReplacement(q, Gaussian(sigma)), rounds)]
+        removed = compute_epsilon([(PoissonSampled(q, Gaussian(sigma)), rounds)], 1e-5)
+        replaced = compute_epsilon(charges, 1e-5)
+        assert removed <= replaced * (1 + 1e-3)  # up to the grid
+        assert replaced <= compute_epsilon(charges, 1e-5, "rdp")
 
 
 def log_skellam(k, variance):

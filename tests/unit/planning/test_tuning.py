@@ -238,6 +238,13 @@ def test_a_share_of_classes_that_no_test_set_can_have_is_refused(tmp_path, silod
     assert_sentence(outcome, "--prevalence", code="argument.value")
 
 
+def test_a_share_of_classes_for_a_label_that_is_a_number_is_refused(tmp_path, silodp):
+    path = configured(tmp_path)
+    path.write_text(path.read_text().replace("classes = [0, 1]", 'kind = "real"'))
+    outcome = silodp("plan", path, "--tune", "--target-epsilon", 2, "--prevalence", 0.3)
+    assert_sentence(outcome, "--prevalence", code="argument.conflict")
+
+
 RESULT = {
     "epsilon": 2.0,
     "adversary": "released",

@@ -1,7 +1,9 @@
 """Losses against torch, lifelines and torchsurv; metrics against scikit-learn and lifelines."""
 
+import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from torch.nn import functional as F
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods import UldpAvg
-from silodp.runtime.prepare import _check_task
+from silodp.methods import Population, UldpAvg
+from silodp.runtime.prepare import _check_task, describe_model
 from silodp.training import (
     Loss,
     Task,
@@ -33,6 +35,7 @@ from silodp.training import (
 from silodp.training.losses import LOSSES, _log_risk_pairwise, _log_risk_sorted
 from silodp.training.metrics import METRICS
 from support.refusals import refused
+from support.specs import make_spec
 
 
 def survival(n, seed, ties=False):
@@ -403,3 +406,43 @@ def test_class_weights_that_are_none_are_refused(weights, code):
     with pytest.raises(SilodpError) as caught:
         binary_cross_entropy(weights)
     assert caught.value.code == code
+
+
+class Remembering(torch.nn.Linear):
+    """A layer that could keep what it has seen."""
+
+
+def own(outputs, targets):
+    return (outputs.squeeze(1) - targets) ** 2
+
+
+def with_hook():
+    model = torch.nn.Linear(3, 1)
+    model.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "metrics", "is_other"),
+    [
+        (torch.nn.Linear(3, 1), squared_error(), {"r2": r2}, False),
+        (torch.nn.Sequential(torch.nn.Linear(3, 1)), torch.nn.HuberLoss(), {}, False),
+        (torch.nn.Linear(3, 1), exponential_survival(30.0), {"concordance": concordance}, False),
+        (torch.nn.Sequential(Remembering(3, 1)), squared_error(), {}, True),
+        (with_hook(), squared_error(), {}, True),
+        (torch.nn.Linear(3, 1), Loss.per_record("own", own), {}, True),
+        (torch.nn.Linear(3, 1), Loss("own", lambda outputs, targets, mask: outputs.sum()), {}, True),
+        (torch.nn.Linear(3, 1), squared_error(), {"own": lambda outputs, targets: 1.0}, True),
+    ],
+)
+def test_code_of_others_is_told_from_ours(model, loss, metrics, is_other):
+    task = Task(model, loss, metrics)
+    assert task.has_other_code == is_other
+    assert describe_model(task).other_code == is_other
+
+
+def test_whose_code_it_is_does_not_change_which_run_it_is():
+    spec = make_spec("", ("a", "b"), UldpAvg(5.0, 1.0), Population(2, 10), 4)
+    other = replace(spec, model=replace(spec.model, other_code=True))
+    assert spec.digest == other.digest
+    assert json.loads(other.to_json()) == json.loads(spec.to_json()) | {"other_code": True}
