@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from support.fuzz import RUNS, Target, attack_server, codes
+from support.fuzz import RUNS, Target, attack_round, attack_server, codes
 from support.private import Parties
 
 MUTANTS = int(os.environ.get("SILODP_MUTANTS", "1000"))
@@ -42,4 +42,17 @@ def test_the_server_refuses_mutants_with_a_code(run):
     pairs = [(m, answers[m.key]) for name, m in parties.transport.asked if name == "silo0"]
     outcomes = codes(attack_server(pairs, parties, generator) for _ in range(MUTANTS))
     assert outcomes["message.malformed"] > MUTANTS / 3
+    assert "invalid" not in outcomes, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("run", RUNS)
+def test_a_round_with_mutants_ends_or_is_refused_with_a_code(run):
+    """Beyond the schemas: what the server computes with an answer of the right types and sizes."""
+    parties, generator = Parties(*RUNS[run]), random.Random(f"{run} round {MUTANTS}")
+    parties.run_round(0)
+    answers = sum(name == "silo0" for name, _ in parties.transport.answered)
+    outcomes = codes(attack_round(run, answers, generator) for _ in range(MUTANTS // 10))
+    assert outcomes["message.malformed"] > MUTANTS / 50
     assert "invalid" not in outcomes, outcomes
