@@ -17,12 +17,13 @@ from support.private import Parties
 
 MUTANTS = int(os.environ.get("SILODP_MUTANTS", "1000"))
 """For each party of each run; `make test-fuzz` sets more."""
+QUICK = "plain"
+EVERY_RUN = [run if run == QUICK else pytest.param(run, marks=pytest.mark.slow) for run in RUNS]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("silo", ["silo0", "silo1"])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", EVERY_RUN)
 def test_a_silo_refuses_mutants_with_a_code(run, silo):
     target, generator = Target.silo(run, silo), random.Random(f"{run} {silo} {MUTANTS}")
     outcomes = codes(target.attack(generator) for _ in range(MUTANTS))
@@ -31,9 +32,8 @@ def test_a_silo_refuses_mutants_with_a_code(run, silo):
     assert "invalid" not in outcomes, outcomes
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", EVERY_RUN)
 def test_the_server_refuses_mutants_with_a_code(run):
     parties, generator = Parties(*RUNS[run]), random.Random(f"{run} server {MUTANTS}")
     for round_ in range(2):
@@ -45,9 +45,8 @@ def test_the_server_refuses_mutants_with_a_code(run):
     assert "invalid" not in outcomes, outcomes
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", EVERY_RUN)
 def test_a_round_with_mutants_ends_or_is_refused_with_a_code(run):
     """Beyond the schemas: what the server computes with an answer of the right types and sizes."""
     parties, generator = Parties(*RUNS[run]), random.Random(f"{run} round {MUTANTS}")
