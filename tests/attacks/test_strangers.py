@@ -42,10 +42,13 @@ class Strangers:
         number: of connections.
         tls: of a party of the consortium, whose connections begin a request; None: bare TCP.
         begin: the beginning of the request.
+        pace: number of connections that are opened in 50 ms, in which a silo shows its certificate.
     """
 
-    def __init__(self, port: int, number: int, tls: ssl.SSLContext | None = None, begin: bytes = b"") -> None:
-        self._port, self._number, self._tls, self._begin = port, number, tls, begin
+    def __init__(
+        self, port: int, number: int, tls: ssl.SSLContext | None = None, begin: bytes = b"", pace: int = 50
+    ) -> None:
+        self._port, self._number, self._tls, self._begin, self._pace = port, number, tls, begin, pace
         self._stop = threading.Event()
         self._selector = selectors.DefaultSelector()
         self.opened = self.closed = 0
@@ -77,10 +80,11 @@ class Strangers:
     def _run(self) -> None:
         while not self._stop.is_set():
             missing = self._number - len(self._selector.get_map())
-            for _ in range(min(missing, 50)):  # a silo's handshake needs a moment, too
+            for _ in range(min(missing, self._pace)):
                 with suppress(OSError):
                     self._open()
-            for key, _ in self._selector.select(0.05):
+            self._stop.wait(0.05)
+            for key, _ in self._selector.select(0):
                 with suppress(BlockingIOError, ssl.SSLWantReadError):
                     try:
                         is_over = not key.fileobj.recv(1)
@@ -152,7 +156,7 @@ def test_the_longest_idle_connection_makes_room_for_a_silo(
 ) -> None:
     monkeypatch.setattr("silodp.deploy.https._server.find_most_connections", lambda silos: 20)
     monkeypatch.setattr(_connections, "_IDLE_SECONDS", 60)
-    with parties.server(patience=10) as server, Strangers(server.port, 80).come() as many:
+    with parties.server(patience=10) as server, Strangers(server.port, 80, pace=2).come() as many:
         wait_until(lambda: many.closed >= 40)
         with serving(parties, server.port, "north", Echo()):
             assert server.ask({"north": b"12"})[0] == {"north": b"21"}
