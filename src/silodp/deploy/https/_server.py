@@ -333,8 +333,9 @@ class HttpsServer:
             key.verify(signature, format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
         except (ValueError, InvalidSignature):  # another version may sign another text
-            status, code = (403, "deploy.key") if has_version else (409, "deploy.version")
-            raise self._refuse(name, status, code, request) from None
+            if not has_version:
+                raise self._refuse(name, 409, "deploy.version", request) from None
+            raise self._refuse(name, 403, "deploy.key", request) from None
         if not has_version:
             raise self._refuse(name, 409, "deploy.version")
         if digest != self._digest:
