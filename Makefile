@@ -44,7 +44,7 @@ test-pretrained: $(DEVELOPED)
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
-	SILODP_MUTANTS=100000 $(PYTEST) -m slow tests/attacks/test_fuzz.py
+	SILODP_MUTANTS=100000 $(PYTEST) -m "slow or not slow" tests/attacks/test_fuzz.py
 
 # With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
 test-newest:

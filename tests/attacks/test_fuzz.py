@@ -12,17 +12,18 @@ import random
 
 import pytest
 
-from support.fuzz import RUNS, Target, attack_server, codes
+from support.fuzz import RUNS, Target, attack_round, attack_server, codes
 from support.private import Parties
 
 MUTANTS = int(os.environ.get("SILODP_MUTANTS", "1000"))
 """For each party of each run; `make test-fuzz` sets more."""
+QUICK = "plain"
+EVERY_RUN = [run if run == QUICK else pytest.param(run, marks=pytest.mark.slow) for run in RUNS]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("silo", ["silo0", "silo1"])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", EVERY_RUN)
 def test_a_silo_refuses_mutants_with_a_code(run, silo):
     target, generator = Target.silo(run, silo), random.Random(f"{run} {silo} {MUTANTS}")
     outcomes = codes(target.attack(generator) for _ in range(MUTANTS))
@@ -31,9 +32,8 @@ def test_a_silo_refuses_mutants_with_a_code(run, silo):
     assert "invalid" not in outcomes, outcomes
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", EVERY_RUN)
 def test_the_server_refuses_mutants_with_a_code(run):
     parties, generator = Parties(*RUNS[run]), random.Random(f"{run} server {MUTANTS}")
     for round_ in range(2):
@@ -42,4 +42,16 @@ def test_the_server_refuses_mutants_with_a_code(run):
     pairs = [(m, answers[m.key]) for name, m in parties.transport.asked if name == "silo0"]
     outcomes = codes(attack_server(pairs, parties, generator) for _ in range(MUTANTS))
     assert outcomes["message.malformed"] > MUTANTS / 3
+    assert "invalid" not in outcomes, outcomes
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("run", EVERY_RUN)
+def test_a_round_with_mutants_ends_or_is_refused_with_a_code(run):
+    """Beyond the schemas: what the server computes with an answer of the right types and sizes."""
+    parties, generator = Parties(*RUNS[run]), random.Random(f"{run} round {MUTANTS}")
+    parties.run_round(0)
+    answers = sum(name == "silo0" for name, _ in parties.transport.answered)
+    outcomes = codes(attack_round(run, answers, generator) for _ in range(MUTANTS // 10))
+    assert outcomes["message.malformed"] > MUTANTS / 50
     assert "invalid" not in outcomes, outcomes

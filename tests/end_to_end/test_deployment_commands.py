@@ -15,6 +15,7 @@ from silodp.cli.deploy import _format_agreement
 from silodp.config.schema import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.server import serve
 from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
@@ -157,6 +158,49 @@ def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
         assert_sentence(silodp("audit-log", tmp_path / folder, "--json"), code="cli.file")
     (tmp_path / "policy.toml").touch()
     assert silodp("audit-log", tmp_path, "--json").json == {"entries": [], "spent": None}
+
+
+WRITTEN = {"written": 1.5, "round": 1, "rounds": 2, "epsilon": {"server": 0.5, "released": None}, "error": None,
+           "seconds_since_seen": {"silo-1": None}, "answers": {"silo-1": 3}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "5", "[" * 10_000, "\xff",
+        *(json.dumps({**WRITTEN, name: value}) for name in WRITTEN for value in ([], {"a": []}, "x", True, 10**400)
+          if (name, value) != ("error", "x")),
+        *(json.dumps({**WRITTEN, name: {"silo-1": value}}) for name in ("answers", "epsilon", "seconds_since_seen")
+          for value in ("7", [7], float("inf"), float("nan"))),
+    ],
+)  # fmt: skip
+def test_a_damaged_status_is_refused_with_a_code(content: str, silodp: Silodp, tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_bytes(content.encode("latin-1"))
+    for options in ((), ("--json",)):
+        found = silodp("deploy", "status", tmp_path, *options)
+        assert found.status == 2, found.err
+        assert "[checkpoint.damaged]" in found.err
+
+
+def test_a_sound_status_is_shown(silodp: Silodp, tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps(WRITTEN))
+    assert silodp("deploy", "status", tmp_path, "--json").json == WRITTEN
+    assert "not connected yet" in silodp("deploy", "status", tmp_path).out
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("odd")])
+def test_the_status_shows_an_error_of_any_kind(
+    error: Exception, silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("silodp.deploy.server.run", fail)
+    parties = make_parties(tmp_path, CONFIG)
+    with pytest.raises(type(error)):
+        serve(parties / "server", Consortium.load(parties / "public"), listen=("127.0.0.1", 0))
+    shown = silodp("deploy", "status", parties / "server", "--json").json
+    assert str(error) in shown["error"]
 
 
 @pytest.mark.usefixtures("_own_logging")

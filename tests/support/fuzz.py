@@ -2,10 +2,16 @@
 
 A mutant is signed by the party that the reader trusts, unless bytes are mutated after signing. Whatever it is, the
 reader answers or raises `SilodpError`; it never ends in another exception.
+
+    mutant          entries and names of a message, with values of any type
+    json_mutant     both JSON headers of the encoded message: a value of any type in any place, at every depth
+    nested          headers that nest thousands of brackets, with lengths that are not theirs
+    flipped         one bit
 """
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from collections.abc import Iterator
@@ -19,9 +25,9 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.transport import SERVER, SignedParty, sign, verify
+from silodp.wire.transport import SERVER, Failure, SignedParty, _sign_bytes, sign, verify
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties, Recording
 
 RUNS = {
     "plain": (Plain(), SAMPLED),
@@ -35,6 +41,57 @@ _JSON = (
     None, True, False, 0, -1, 1, 2**53, 2**64, 10**400, 0.5, float("nan"), float("inf"), "", "silo0", "0" * 64,
     "\ud800", "a/b", "x" * 10_000, [], {}, [[]], [["silo0"]], ["silo0", 1], {"a": {"b": []}}, [None] * 50,
 )  # fmt: skip
+_LITERALS = ("1" * 5000, "-" + "1" * 5000, "1e999", "-0", '{"a": 1, "a": []}')
+"""JSON that `json.dumps` does not write."""
+
+
+def _json(generator: random.Random) -> object:
+    return generator.choice([*_JSON, *(f"literal {number}" for number in range(len(_LITERALS)))])
+
+
+def _mutate_json(value: object, generator: random.Random) -> object:
+    """JSON with one value, in any place, replaced, wrapped, removed or added."""
+    children = (
+        list(value) if isinstance(value, dict) else list(range(len(value) if type(value) is list else 0))
+    )
+    if not children or generator.random() < 0.25:
+        return generator.choice([_json(generator), _json(generator), [value], {"a": value}])
+    place = generator.choice(children)
+    changed = value.copy()
+    match generator.random():
+        case chance if chance < 0.1:
+            del changed[place]
+        case chance if chance < 0.2:
+            more = _json(generator)
+            changed = {**value, "more": more} if isinstance(value, dict) else [*value, more]
+        case _:
+            changed[place] = _mutate_json(value[place], generator)
+    return changed
+
+
+def _dump_json(value: object) -> bytes:
+    text = json.dumps(value)
+    for number, literal in enumerate(_LITERALS):
+        text = text.replace(f'"literal {number}"', literal)
+    return text.encode()
+
+
+def json_mutant(message: Message, generator: random.Random) -> bytes:
+    """The bytes of a message whose JSON, that of safetensors or our own inside it, is mutated."""
+    body = message.encode()
+    (length,) = struct.unpack("<Q", body[:8])
+    outer = json.loads(body[8 : 8 + length])
+    if generator.random() < 0.3:
+        header = _dump_json(_mutate_json(outer, generator))
+    else:
+        inner = json.loads(outer["__metadata__"]["message"])
+        if generator.random() < 0.5:
+            inner["fields"] = _mutate_json(inner["fields"], generator)
+        else:
+            inner = _mutate_json(inner, generator)
+        outer["__metadata__"]["message"] = _dump_json(inner).decode()
+        header = json.dumps(outer).encode()
+    return struct.pack("<Q", len(header)) + header + body[8 + length :]
 
 
 def _arrays(generator: random.Random) -> np.ndarray:
@@ -44,6 +101,17 @@ def _arrays(generator: random.Random) -> np.ndarray:
     )
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(generator.randbytes(size), dtype).reshape(shape)
+
+
+def _refill(array: np.ndarray | None, generator: random.Random) -> np.ndarray:
+    """An array of the same type and shape, of other numbers: no schema refuses it."""
+    if array is None:
+        return _arrays(generator)
+    if generator.random() < 0.5:
+        content = generator.randbytes(array.nbytes)
+    else:
+        content = bytes([generator.choice([0, 1, 0x7F, 0xFF])]) * array.nbytes
+    return np.frombuffer(content, array.dtype).reshape(array.shape)
 
 
 def mutant(message: Message, generator: random.Random) -> Message:
@@ -65,7 +133,9 @@ def mutant(message: Message, generator: random.Random) -> Message:
         elif place == "fields":
             known[name] = generator.choice(_JSON)
         elif place == "arrays":
-            known[name] = _arrays(generator)
+            known[name] = (
+                _arrays(generator) if generator.random() < 0.5 else _refill(known.get(name), generator)
+            )
         else:
             old = known.get(name, b"")
             random_bytes = generator.randbytes(len(old))
@@ -149,8 +219,10 @@ class Target:
             data = flipped(sign(self.sent[place], self.server, self.name), generator)
         elif how < 0.15:
             data = generator.randbytes(generator.choice([0, 1, 71, 72, 73, 500]))
-        elif how < 0.25:
+        elif how < 0.2:
             data = signed_bytes(nested(generator), self.server, self.name)
+        elif how < 0.5:
+            data = signed_bytes(json_mutant(self.sent[place], generator), self.server, self.name)
         else:
             body = encoded(mutant(self.sent[place], generator))
             if body is None:
@@ -163,35 +235,78 @@ class Target:
         return "answered"
 
 
-def signed_bytes(body: bytes, identity: Identity, recipient: str) -> bytes:
+def signed_bytes(body: bytes, identity: Identity, recipient: str, request: str = "") -> bytes:
     """Any bytes, signed."""
-    from silodp.wire.transport import _sign_bytes
+    return _sign_bytes(body, identity, recipient, request)
 
-    return _sign_bytes(body, identity, recipient, "")
+
+def answer_mutant(answer: Message, generator: random.Random) -> bytes:
+    """The bytes of one mutant of an answer."""
+    while True:
+        how = generator.random()
+        if how < 0.05:
+            return nested(generator)
+        body = json_mutant(answer, generator) if how < 0.4 else encoded(mutant(answer, generator))
+        if body is not None:
+            return body
+
+
+_SILO = Identity.fresh("silo0")
+
+
+def receive_mutant(request: Message, answer: Message, generator: random.Random) -> Message:
+    """What the server's channel makes of a mutant that silo0 has signed."""
+    digest = request.digest()
+    data = signed_bytes(answer_mutant(answer, generator), _SILO, SERVER, digest)
+    return verify(data, _SILO.public, "silo 'silo0'", SERVER, digest)
 
 
 def attack_server(answers: list[tuple[Message, Message]], parties: Parties, generator: random.Random) -> str:
     """Send the server one mutant of an answer; the code of the refusal, or "used"."""
     request, answer = generator.choice(answers)
-    silo = Identity.fresh("silo0")
-    body = nested(generator) if generator.random() < 0.1 else encoded(mutant(answer, generator))
-    if body is None:
-        return "not sent"
 
     class Lying:
         traffic = parties.transport.traffic
 
         def ask(self, requests, timeout=None):
-            from silodp.wire.transport import _sign_bytes
-
-            data = _sign_bytes(body, silo, SERVER, request.digest())
-            return {"silo0": verify(data, silo.public, "silo 'silo0'", SERVER, request.digest())}, {}
+            return {"silo0": receive_mutant(request, answer, generator)}, {}
 
     try:
         replace(parties.server, transport=Lying()).ask({"silo0": request})
     except SilodpError as error:
         return error.code
     return "used"
+
+
+def attack_round(run: str, answers: int, generator: random.Random) -> str:
+    """Put a mutant in place of one of silo0's answers in a set-up and a round; the code of the end, or "done".
+
+    Args:
+        run: of `RUNS`.
+        answers: how many answers silo0 gives in them.
+        generator: chooses the answer and the mutant.
+    """
+    left = generator.randrange(answers)
+
+    class Lying(Recording):
+        def ask(self, requests, timeout=None):
+            nonlocal left
+            found, failures = super().ask(requests, timeout)
+            if "silo0" in found:
+                left -= 1
+                if left == -1:
+                    try:
+                        found["silo0"] = receive_mutant(requests["silo0"], found["silo0"], generator)
+                    except SilodpError as error:  # as `SignedChannel` does
+                        del found["silo0"]
+                        failures["silo0"] = Failure("refused", str(error), error.code)
+            return found, failures
+
+    try:
+        Parties(*RUNS[run], wire=Lying).run_round(0)
+    except SilodpError as error:
+        return error.code
+    return "done"
 
 
 def codes(attacks: Iterator[str]) -> dict[str, int]:

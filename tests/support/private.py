@@ -146,6 +146,7 @@ class Parties:
         federation: Federation | None = None,
         rounds: int = 1000,
         limits: dict[str, float] | None = None,
+        wire: type[Recording] = Recording,
     ) -> None:
         federation = federation or small_federation(silos=silos)
         task = logistic_task(federation.silos[0].x.shape[1])
@@ -163,7 +164,7 @@ class Parties:
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
         self.silos = {name: self.started(name) for name in self.names}
-        self.transport = Recording(self.silos)
+        self.transport = wire(self.silos)
         ledger = Ledger(None, 1e-5, "rdp", run="run")
         self.server = Server(
             self.spec, self.transport, ledger, RoundStore(MemoryStore()), Randomness.secret()

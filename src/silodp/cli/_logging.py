@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,9 @@ from silodp.errors import SilodpError
 _LEVELS = ("debug", "info", "warning", "error")
 _QUIET = ("httpx", "httpcore", "uvicorn", "asyncio")
 """Libraries whose records below a warning say nothing of the run."""
+
+_BURST, _REFILL_SECONDS = 60, 60.0
+"""Lines that one statement of the code may write at once; after them, one more in each of these times."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,32 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+class _RateLimit(logging.Filter):
+    """Bounds the lines of each statement of the code: whoever sends messages decides how often it is reached.
+
+    Lines with fields of their own are exempt: a run has one for each round, and one for its failure.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._states: dict[tuple[str, int], tuple[float, float, int]] = {}  # lines left, when, lines left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is written; one after others that were not says how many they were."""
+        if record.levelno < logging.INFO or hasattr(record, "fields"):
+            return True
+        now, statement = time.monotonic(), (record.pathname, record.lineno)
+        left, since, left_out = self._states.get(statement, (float(_BURST), now, 0))
+        left = min(_BURST, left + (now - since) / _REFILL_SECONDS)
+        if left < 1:
+            self._states[statement] = (left, now, left_out + 1)
+            return False
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out:,} such lines were left out)", ()
+        self._states[statement] = (left - 1, now, 0)
+        return True
 
 
 class _PlainLines(logging.Formatter):
@@ -85,6 +115,7 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
             field="log_level",
         )
     handler = logging.StreamHandler()
+    handler.addFilter(_RateLimit())
     is_terminal = sys.stderr.isatty()
     handler.setFormatter(_PlainLines() if is_terminal else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

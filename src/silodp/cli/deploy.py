@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
@@ -361,7 +360,7 @@ def status(
 ) -> None:
     """Show at the server who is connected, how far the run is, ε so far, and the last error."""
     from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy.server import STATUS
+    from silodp.deploy.server import STATUS, read_status
 
     path = folder / STATUS
     if not path.exists():
@@ -370,7 +369,12 @@ def status(
             code="cli.file",
             field="folder",
         )
-    found = json.loads(path.read_bytes())
+    found = {"epsilon": {}, "error": None, "seconds_since_seen": {}, **read_status(path)}
+    if missing := {"round", "rounds", "written"} - found.keys():
+        raise SilodpError(
+            f"{path} does not say {sorted(missing)[0]}: start the server, which writes the file anew.",
+            code="checkpoint.damaged",
+        )
     spent = [f"{name} {format_rounded_up(e)}" for name, e in found["epsilon"].items()]
     since = time.time() - found["written"]
     lines = [

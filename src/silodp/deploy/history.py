@@ -50,8 +50,10 @@ def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[
             # Without a whole line the process died when it made the file, and nothing was charged.
             if b"\n" in path.read_bytes():
                 ledgers[path.stem] = reopen_ledger(path)
-        known = {*(key.partition("/")[0] for key in store.names()), *listed}
-        for run in sorted(run for run in known if RUN_ID.fullmatch(run)):
+        stored = {key.partition("/")[0] for key in store.names()}
+        # A run of which only answers without a charge are listed was forgotten (`SiloService`).
+        charged = {run for run, charges in listed.items() if charges}
+        for run in sorted(run for run in {*stored, *charged} if RUN_ID.fullmatch(run)):
             _check_age(folder, run, ledgers.get(run), store, listed.get(run, 0))
     except BaseException:
         for ledger in ledgers.values():

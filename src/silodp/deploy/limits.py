@@ -14,6 +14,7 @@ from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
+from silodp.runtime.gate import STATE_KEY
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
 
@@ -130,6 +131,17 @@ class SiloLimits:
         mine = RoundStore(self._store, f"{run}/").run
         if mine.get(_BEGUN) is None:
             mine.put(_BEGUN, datetime.now(UTC).isoformat(timespec="seconds").encode())
+
+    def find_begin(self, run: str) -> str:
+        """Return when a run began, as text that sorts by time; "" where it is not noted."""
+        return (RoundStore(self._store, f"{run}/").run.get(_BEGUN) or b"").decode()
+
+    def forget(self, run: str) -> None:
+        """Drop everything that the store holds of a run and its evaluation; how far the run is goes last."""
+        for name in (name_evaluation(run), run):
+            mine = RoundStore(self._store, f"{name}/").run
+            for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, _BEGUN)):
+                mine.drop(key)
 
     def _count_bytes(self, *runs: str) -> int:
         """Return the bytes of the files in the store that belong to runs; without runs, of all files of the silo.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import find_most_bytes
 from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
@@ -151,6 +152,43 @@ class StatusFile:
             thread.join()
 
 
+def read_status(path: Path) -> dict[str, Any]:
+    """Read status.json.
+
+    Returns:
+        "written" (seconds since 1970), "round", "rounds", "epsilon" by adversary (None: no guarantee), "error" (None:
+        there was none), "seconds_since_seen" by silo (None: not seen yet) and "answers" by silo, besides others; the
+        answers alone where an operator wrote nothing else.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SilodpError: the file is damaged (code checkpoint.damaged).
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        is_sound = (
+            all(_is_number(found[name]) for name in ("written", "round", "rounds") if name in found)
+            and isinstance(found.get("error"), str | None)
+            and all(_is_number(value, True) for value in found.get("epsilon", {}).values())
+            and all(_is_number(value, True) for value in found.get("seconds_since_seen", {}).values())
+            and all(type(count) is int for count in found.get("answers", {}).values())
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise SilodpError(
+            f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
+            code="checkpoint.damaged",
+        )
+    return cast(dict[str, Any], found)
+
+
+def _is_number(value: object, or_none: bool = False) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is None and or_none
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def load_answers(path: Path) -> dict[str, int]:
     """Return the number of answers of each silo that an earlier process has written to status.json.
 
@@ -158,15 +196,9 @@ def load_answers(path: Path) -> dict[str, int]:
         SilodpError: the file is damaged (code checkpoint.damaged).
     """
     try:
-        found = json.loads(path.read_bytes()).get("answers", {})
-        return {str(name): int(count) for name, count in found.items()}
+        return dict(read_status(path).get("answers", {}))
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise SilodpError(
-            f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
-            code="checkpoint.damaged",
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -283,13 +315,21 @@ def serve(
         if on_round is not None:
             on_round(done)
 
+    statuses: list[StatusFile] = []  # none yet for a silo that connects as soon as the server listens
+
+    def note_connection() -> None:
+        for one in statuses:
+            with suppress(OSError):  # a full disk ends the run where it loses something
+                one.write()
+
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
         _open_link(
-            folder, consortium, identity, listen, patience, monitor, on_change=lambda: status.write()
+            folder, consortium, identity, listen, patience, monitor, on_change=note_connection
         ) as link,
     ):
         status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
+        statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
         connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
@@ -304,11 +344,13 @@ def serve(
                     evaluate_every=consortium.config.evaluate_every,
                     on_round=note_round,
                 )
-        except SilodpError as error:
-            status.write(error=f"{error} [{error.code}]")
+            status.write(stopped=result.stopped)
+            write_report(directory)
+            write_card(directory)
+        except Exception as error:
+            told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
+            with suppress(OSError):  # the disk may be full; the error itself is told, not that of telling it
+                status.write(error=told)
             raise
-        status.write(stopped=result.stopped)
-        write_report(directory)
-        write_card(directory)
         link.end_run()
     return result

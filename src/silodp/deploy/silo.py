@@ -78,8 +78,8 @@ IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml
 METRICS = "metrics.jsonl"
 _MOST_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
 """Of a run with integer noise whose ledger does not state it: the largest that `lattice` admits."""
-_MOST_BEGUN = 1000
-"""Runs that were begun, with or without a charge: each keeps a few files."""
+_MOST_UNCHARGED = 100
+"""Runs that were begun and not charged: each keeps a few files, one of them open. Earlier ones are forgotten."""
 
 
 @dataclass
@@ -290,6 +290,7 @@ class SiloService:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
+                self._forget_uncharged_runs()
                 path = self._folder / "ledgers" / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
@@ -323,7 +324,29 @@ class SiloService:
                 code="gate.order",
             )
         first.request.check(request, f"the server of silo '{self.name}'")
-        self._check_run_count(_MOST_BEGUN)
+        if self._limits.answers[request.run]:
+            raise SilodpError(
+                f"silo '{self.name}' has forgotten run {request.run}, in which nothing was charged, for later ones: "
+                "begin a new run; nothing was sent.",
+                code="gate.run",
+            )
+        self._check_run_count()
+
+    def _forget_uncharged_runs(self) -> None:
+        """Make room for one more run: a set-up costs nothing, so the server can begin any number of them.
+
+        Nothing that was charged has left the silo in a run that is forgotten, and it is not begun again: the audit log
+        lists its answers.
+        """
+        uncharged = [run for run, ledger in self.lifetime.runs.items() if not ledger.history]
+        uncharged.sort(key=self._limits.find_begin)
+        for run in uncharged[: max(0, len(uncharged) - _MOST_UNCHARGED + 1)]:
+            self._silos.pop(run, None)
+            self._limits.forget(run)
+            self.lifetime.runs.pop(run).close()
+            # Last: a store that knows a run without a ledger is taken for one that has lost it.
+            (self._folder / "ledgers" / f"{run}.jsonl").unlink()
+            _log.info("forgot run %s, which was begun and never charged", run)
 
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
@@ -335,19 +358,20 @@ class SiloService:
                 many runs before it charges one (code gate.run).
         """
         if not self.lifetime.runs[run].history:
-            self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
+            self._check_run_count()
         exceeded = self.lifetime.find_exceeded(events, run)
         if exceeded is None and self._persons is not None:
             claim(self._store, PERSONS, self._persons.encode())
         return exceeded
 
-    def _check_run_count(self, most_begun: int) -> None:
-        """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""
-        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= most_begun:
+    def _check_run_count(self) -> None:
+        """Refuse where as many runs as the policy allows were charged."""
+        if self.lifetime.charged_runs >= self._most_runs:
             raise SilodpError(
-                f"silo '{self.name}' has taken part in {counted(self.lifetime.charged_runs, 'run')} and begun "
-                f"{len(self.lifetime.runs):,}; its policy allows {self._most_runs} (most_runs); nothing was sent.",
+                f"silo '{self.name}' was charged in {counted(self.lifetime.charged_runs, 'run')}; its policy allows "
+                f"{self._most_runs} (most_runs); nothing was sent.",
                 code="gate.run",
+                field="most_runs",
             )
 
     def _log_answer(self, request: Message, signed: bytes) -> None:

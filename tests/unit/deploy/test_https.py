@@ -580,6 +580,34 @@ def test_a_challenge_is_signed_once(parties: Parties) -> None:
         assert client.post(f"{url}/connect", json=fields).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"version": "0.0.1"}, "deploy.version"),
+        ({"digest": "e" * 64}, "deploy.key"),  # signed for another digest
+        ({"signature": "00" * 64}, "deploy.key"),
+        ({"answers": "-1"}, "deploy.key"),
+        ({"name": "south"}, "deploy.unknown_silo"),  # the challenge is north's
+    ],
+    ids=["version", "digest", "signature", "answers", "name"],
+)
+def test_nobody_makes_the_servers_log_blame_another_silo(
+    changes: dict[str, str], code: str, parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    """South, with a certificate of its own, connects in the name of north; what north has not signed blames nobody."""
+    with parties.server() as server, httpx.Client(verify=parties.tls("south")) as client:
+        fields = sign_challenge(client, server.port)
+        if "version" in changes:
+            fields["signature"] = "00" * 64
+        url = f"https://127.0.0.1:{server.port}/v1/connect"
+        assert client.post(url, json={**fields, **changes}).text == code
+        told = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert all("from 127.0.0.1 in the name of silo 'north'" in line for line in told)
+        assert len(told) == (code != "deploy.unknown_silo")
+        client.post(url, json={**sign_challenge(client, server.port), "version": "0.0.1"})
+    assert "refused the connection of silo 'north'" in caplog.text  # signed: its version
+
+
 def test_a_challenge_that_is_no_text_is_refused(parties: Parties) -> None:
     """Half of a character, which JSON can write and UTF-8 cannot."""
     with parties.server() as server, httpx.Client(verify=parties.tls("north")) as client:

@@ -24,7 +24,7 @@ from silodp.deploy.setup import accept, make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
-from silodp.wire.store import MemoryStore, RoundStore
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from silodp.wire.transport import Failure, Traffic, sign, verify
 from support.commands import CONFIG
 from support.consortium import make_parties
@@ -151,23 +151,78 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
         ask("update", runs[0], 1)  # what was begun within the policy goes on
 
 
-def test_runs_are_not_begun_without_end(
+def test_runs_that_are_begun_without_end_close_no_silo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set-up costs no ε, and each keeps files, one of them open: those that were never charged are forgotten."""
+    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 3)
+    parties = make_parties(tmp_path, CONFIG)
+    home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
+    policy = Policy.load(home / "policy.toml")
+    much = dict.fromkeys(policy.lifetime_epsilon, 50.0)
+    (home / "policy.toml").write_text(policy.model_copy(update={"lifetime_epsilon": much}).to_toml())
+    server = load_identity(parties / "server", "server")
+    arrays = {"params": np.zeros(consortium.spec.size, np.float32)}
+    runs = [f"{number:032x}" for number in range(20)]
+
+    def ask(service: SiloService, kind: str, run: str) -> None:
+        message = Message(kind, run, arrays=arrays if kind == "update" else {})
+        service.receive(sign(message, server, service.name))
+
+    with open_silo(home, consortium) as service:
+        ask(service, "setup", runs[0])
+        ask(service, "update", runs[0])
+        for run in runs[1:]:
+            ask(service, "setup", run)
+        assert set(service.lifetime.runs) == {runs[0], *runs[-3:]}
+        assert {path.stem for path in (home / "ledgers").iterdir()} == {runs[0], *runs[-3:]}
+        kept = [name for name in service._store.names() if name.partition("/")[0] in runs[1:-3]]
+        assert kept == []
+        with refused("gate.run"):
+            ask(service, "setup", runs[1])
+    with open_silo(home, consortium) as service:
+        with refused("gate.run"):  # a silo that was started again knows it by the audit log
+            ask(service, "setup", runs[1])
+        ask(service, "update", runs[-1])
+        ask(service, "setup", "f" * 32)
+        ask(service, "update", "f" * 32)
+        assert service.lifetime.charged_runs == 3
+    (home / "ledgers" / f"{runs[0]}.jsonl").unlink()
+    with refused("ledger.missing"), open_silo(home, consortium):
+        pass
+
+
+def test_a_silo_that_dies_while_it_forgets_a_run_is_not_closed(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A set-up costs no ε, and each keeps files."""
-    monkeypatch.setattr(silo_module, "_MOST_BEGUN", 3)
-    with ask_silo(parties, tmp_path) as silo:  # which has begun one
+    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 1)
+    with ask_silo(parties, tmp_path) as silo:
+        keys = len([name for name in silo.service._store.names() if name.startswith(silo.hello.run)])
+        folder = silo.folder
+        server, name = silo.server, silo.service.name
+    consortium = Consortium.load(parties / "public")
+    for died_after in range(keys + 1):
+        copy = tmp_path / f"copy-{died_after}"
+        shutil.copytree(folder, copy)
+        with monkeypatch.context() as patch, open_silo(copy, consortium) as service:
+            left = died_after
 
-        def begin(run: str) -> None:
-            silo.service.receive(sign(Message("setup", run), silo.server, silo.service.name))
+            def drop(self: DirectoryStore, key: str) -> None:
+                nonlocal left
+                if not left:
+                    raise StopError
+                left -= 1
+                _DROP(self, key)
 
-        begin("a" * 32)
-        begin("b" * 32)
-        kept = silo.count_bytes()
-        with refused("gate.run"):
-            begin("c" * 32)
-        assert silo.count_bytes() == kept
-        begin("b" * 32)  # what was begun goes on
+            patch.setattr(DirectoryStore, "drop", drop)
+            with suppress(StopError):
+                service.receive(sign(Message("setup", "f" * 32), server, name))
+        with open_silo(copy, consortium) as service:
+            service.receive(sign(Message("setup", "e" * 32), server, name))
+            assert list(service.lifetime.runs) == ["e" * 32]
+
+
+_DROP = DirectoryStore.drop
 
 
 def test_without_a_seed_no_two_runs_have_the_same_noise(tmp_path: Path) -> None:

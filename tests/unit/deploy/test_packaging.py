@@ -9,11 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from silodp.cli.main import app
 
@@ -60,6 +63,10 @@ def test_a_unit_starts_a_command_that_exists_and_is_closed(path: Path) -> None:
         assert service[name] == "yes"
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
+    assert int(service["LimitNOFILE"]) >= 4096
+    for name in ("TasksMax", "LogRateLimitBurst", "LogRateLimitIntervalSec"):
+        assert int(service[name]) > 0
+    assert service["MemoryMax"].endswith("%")
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
@@ -96,3 +103,29 @@ def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
     comments = [line.lstrip("# ") for line in CONTAINER.read_text().splitlines() if line.startswith("#")]
     (run,) = (line for line in comments if line.startswith("--volume"))
     parse_command(shlex.split(run.partition(" silodp ")[2]))
+    started = " ".join(comments)
+    for option in (
+        "--read-only",
+        "--cap-drop ALL",
+        "--ulimit nofile=",
+        "--pids-limit",
+        "--log-opt max-size=",
+    ):
+        assert option in started
+
+
+ADVISORIES = {"starlette": "0.49.1", "jinja2": "3.1.6", "h11": "0.16.0"}
+"""First versions without the advisories that matter here: requests that take a server's time or are read in two ways,
+and templates that leave their sandbox."""
+
+
+@pytest.mark.parametrize("package", ADVISORIES)
+def test_no_version_with_a_known_advisory_is_allowed(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [*project["dependencies"], *project["optional-dependencies"]["deploy"]]
+    (requirement,) = (one for one in map(Requirement, listed) if one.name == package)
+    (bound,) = (one for one in requirement.specifier if one.operator == ">=")
+    assert Version(bound.version) >= Version(ADVISORIES[package])
+    lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    (tested,) = (line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+    assert requirement.specifier.contains(tested)

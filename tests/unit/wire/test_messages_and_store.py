@@ -68,9 +68,10 @@ OTHERWISE = [
         for name in ("kind", "run")
         for value in (None, 0, ["update"], "update/0", "update\n12:00 INFO", "\x1b[2Kupdate")
     ),
+    *(("fields", value) for value in ([], 5, 0.5, True, None, "", "fields", [["roster", []]])),
 ]
-"""What names a message otherwise: False is 0 for whoever calculates, and another name for whoever keeps answers. A log
-shows kind and run, and a terminal obeys what steers it."""
+"""What a message has otherwise: False is 0 for whoever calculates, and another name for whoever keeps answers. A log
+shows kind and run, and a terminal obeys what steers it. Whoever may sign can sign any JSON as the fields."""
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERWISE)

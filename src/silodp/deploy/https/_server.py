@@ -27,8 +27,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
+from silodp.deploy.https._connections import BoundedListener, find_most_connections
 from silodp.deploy.https._protocol import (
     ADVICE,
     EXCHANGE,
@@ -48,6 +50,10 @@ _log = logging.getLogger(__name__)
 
 _REMINDER_SECONDS = 60.0
 _CHALLENGE_SECONDS = 60.0
+_MOST_MONITORING = 16
+"""Connections at the address of /health and /metrics without TLS."""
+_HELD = "silodp.held"
+"""In the scope of a request that holds its connection."""
 _GOODBYE_SECONDS = 10.0
 """Time in which silos that are connected ask again, and learn that the run is over."""
 
@@ -115,7 +121,7 @@ class HttpsServer:
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
         self._lines = {name: _Line(name, answers=(answers or {}).get(name, 0)) for name in silos}
-        self._refusals: dict[tuple[str, str], float] = {}
+        self._refusals: dict[tuple[str, str, bool], float] = {}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
         self._closing = self._is_over = False
@@ -128,17 +134,30 @@ class HttpsServer:
             Route("/v1/answer/{exchange}", self._answer, methods=["POST"]),
             *watched,
         ]
-        self._socket = _listen(listen, "listen")
-        self._uvicorn = _make_uvicorn(routes, tls)
-        self._served = [(self._uvicorn, self._socket)]
+        most = find_most_connections(len(silos))
+        self._socket = BoundedListener(_listen(listen, "listen"), most)
+        self._served = [(_make_uvicorn(self._release_after(Starlette(routes=routes)), tls), self._socket)]
         if monitor is not None:
-            self._served.append((_make_uvicorn(watched, None), _listen(monitor, "monitor")))
+            listener = BoundedListener(_listen(monitor, "monitor"), _MOST_MONITORING)
+            self._served.append((_make_uvicorn(Starlette(routes=watched), None), listener))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
         return int(self._socket.getsockname()[1])
+
+    def _release_after(self, app: ASGIApp) -> ASGIApp:
+        """Return an application after whose responses a connection is idle."""
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await app(scope, receive, send)
+            finally:
+                if scope.get(_HELD):
+                    self._socket.release(scope.get("client"))
+
+        return respond
 
     def _run(self) -> None:
         async def serve() -> None:
@@ -306,18 +325,21 @@ class HttpsServer:
             raise _stopped()
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
-        if fields.get("version") != silodp.__version__:
-            raise self._refuse(name, 409, "deploy.version")
-        if fields.get("digest") != self._digest:
-            raise self._refuse(name, 409, "deploy.digest")
+        has_version = fields.get("version") == silodp.__version__
+        digest, stated = fields.get("digest", ""), fields.get("answers", "")
         try:
-            stated = fields.get("answers", "")
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
-            key.verify(signature, format_connect_text(self._digest, name, challenge, stated))
+            key.verify(signature, format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
-        except (ValueError, InvalidSignature):
-            raise self._refuse(name, 403, "deploy.key") from None
+        except (ValueError, InvalidSignature):  # another version may sign another text
+            if not has_version:
+                raise self._refuse(name, 409, "deploy.version", request) from None
+            raise self._refuse(name, 403, "deploy.key", request) from None
+        if not has_version:
+            raise self._refuse(name, 409, "deploy.version")
+        if digest != self._digest:
+            raise self._refuse(name, 409, "deploy.digest")
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         line = self._lines[name]
         if answers < line.answers:
@@ -331,15 +353,24 @@ class HttpsServer:
         self._on_change()
         return JSONResponse({"token": line.token})
 
-    def _refuse(self, name: str, status: int, code: str) -> HTTPException:
-        """Return the refusal of a connection; it is logged once a minute, as the silo tries again and again."""
-        now = time.monotonic()
-        if now > self._refusals.get((name, code), -math.inf) + _REMINDER_SECONDS:
-            self._refusals[name, code] = now
+    def _refuse(self, name: str, status: int, code: str, unsigned: Request | None = None) -> HTTPException:
+        """Return the refusal of a connection; it is logged once a minute, as the silo tries again and again.
+
+        Args:
+            name: of the silo that is to connect.
+            status: of the reply.
+            code: of the error.
+            unsigned: a request without the silo's signature, which anyone in the consortium can make.
+        """
+        now, sender = time.monotonic(), "" if unsigned is None else _find_host(unsigned)
+        if now > self._refusals.get((name, code, bool(sender)), -math.inf) + _REMINDER_SECONDS:
+            self._refusals[name, code, bool(sender)] = now
             _log.warning(
-                "refused the connection of silo '%s': %s; its operator has to %s [%s]",
+                "refused %s silo '%s': %s; %s operator has to %s [%s]",
+                f"a connection from {sender} in the name of" if sender else "the connection of",
                 name,
                 CODES[code],
+                "if it is that silo, its" if sender else "its",
                 ADVICE[code],
                 code,
             )
@@ -350,6 +381,8 @@ class HttpsServer:
         for line in self._lines.values():
             if line.token and secrets.compare_digest(line.token.encode(), token.encode()):
                 line.seen = time.monotonic()
+                self._socket.hold(request.scope.get("client"), line.name)
+                request.scope[_HELD] = True
                 return line
         raise HTTPException(401, "deploy.not_connected")
 
@@ -443,10 +476,12 @@ def _listen(address: tuple[str, int], option: str) -> socket.socket:
         ) from error
 
 
-def _make_uvicorn(routes: list[Route], tls: ssl.SSLContext | None) -> uvicorn.Server:
+def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
     config = uvicorn.Config(
-        Starlette(routes=routes),
+        app,
         interface="asgi3",
+        http="h11",
+        ws="none",
         proxy_headers=False,
         server_header=False,
         access_log=False,
@@ -462,6 +497,10 @@ def _make_uvicorn(routes: list[Route], tls: ssl.SSLContext | None) -> uvicorn.Se
 def _stopped() -> HTTPException:
     """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
     return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
+
+
+def _find_host(request: Request) -> str:
+    return "an unknown address" if request.client is None else request.client.host
 
 
 def _escape(label: str) -> str:
@@ -486,7 +525,7 @@ async def _read_json(request: Request) -> dict[str, str]:
     """Return the texts of a JSON object."""
     try:
         fields = json.loads(await _read_body(request, MOST_JSON))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ClientDisconnect):
         raise HTTPException(400, "message.malformed") from None
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise HTTPException(400, "message.malformed")

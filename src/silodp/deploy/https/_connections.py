@@ -1,0 +1,205 @@
+"""Bounds on the connections of a server: whoever reaches its port can open them, before any certificate is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from silodp.errors import SilodpError
+
+_log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 10.0
+"""Time that a connection has for the TLS handshake and a request, and again after each request of a silo."""
+_SWEEP_SECONDS = 1.0
+_REPORT_SECONDS = 60.0
+_MOST_CLOSING = 32
+"""Connections that are being closed, beside those that are open; further ones wait to be accepted."""
+_MOST_HELD = 4
+"""Connections of one silo that are kept: one that works, and some that a firewall has forgotten."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OTHER_DESCRIPTORS = 256
+"""File descriptors in reserve, for the files and libraries of the process."""
+
+
+@dataclass
+class _Connection:
+    """An accepted connection.
+
+    Attributes:
+        since: when it became idle.
+        silo: whose requests it serves; "" where it is idle.
+        requests: number of these requests.
+    """
+
+    socket: socket.socket
+    since: float
+    silo: str = ""
+    requests: int = 0
+    is_closing: bool = False
+
+
+class BoundedListener(socket.socket):
+    """A listening socket that bounds its connections in number and in time; for the event loop of asyncio.
+
+    A connection is idle unless a request of a connected silo holds it. Idle ones are closed after `_IDLE_SECONDS`; and
+    where as many as allowed are open, the one that has been idle for longest is closed for a new one. So a stranger
+    takes no place from a silo, which needs a fraction of a second to show its certificate and its token.
+
+    Args:
+        listener: a listening socket, which this one takes over.
+        most: number of connections that are open at the same time.
+    """
+
+    def __init__(self, listener: socket.socket, most: int) -> None:
+        super().__init__(fileno=listener.detach())
+        self._most = most
+        self._open: dict[
+            tuple[str, int], _Connection
+        ] = {}  # by the other end; the one idle for longest first
+        self._held: dict[str, deque[tuple[str, int]]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed_early, self._reported = 0, -_REPORT_SECONDS
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, which the loop's thread calls; close an idle one where too many are open.
+
+        Raises:
+            BlockingIOError: there is none now.
+        """
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        self._forget_closed()
+        if len(self._open) >= self._most + _MOST_CLOSING:
+            raise BlockingIOError(errno.EAGAIN, "connections are being closed")
+        try:
+            connection, address = super().accept()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self._turn_away()
+            raise BlockingIOError(errno.EAGAIN, "no file descriptor is left") from None
+        self._open[address[:2]] = _Connection(connection, time.monotonic())
+        if sum(not one.is_closing for one in self._open.values()) > self._most:
+            self._close_one()
+        return connection, address
+
+    def close(self) -> None:
+        """Close the socket; connections stay open."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        super().close()
+
+    def hold(self, address: tuple[str, int] | None, silo: str) -> None:
+        """Keep a connection open, since a silo with a token has made a request on it.
+
+        Args:
+            address: of the other end.
+            silo: name of the silo; of its connections the last `_MOST_HELD` are kept.
+        """
+        connection = None if address is None else self._open.get(address)
+        if address is None or connection is None:
+            return
+        connection.requests += 1
+        if connection.requests > 1:
+            return
+        connection.silo = silo
+        held = self._held.setdefault(silo, deque())
+        held.append(address)
+        if len(held) > _MOST_HELD:
+            self._set_idle(held[0])
+
+    def release(self, address: tuple[str, int] | None) -> None:
+        """Let a connection be idle again when all requests that hold it are answered."""
+        connection = None if address is None else self._open.get(address)
+        if address is not None and connection is not None and connection.requests:
+            connection.requests -= 1
+            if not connection.requests:
+                self._set_idle(address)
+
+    def _set_idle(self, address: tuple[str, int]) -> None:
+        connection = self._open.pop(address)
+        if connection.silo:
+            self._held[connection.silo].remove(address)
+        connection.silo, connection.requests, connection.since = "", 0, time.monotonic()
+        self._open[address] = connection
+
+    def _forget_closed(self) -> None:
+        for address in [a for a, one in self._open.items() if one.socket.fileno() < 0]:
+            self._set_idle(address)
+            del self._open[address]
+
+    def _close_one(self) -> None:
+        """Close the connection that has been idle for longest; the newest is one of them."""
+        self._closed_early += 1
+        self._shut_down(next(one for one in self._open.values() if not one.silo and not one.is_closing))
+
+    @staticmethod
+    def _shut_down(connection: _Connection) -> None:
+        connection.is_closing = True  # the loop sees its end, and closes it
+        with suppress(OSError):
+            connection.socket.shutdown(socket.SHUT_RDWR)
+
+    def _turn_away(self) -> None:
+        """Accept a connection with the spare descriptor and close it: one left waiting would wake the loop again."""
+        self._closed_early += 1
+        os.close(self._spare)
+        try:
+            with suppress(OSError):
+                super().accept()[0].close()
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long, and say once a minute how many were closed before."""
+        now, self._sweeping = time.monotonic(), None
+        self._forget_closed()
+        for connection in self._open.values():
+            if not connection.silo and not connection.is_closing and now > connection.since + _IDLE_SECONDS:
+                self._shut_down(connection)
+        if self._closed_early and now > self._reported + _REPORT_SECONDS:
+            _log.warning(
+                "closed %d connections that served no silo, since more than %d were open or no file descriptor was "
+                "left: let the firewall admit the silos' addresses only",
+                self._closed_early,
+                self._most,
+            )
+            self._closed_early, self._reported = 0, now
+        if self._open or self._closed_early:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+
+def find_most_connections(silos: int) -> int:
+    """Return how many connections a server may have open, and raise the process's limit on descriptors for them.
+
+    Raises:
+        SilodpError: the process may not have enough descriptors for its silos (code deploy.address).
+    """
+    least, wanted = _MOST_HELD * silos + 16, _MOST_HELD * silos + 256
+    beside = _MOST_CLOSING + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted + beside:
+        soft = wanted + beside if hard == resource.RLIM_INFINITY else min(wanted + beside, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - beside)
+    if most < least:
+        raise SilodpError(
+            f"the server may open {soft:,} files at the same time, and needs {least + beside:,} for its connections to "
+            "so many silos: raise the limit (ulimit -n, or LimitNOFILE of the unit).",
+            code="deploy.address",
+            field="listen",
+        )
+    return most
