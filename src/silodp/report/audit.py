@@ -109,6 +109,9 @@ def audit_run(
         measured = any(row.get("loss") is not None for row in rows or ())
         delta_share = aggregator.delta_share if aggregator else 1.0
         wrong = _compare_run(summary, aggregator, ledger.subject, ledger)
+        promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
+        if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
+            wrong = f"it says private = {summary['private']} of the run, and not of its released model"
         for guarantee in guarantees:
             if wrong is None:
                 wrong = (
