@@ -172,7 +172,9 @@ def describe_failure(error: BaseException) -> Failure:
     """Return status, code and sentence for an exception that ended a command."""
     match error:
         case Interrupted() | KeyboardInterrupt() | click.Abort():
-            message = str(error) if isinstance(error, Interrupted) else "interrupted"
+            message = (
+                str(error) if isinstance(error, Interrupted) else "interrupted; give the same command again"
+            )
             return Failure(INTERRUPTED, "cli.interrupted", message)
         case SilodpError():
             return Failure(MISTAKE, error.code, str(error), error.field)
