@@ -226,6 +226,7 @@ CODES: dict[str, str] = {
     "report.foreign_code": "a run used code from outside silodp, which a report does not import",
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
+    "run.config_changed": "config.toml in the directory of a run is not the one that the run wrote",
     "run.disk_full": "the disk, or the quota on it, is full",
     "run.exists": "the output directory holds files already, or the output file exists",
     "run.in_use": "another process is running in the output directory",

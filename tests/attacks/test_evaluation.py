@@ -43,7 +43,8 @@ from silodp.training.metrics import accuracy, roc_auc
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore
-from silodp.wire.transport import InProcess
+from silodp.wire.transport import Failure, InProcess
+from support.earlier import unbind
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 
@@ -284,7 +285,7 @@ def test_a_ledger_that_lost_an_evaluation_alone_is_noticed(aggregator, tmp_path)
     federation, out = small_federation(held_out=20), tmp_path / "run"
     evaluate(federation, aggregator, rounds=2, seed=None, out=out)
     path = out / "checkpoint" / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))  # and the digests
     for rounds in (2, 3):
         with refused("checkpoint.mismatch"):
             evaluate(federation, aggregator, rounds=rounds, seed=None, out=out, resume=True)
@@ -301,7 +302,7 @@ def test_files_of_two_runs_are_not_reported_as_one(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for out in (first, second):
         evaluate(small_federation(held_out=2), seed=None, out=out)
-        write_card(out)
+        write_card(unbind(out))
     ledger = Path("checkpoint") / "ledger.jsonl"
     (first / ledger).write_bytes((second / ledger).read_bytes())
     with refused("report.contradicted"):
@@ -366,6 +367,56 @@ def test_an_evaluation_that_was_begun_is_ended_before_the_next(aggregator, monke
         assert [c.evaluation for c in ledger.history] == [None, None, 0, None, None, 1]
         assert result.epsilon == ledger.epsilon("released")
     write_report(out)
+
+
+@pytest.mark.parametrize("dies", ["before the sum is kept", "before the first silo is asked"])
+@pytest.mark.parametrize("across", ["sums", "local"])
+def test_an_evaluation_of_a_model_that_cannot_come_again_is_closed_as_spent(
+    monkeypatch, tmp_path, across, dies
+):
+    """Killed in an evaluation, and resumed without a silo: the round before it has another sum, so another model.
+
+    The others have answered that number about the first model. They do not answer it about the second: the run must
+    leave the number, with its charge, and go on with the next one, or it never goes on.
+    """
+    put, ask = DirectoryStore.put, InProcess.ask
+    federation, out = small_federation(silos=4, held_out=20), tmp_path / "run"
+    evaluation = SUMS if across == "sums" else Evaluation("local")
+
+    def put_no_result(self, key, value):
+        is_early = dies == "before the first silo is asked" and key.startswith("evaluation/round/")
+        if key.startswith("evaluation/result/") or is_early:
+            raise OSError("no space left on device")
+        put(self, key, value)
+
+    def ask_without_one(self, requests, timeout=None):
+        answers, failures = ask(self, {name: m for name, m in requests.items() if name != "silo3"})
+        lost = {"silo3": Failure("offline", "a test")} if "silo3" in requests else {}
+        return answers, {**failures, **lost}
+
+    settings = {
+        "method": LEARNING, "rounds": 3, "seed": None, "out": out, "evaluation": replace(evaluation, every=1)
+    }  # fmt: skip
+    monkeypatch.setitem(AGGREGATORS, "masked", Masked(min_silos=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "put", put_no_result)
+        with pytest.raises(OSError, match="no space"):
+            evaluate(federation, "masked", **settings)
+    monkeypatch.setattr(InProcess, "ask", ask_without_one)
+    result = evaluate(federation, "masked", resume=True, **settings)
+    assert len(result.metrics) == 4
+    is_spent = dies == "before the sum is kept"  # of the three evaluations that the run may have
+    with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
+        numbers = [c.evaluation for c in ledger.history if c.evaluation is not None]
+        assert numbers == ([0, 1, 2] if across == "sums" else [])
+        assert result.epsilon == ledger.epsilon("released")
+    if across == "sums":
+        measured = [row["round"] for row in result.metrics if "evaluation" in row]
+        write_report(out)
+    else:
+        lines = (out / "checkpoint" / "silo_metrics" / "000.jsonl").read_text().splitlines()
+        measured = [json.loads(line)["round"] for line in lines]
+    assert measured == ([1, 2] if is_spent else [1, 2, 3])
 
 
 def lone_silo(limits=None, evaluation=SUMS, evaluations=None) -> EvaluatedSilo:

@@ -23,6 +23,7 @@ from silodp.report.page import write_report
 from silodp.report.rederive import EARLIER
 from silodp.report.run_record import read_run
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.earlier import unbind
 
 DEEP = "[" * 100_000
 ROUNDS = 4
@@ -42,7 +43,7 @@ def directory(finished: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     copied = shutil.copytree(finished, tmp_path / "run")
     os.utime(copied / "guarantee.json")
-    return copied
+    return unbind(copied)
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

@@ -110,6 +110,67 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
     assert stopped.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "done"),
+    [
+        ("silodp.config.schema.RunConfig.federation", None),
+        ("silodp.cli.run.find_doubts", None),
+        ("silodp.cli.run.write_report", 2),
+        ("silodp.cli.run.read_run", 2),
+        ("silodp.cli.run.write_card", 2),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on_wherever_it_comes(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch, where: str, done: int | None
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, stop)
+        stopped = silodp("run", config, "--out", "a")
+        assert stopped.status == 130
+        last = stopped.err.splitlines()[-1]
+        if done is None:
+            assert last.startswith("interrupted before the first round; start again")
+            assert not Path("a").exists()
+        else:
+            assert last == f"interrupted after round {done}; continue with: silodp run a --resume"
+    again = ["a", "--resume"] if done else [config, "--out", "a"]
+    assert silodp("run", *again).status == 0
+    assert silodp("report", "a").status == 0
+    if done is None:  # the run that is there is another one
+        with monkeypatch.context() as patch:
+            patch.setattr(where, stop)
+            assert "before the first round" in silodp("run", config, "--out", "a").err
+            assert "after round 2; continue with" in silodp("run", "a", "--resume").err
+
+
+def test_ctrl_c_in_another_command_says_to_give_it_again(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("silodp.report.page.write_report", stop)
+    stopped = silodp("report", "a")
+    assert (stopped.status, stopped.err) == (130, "interrupted; give the same command again\n")
+
+
+@pytest.mark.parametrize(("rounds", "is_long"), [(10**9, True), (4, False)])
+def test_a_run_of_days_says_so_as_soon_as_its_speed_is_known(
+    silodp: Silodp, config: Path, rounds: int, is_long: bool
+) -> None:
+    Path("own.py").write_text(STOPS_ONCE.replace('"xxx"', '"xxxx"'))
+    stopped = silodp(
+        "run", config, "--set", f"rounds={rounds}", "--set", "task.metrics=['own.py:stops_once']"
+    )
+    assert stopped.status == 130
+    notes = [line for line in stopped.err.splitlines() if line.startswith("note: at this speed")]
+    assert len(notes) == is_long
+    assert all("days" in note for note in notes)
+
+
 def test_resuming_says_what_is_different(silodp: Silodp, config: Path) -> None:
     assert silodp("run", config, "--out", "a").status == 0
     more = ("--set", "rounds=3", "--set", "evaluate_every=2", "--out", "a", "--resume")

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ from support.private import LATTICE
 from support.refusals import refused
 
 AVG = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1), server_learning_rate=20.0)
-EXACT = Evaluation("sums", noise_multiplier=0.0, clip=1000.0, bins=200, times=(0.5, 1.0, 1.5, 2.0, 3.0))
+EXACT = Evaluation("sums", noise_multiplier=0.0, clip=1000.0, bins=200)
+TIMES = replace(EXACT, times=(0.5, 1.0, 1.5, 2.0, 3.0))
 CONFIG = """
 name = "evaluated"
 rounds = 4
@@ -176,12 +178,12 @@ def test_survival() -> None:
         labels.append(np.stack([rng.random(len(time)) < 0.7, time], axis=1).astype(np.float32))
     federation = hold_out(base, labels, None)
     task = Task(torch.nn.Linear(4, 1, bias=False), cox(), {"concordance": concordance})
-    result = train(federation, task, AVG, rounds=3, seed=0, evaluation=EXACT)
+    result = train(federation, task, AVG, rounds=3, seed=0, evaluation=TIMES)
     x, y = pooled(federation)
     found = result.metrics[-1]["evaluation"]["estimates"]["concordance"]
     assert found["low"] <= concordance(task.predict(result.params, x), y) <= found["high"]
     with refused("evaluation.times"):
-        prepare_run(federation, task, AVG, rounds=1, evaluation=replace(EXACT, times=()))
+        prepare_run(federation, task, AVG, rounds=1, evaluation=EXACT)
 
 
 def test_numbers_as_labels_are_refused() -> None:
@@ -211,12 +213,33 @@ def test_outputs_that_fit_no_cell_are_refused_before_a_label_meets_them() -> Non
 
 
 def test_silos_must_have_held_out_records() -> None:
-    for across in ("local", "sums"):
+    for evaluation in (Evaluation("local"), EXACT):
         with refused("evaluation.no_records"):
-            prepare_run(
-                small_federation(), logistic_task(), AVG, rounds=1, evaluation=replace(EXACT, across=across)
-            )
+            prepare_run(small_federation(), logistic_task(), AVG, rounds=1, evaluation=evaluation)
     prepare_run(small_federation(), logistic_task(), AVG, rounds=1, evaluation=Evaluation("none"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"across": "local", "noise_multiplier": 3.0},
+        {"across": "local", "epsilon": 3.0},
+        {"across": "local", "clip": 2.0},
+        {"across": "local", "bins": 20},
+        {"across": "local", "times": (1.0, 2.0)},
+        {"across": "none", "every": 3},
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any]) -> None:
+    with refused("argument.conflict") as caught:
+        Evaluation(**settings)
+    assert caught.value.field == f"evaluation.{list(settings)[1]}"
+
+
+def test_edges_of_times_are_refused_where_labels_are_classes() -> None:
+    with refused("argument.conflict"):
+        prepare_run(small_federation(held_out=20), logistic_task(), AVG, rounds=1, evaluation=TIMES)
+    prepare_run(small_federation(held_out=20), logistic_task(), AVG, rounds=1, evaluation=EXACT)
 
 
 def test_counts_are_masked_wherever_updates_are_hidden() -> None:

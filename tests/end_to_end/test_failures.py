@@ -249,6 +249,76 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     assert told.stdout.startswith(b"\\u03b5 = ")
 
 
+STREAMS = ("closed", "full", "for reading", "a pipe that nobody reads")
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_failure_is_told_by_its_status_and_the_stream_that_is_left(
+    tmp_path: Path, stream: str, kind: str
+) -> None:
+    """Service managers and cron close streams or lead them to a full disk."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
+    (tmp_path / "empty").touch()
+    reader, writer = os.pipe()
+    os.close(reader)
+    opened = {
+        "full": os.open("/dev/full", os.O_WRONLY),
+        "for reading": os.open(tmp_path / "empty", os.O_RDONLY),
+        "a pipe that nobody reads": writer,
+    }
+    command = [sys.executable, "-m", "silodp.cli.main", "report", str(tmp_path / "none"), "--json"]
+    if kind == "closed":
+        command = ["sh", "-c", f'exec "$@" {1 if stream == "stdout" else 2}>&-', "sh", *command]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if kind != "closed":
+        streams[stream] = opened[kind]
+    told = subprocess.run(command, **streams, text=True, env=environment, check=False)
+    for descriptor in opened.values():
+        os.close(descriptor)
+    assert told.returncode == 2, told
+    if stream == "stdout":
+        assert told.stderr.count("\n") == 1
+        assert told.stderr.endswith("[report.missing]\n")
+    else:
+        assert json.loads(told.stdout)["error"]["code"] == "report.missing"
+
+
+def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    """Else what a library prints goes into the next file that is opened, for example the ledger."""
+    code = (
+        "import os\n"
+        "from silodp.cli.main import app, main\n"
+        "@app.command()\n"
+        "def opened() -> None:\n"
+        f"    os.write(os.open({str(tmp_path / 'kept')!r}, os.O_CREAT | os.O_WRONLY), b'kept')\n"
+        "    os.write(1, b'printed')\n"
+        "main(['opened'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    assert (tmp_path / "kept").read_text() == "kept"
+
+
+def test_a_file_that_may_not_grow_is_no_traceback(config: Path) -> None:
+    """The limit on the size of a file (`ulimit -f`) ends a write as a full disk does."""
+    code = (
+        "import resource\n"
+        "from silodp.cli import main as cli\n"
+        "import silodp.cli.run\n"  # whose libraries write larger files when they are imported
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"cli.main(['run', {str(config)!r}, '--out', 'limited'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert told.returncode == 2, told.stderr
+    assert told.stderr.splitlines()[-1].endswith("[run.disk_full]")
+    assert "Traceback" not in told.stderr
+
+
 @pytest.mark.parametrize("out", ["small.toml", "small.toml/below", "a" * 300])
 def test_a_place_that_cannot_be_written_is_named(silodp: Silodp, config: Path, out: str) -> None:
     told = silodp("run", config, "--out", out)

@@ -384,7 +384,9 @@ def test_files_that_do_not_belong_together_are_refused(trained: Any, tmp_path: P
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:
-    fields = json.loads(path.read_text())
+    """Change a description; one of an earlier version has no digest that shows it."""
+    fields = json.loads(path.read_text()) | {"format": 1}
+    fields.pop("digest", None)
     change(fields)
     path.write_text(json.dumps(fields))
 
@@ -395,7 +397,7 @@ def test_a_description_that_lies_is_refused(trained: Any, tmp_path: Path) -> Non
 
     changes: list[tuple[str, Callable[[Any], None]]] = [
         ("bundle.damaged", swap_columns),
-        ("bundle.damaged", lambda f: f.update(format=2)),
+        ("bundle.damaged", lambda f: f.update(format=3)),
         ("bundle.damaged", lambda f: f["inputs"].update(users="/etc/hostname")),
         ("bundle.damaged", lambda f: f["architecture"].update(source="pickle")),
         ("bundle.damaged", lambda f: f["architecture"].update(source="module", module="")),
@@ -520,8 +522,9 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     shutil.copy(tmp_path / "run" / "guarantee.json", bundle)
     assert silodp.load(bundle).guarantees["released"].rounds == 4
     description = json.loads((bundle / "model.json").read_text())
-    for name in ("guarantee", "attributes", "predicts_labels", "silo_settings"):
+    for name in ("digest", "guarantee", "attributes", "predicts_labels", "silo_settings"):
         del description[name]  # as earlier versions wrote it
+    description["format"] = 1
     for had, silent in ((False, 0), (True, 6)):
         (bundle / "model.json").write_text(json.dumps({**description, "has_readers": had}))
         assert len(silodp.load(bundle).description.silo_settings) == silent

@@ -16,7 +16,6 @@ from test_budgets_table import PERSONAL, USERS, tables
 from test_edges import TABLES
 from test_record_methods import DDP
 
-from silodp.accounting import _append_log
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.guarantee import (
     ADVERSARIES,
@@ -32,7 +31,7 @@ from silodp.config.schema import load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
-from silodp.report.audit import AuditResult
+from silodp.report.audit import UNBOUND, AuditResult
 from silodp.report.run_record import read_run
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_directory import RUN_SPEC
@@ -42,6 +41,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
 from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.earlier import read_ledger, unbind, write_ledger
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused as refused_with
 
@@ -84,7 +84,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture
 def copy(runs: Ran, tmp_path: Path) -> Ran:
     def copied(kind: str) -> Path:
-        return Path(shutil.copytree(runs(kind), tmp_path / "run"))
+        return unbind(Path(shutil.copytree(runs(kind), tmp_path / "run")))
 
     return copied
 
@@ -125,7 +125,7 @@ def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy
     path = directory / "config.toml"
     path.write_text(path.read_text().replace("[aggregation]\n", '[aggregation]\ndevice = "cpu"\n', 1))
     assert 'device = "cpu"' in path.read_text()
-    assert audit(directory).unchecked == ()
+    assert audit(directory).unchecked == (UNBOUND,)
     with pytest.raises(SilodpError) as error:
         load_config(path)
     assert (error.value.code, error.value.field) == ("config.unknown_field", "aggregation.device")
@@ -217,7 +217,7 @@ def test_what_holds_under_weaker_assumptions_cannot_be_changed(copy: Ran) -> Non
             tell(directory, [*whole[:place], said | {"linkage": changed}, *whole[place + 1 :]])
             refused(directory, f"against '{ADVERSARIES[place]}' it says linkage = ")
     tell(directory, whole)
-    assert audit(directory).unchecked == ()
+    assert audit(directory).unchecked == (UNBOUND,)
 
 
 def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None:
@@ -225,14 +225,14 @@ def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None
     assert {group["realized"] for group in told(directory)[0]["groups"]} != {0.0}
     for path in (directory / "checkpoint" / "server").glob("*clients"):
         path.unlink()
-    assert audit(directory).unchecked == (rederive.JOINED,)
+    assert audit(directory).unchecked == (rederive.JOINED, UNBOUND)
 
 
 def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
     directory = copy("seeded coins")
     for path in (directory / "checkpoint" / "server").iterdir():
         path.unlink()
-    assert audit(directory).unchecked == ()
+    assert audit(directory).unchecked == (UNBOUND,)
 
 
 def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
@@ -295,7 +295,7 @@ def test_a_configuration_of_another_run_is_refused(copy: Ran, old: str, new: str
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
     if says == "cannot be read":
-        (unchecked,) = audit(directory).unchecked
+        unchecked, _ = audit(directory).unchecked
         assert "config.toml cannot be read: aggregation.min_silos" in unchecked
         return
     refused(directory, says)
@@ -320,15 +320,16 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     done = silodp("report", directory)
     left = "assumptions, claims, and charges of units with privacy budgets (there is no config.toml)"
     shown = done.out.splitlines()
-    assert shown[:2] == ["The guarantees and the metrics agree with the ledger.", f"Not checked: {left}."]
+    unchecked = [f"Not checked: {what}." for what in (left, UNBOUND)]
+    assert shown[:3] == ["The guarantees and the metrics agree with the ledger.", *unchecked]
     written = [f"Report: {directory / 'report.html'}", f"Model card: {directory / 'MODEL_CARD.md'}"]
     assert shown[-2:] == written
-    assert [line.partition(":")[0] for line in shown[2:-2]] == [
+    assert [line.partition(":")[0] for line in shown[3:-2]] == [
         "Against whoever sees the models",
         "Against the server",
         "Against another silo",
     ]
-    assert silodp("report", directory, "--json").json["not_checked"] == [left]
+    assert silodp("report", directory, "--json").json["not_checked"] == [left, UNBOUND]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
     (directory / "checkpoint" / "ledger.jsonl").unlink()
     gone = silodp("report", directory).out.splitlines()
@@ -354,7 +355,7 @@ def test_the_specification_is_the_one_that_was_run(copy: Ran) -> None:
     with refused_with("report.damaged"):
         read_run(directory)
     path.unlink()
-    assert audit(directory).unchecked == (rederive.EARLIER,)
+    assert audit(directory).unchecked == (rederive.EARLIER, UNBOUND)
 
 
 def test_a_specification_made_again_for_other_data_is_not_the_checkpoints(copy: Ran) -> None:
@@ -425,10 +426,9 @@ def as_the_first_version_left_it(
 ) -> None:
     """Rewrite a run's files as the first version wrote them: no accounting, older words, a whole clip per release."""
     ledger = directory / "checkpoint" / "ledger.jsonl"
-    lines, previous = [], ""
-    for text in ledger.read_text().splitlines():
-        fields = json.loads(text)
-        del fields["hash"], fields["previous"]
+    unbind(directory)
+    entries = read_ledger(ledger)
+    for fields in entries:
         if "subject" in fields:
             assert fields["subject"].pop("accounting") == ACCOUNTING
         elif fields["round"] == lost_in:
@@ -436,12 +436,9 @@ def as_the_first_version_left_it(
                 event = fields["events"][name]
                 event["noise_multiplier"] *= (silos - 1) / silos
                 event["units"] = fields["events"]["silo"]["units"] * silos + 4
-        line = _append_log._line(fields, previous)
-        previous = _append_log._hash(line)
-        lines.append(line)
-    ledger.write_bytes(b"".join(lines))
+    write_ledger(ledger, entries)
     whole = told(directory)
-    opened = Ledger(ledger, 1e-5, accountant, run=json.loads(lines[0])["run"])
+    opened = Ledger(ledger, 1e-5, accountant, run=entries[0]["run"])
     with opened as kept:
         for said in whole:
             said["assumptions"] = [OLD_WORDING.get(text, text) for text in said["assumptions"]]
@@ -486,7 +483,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     tell(directory, whole)
 
     as_the_first_version_left_it(directory, silos=5, lost_in=1)
-    assert audit(directory).unchecked == (rederive.EARLIER,)
+    assert audit(directory).unchecked == (rederive.EARLIER, UNBOUND)
     assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
     less = told(directory)
     tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
@@ -495,5 +492,5 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert (
         silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
     )
-    assert audit(directory).unchecked == (rederive.EARLIER,)
+    assert audit(directory).unchecked == (rederive.EARLIER,)  # it has written its files again
     assert told(directory)[0]["rounds"] == 4

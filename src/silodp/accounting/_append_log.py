@@ -71,7 +71,7 @@ class AppendOnlyLog:
             # What reached the disk is unknown, after a failed fsync too: only reading it again can tell.
             self._unsure = str(error) or type(error).__name__
             if isinstance(error, OSError):
-                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
                 raise SilodpError(
                     f"ledger {self.path} could not be written ({error.strerror}): mend the disk, then resume.",
                     code="run.disk_full" if full else "ledger.write_failed",

@@ -115,6 +115,8 @@ class Ledger:
     Attributes:
         disclosure: as the file states it.
         reserved: events that the budget must still hold after, whatever is charged before; {} for none.
+        files: digest by name of the files that the run wrote when it ended; None where a charge came after that, and in
+            ledgers of earlier versions.
 
     Raises:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
@@ -138,6 +140,7 @@ class Ledger:
         self.subject = _subject_of(kept, subject)
         self.disclosure = _read_disclosure(path, kept) if kept else disclosure
         self.reserved: Mapping[Adversary, Event] = {}
+        self.files: Mapping[str, str] | None = None
         self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
         self._reported: dict[tuple[Adversary, float], float] = {}
@@ -157,7 +160,10 @@ class Ledger:
         self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
-                self._count(self._read(fields, number))
+                if "files" in fields:
+                    self.files = self._read_files(fields["files"], number)
+                else:
+                    self._count(self._read(fields, number))
         except BaseException:
             self.close()
             raise
@@ -212,6 +218,19 @@ class Ledger:
     def charged_evaluation(self, number: int, release: int = 0) -> bool:
         """Return whether a release of an evaluation was charged."""
         return (True, number, release) in self._charges
+
+    def record_files(self, digests: Mapping[str, str]) -> None:
+        """Append digests of the files of the run that ends here; on disk when this returns.
+
+        Args:
+            digests: SHA-256 (hex) by name, the same on every computer.
+
+        Raises:
+            SilodpError: the ledger cannot be written.
+        """
+        if self._journal is not None and digests != self.files:
+            self._journal.append({"files": dict(digests)})
+        self.files = dict(digests)
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
         """Return whether the budget still holds after these events; True without a budget.
@@ -326,6 +345,14 @@ class Ledger:
             ) from None
         return charge
 
+    def _read_files(self, digests: Any, number: int) -> dict[str, str]:
+        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+            raise SilodpError(
+                f"ledger {self.path} cannot be read in line {number}: restore it from a copy.",
+                code="ledger.damaged",
+            )
+        return digests
+
     def _check(self, charge: LedgerEntry) -> None:
         """Check that every line names the same adversaries, else one would go uncharged, and supported events."""
         if not charge.events or set(charge.events) - set(ADVERSARIES):
@@ -348,6 +375,7 @@ class Ledger:
         if last.events == charge.events:
             charge = replace(charge, events=last.events)  # one copy in memory for rounds that cost the same
         self._charges[charge.place] = charge
+        self.files = None  # they are of an earlier moment
         for adversary, event in charge.events.items():
             if (reason := reason_of(event)) is not None:
                 self._reasons.setdefault(adversary, reason)

@@ -116,7 +116,8 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
     """Return the cells that fit the labels of a run.
 
     Raises:
-        SilodpError: labels are numbers, or survival times without edges (codes evaluation.labels, evaluation.times).
+        SilodpError: labels are numbers, survival times without edges, or classes with them (codes evaluation.labels,
+            evaluation.times, argument.conflict).
     """
     if data.labels == "survival":
         if not settings.times:
@@ -133,6 +134,12 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
             'evaluation.across = "local" or "none".',
             code="evaluation.labels",
             field="evaluation.across",
+        )
+    if settings.times:
+        raise SilodpError(
+            "evaluation.times are edges between survival times, and the labels are classes: take them out.",
+            code="argument.conflict",
+            field="evaluation.times",
         )
     kind = "scores" if data.classes == 2 else "classes"
     return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ published. What is not known is said to be unknown.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +25,9 @@ from silodp.report.formatting import format_measure, without_folders
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
-from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.wire.store import write_durably
 
-CARD = "MODEL_CARD.md"
 LEAST_PERSONS = 20
 """Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
 
@@ -86,8 +86,34 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
             f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
         ) from None
     path = directory / CARD
-    write_durably(path, format_card(facts).encode())
+    write_durably(path, _seal(format_card(facts), (directory / DESCRIPTION).read_bytes()).encode())
     return path
+
+
+def check_card(path: Path, description: bytes) -> None:
+    """Refuse a card that silodp did not write for a model.
+
+    Args:
+        path: of the card.
+        description: content of model.json.
+
+    Raises:
+        SilodpError: it was changed, or is of another run or other rounds (code bundle.mixed).
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if "".join(lines) != _seal("".join(lines[:-2]), description):
+        raise SilodpError(
+            f"{path} is not the card of this model: 'silodp report' on the run's directory writes it again, with what "
+            "the table [card] of config.toml declares; give a text of your own another name.",
+            code="bundle.mixed",
+        )
+
+
+def _seal(card: str, description: bytes) -> str:
+    """Return a card with digests of model.json, which it is about, and of itself."""
+    about = f"- **`{DESCRIPTION}`**: SHA-256 `{hashlib.sha256(description).hexdigest()}`.\n"
+    whole = hashlib.sha256((card + about).encode()).hexdigest()
+    return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
 
 
 def _read_spec(path: Path) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import click
 import typer
@@ -82,7 +82,7 @@ UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # as shells report it
 
 _MOST_CHARACTERS = 2000  # of a sentence: it may quote a long value or message
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STANDARD_OUTPUT = "standard output"
 """File name in the error of a result that cannot be written."""
 
@@ -99,6 +99,20 @@ def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
 def log(text: str) -> None:
     """Print a line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_or_drop(text: str, stream: TextIO) -> None:
+    """Print a line; a stream that cannot be written is dropped."""
+    try:
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):
+        drop_stream(stream)
+
+
+def drop_stream(stream: TextIO) -> None:
+    """Discard the rest of a stream, which Python would try to write again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Interrupted(Exception):
@@ -138,9 +152,12 @@ class Failure:
         return sentence
 
     def show(self, as_json: bool) -> int:
-        """Print the sentence on standard error, and with `as_json` an object on standard output; return the status."""
+        """Print the sentence on standard error, and with `as_json` an object on standard output; return the status.
+
+        Where one of them cannot be written, the status and the other one still tell.
+        """
         begin, end = ("", "") if self.status == INTERRUPTED else ("error: ", f" [{self.code}]")
-        print(f"{begin}{self.sentence}{end}", file=sys.stderr)
+        print_or_drop(f"{begin}{self.sentence}{end}", sys.stderr)
         if as_json:
             self.show_object()
         return self.status
@@ -148,14 +165,16 @@ class Failure:
     def show_object(self) -> None:
         """Print the failure as an object on standard output."""
         error = {"code": self.code, "field": self.field, "message": self.sentence}
-        print(json.dumps({"error": error}, ensure_ascii=False), flush=True)
+        print_or_drop(json.dumps({"error": error}, ensure_ascii=False), sys.stdout)
 
 
 def describe_failure(error: BaseException) -> Failure:
     """Return status, code and sentence for an exception that ended a command."""
     match error:
         case Interrupted() | KeyboardInterrupt() | click.Abort():
-            message = str(error) if isinstance(error, Interrupted) else "interrupted"
+            message = (
+                str(error) if isinstance(error, Interrupted) else "interrupted; give the same command again"
+            )
             return Failure(INTERRUPTED, "cli.interrupted", message)
         case SilodpError():
             return Failure(MISTAKE, error.code, str(error), error.field)
@@ -197,8 +216,8 @@ def _describe_file_error(error: OSError) -> Failure:
         return Failure(
             MISTAKE,
             "run.disk_full",
-            f"{name} cannot be written: the disk or your quota is full; make room and repeat the command "
-            "(continue a run with --resume).",
+            f"{name} cannot be written: the disk or your quota is full, or the limit on the size of a file (ulimit -f) "
+            "is reached; make room and repeat the command (continue a run with --resume).",
         )
     return Failure(
         MISTAKE,

@@ -30,7 +30,9 @@ from silodp.cli._console import (
     Set,
     Trackers,
     describe_failure,
+    drop_stream,
     log,
+    print_or_drop,
     show,
 )
 from silodp.cli._logging import print_warnings
@@ -246,15 +248,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: None takes those of the process.
     """
+    _open_closed_streams()
     with print_warnings():
         status = _run_command(sys.argv[1:] if arguments is None else list(arguments))
     sys.exit(status)
 
 
+def _open_closed_streams() -> None:
+    """Let standard streams that are closed lead nowhere: else the next file opened takes their place."""
+    while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(file)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
 def _run_command(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack ε, a path may not be UTF-8
-            stream.reconfigure(errors="backslashreplace")
+        # A terminal may lack ε, a path may not be UTF-8; some streams cannot be reconfigured.
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
     as_json = "--json" in arguments
     try:
         if any("\0" in argument for argument in arguments):
@@ -263,21 +278,15 @@ def _run_command(arguments: list[str]) -> int:
         status = int(command.main(args=arguments, prog_name="silodp", standalone_mode=False) or 0)
         return status if status != INTERRUPTED else describe_failure(KeyboardInterrupt()).show(as_json)
     except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
+        print_or_drop(error.format_message(), sys.stderr)
         return MISTAKE
     except Exception as error:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-            _drop_output()
+            drop_stream(sys.stdout)
             as_json = False  # standard output cannot be written
         return describe_failure(error).show(as_json)
     except KeyboardInterrupt as error:
         return describe_failure(error).show(as_json)
-
-
-def _drop_output() -> None:
-    """Discard the rest of standard output, which Python would try to write again at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

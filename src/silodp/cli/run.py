@@ -36,8 +36,11 @@ from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
-from silodp.tracking.progress import describe_round, print_progress
+from silodp.tracking.progress import describe_round, format_duration, print_progress
 from silodp.wire.store import write_durably
+
+LONG = 3600.0
+"""Seconds; a run that takes longer says so as soon as its speed is known."""
 
 
 def run_config(
@@ -65,6 +68,20 @@ def run_config(
         SilodpError: a mistake that the user can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
+    existed = (directory / "config.toml").exists() and not resume
+    try:
+        return _run_config(config, directory, resume, trackers, log_private)
+    except KeyboardInterrupt:
+        raise Interrupted(_describe_interruption(directory, existed)) from None
+
+
+def _run_config(
+    config: RunConfig,
+    directory: Path,
+    resume: bool,
+    trackers: Sequence[str],
+    log_private: bool | None,
+) -> dict[str, Any]:
     method = config.method()
     _check_before_reading(config, method)
     federation = config.federation()
@@ -76,7 +93,7 @@ def run_config(
         changes = _list_changes(config, previous)
     doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
-    begun = False
+    begun = is_estimated = False
 
     def begin(done: int) -> None:
         nonlocal begun
@@ -93,6 +110,14 @@ def run_config(
         if not begun:  # the run holds the lock of the directory when it makes its first row
             begin(max(done.round - 1, 0))
         show(done)
+        nonlocal is_estimated
+        if done.seconds_left is not None and not is_estimated:
+            is_estimated = True
+            if done.seconds_left > LONG:
+                log(
+                    f"note: at this speed the other {counted(done.rounds - done.round, 'round')} take about "
+                    f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
+                )
         log_round(done)
 
     try:
@@ -123,8 +148,6 @@ def run_config(
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
         else:  # the number of records of each person is private
             page = write_report(directory)
-    except KeyboardInterrupt:
-        raise Interrupted(_describe_interruption(directory)) from None
     except SilodpError as error:
         if changes and not begun:
             raise SilodpError(
@@ -335,9 +358,14 @@ def find_config(directory: Path) -> Path:
     return path
 
 
-def _describe_interruption(directory: Path) -> str:
-    """Return the line after Ctrl-C: the last round, and the command that continues."""
-    if not (directory / "config.toml").exists():
+def _describe_interruption(directory: Path, is_other: bool) -> str:
+    """Return the line after Ctrl-C: the last round, and the command that continues.
+
+    Args:
+        directory: of the run.
+        is_other: whether the run in it is another one, and this one has not begun.
+    """
+    if is_other or not (directory / "config.toml").exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
     command = shlex.join(["silodp", "run", str(directory), "--resume"])
     return f"interrupted after round {_find_last_round(directory)}; continue with: {command}"

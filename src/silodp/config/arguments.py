@@ -71,6 +71,36 @@ def validate_arguments(
     return {name: _convert(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()}
 
 
+def validate_given(maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str) -> None:
+    """Check names and types of values that others complete: none has to be there, also in the tables below.
+
+    Args:
+        maker: see `build`.
+        values: see `build`.
+        what: see `build`.
+        where: see `build`.
+
+    Raises:
+        SilodpError: an unknown field, or a value of a wrong type.
+    """
+    fields, hints = get_fields(maker), _get_hints(maker)
+    for name, value in values.items():
+        if name not in fields:
+            raise SilodpError(
+                describe_unknown(name, fields, what, where),
+                code="config.unknown_field",
+                field=_join(where, name),
+            )
+        table, place = _find_dataclass(hints.get(name)), _join(where, name)
+        if table is None or not isinstance(value, Mapping):
+            _convert(hints.get(name, Any), value, place)
+        elif not hasattr(table, "registry"):
+            validate_given(table, value, place, place)
+        elif "name" in value:
+            chosen, rest = _select_class(table, value, place)
+            validate_given(chosen, rest, place, place)
+
+
 def get_fields(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters that can be given by name, without `*args` and `**kwargs`."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -139,6 +169,13 @@ def _describe_missing(loc: tuple[int | str, ...], model: type[BaseModel]) -> str
         if kinds[0] is not None:
             return f"set it to {kinds[0]}"
     return "set it"
+
+
+def describe_no_name(field: str, value: object) -> SilodpError:
+    """Return the error about a name that is not a text."""
+    return SilodpError(
+        f"{field} = {shorten(value)}: it should be text in quotes.", code="config.value", field=field
+    )
 
 
 def _no_table(field: str, value: object) -> SilodpError:
@@ -262,7 +299,9 @@ def _select_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any,
     """Return the class that a table names, in the registry of its base class or by reference; and the other fields."""
     rest = dict(table)
     name = rest.pop("name", None)
-    if not isinstance(name, str):
+    if name is not None and not isinstance(name, str):
+        raise describe_no_name(f"{where}.name", name)
+    if name is None:
         raise SilodpError(
             f"{where}.name is missing: use one of {', '.join(base.registry())}, or 'file.py:Name'.",
             code="config.missing_field",

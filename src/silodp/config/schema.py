@@ -19,9 +19,11 @@ from silodp.aggregators import Aggregator
 from silodp.config.arguments import (
     build,
     convert_validation_error,
+    describe_no_name,
     describe_unknown,
     get_fields,
     validate_arguments,
+    validate_given,
 )
 from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
 from silodp.config.build import add_defaults, build_aggregator, build_method, build_task, find_method_class
@@ -156,14 +158,8 @@ class RunConfig(_Section):
         self.resolve_data()
         self.method()
         for name, fields in self.methods.items():
-            for field in fields:
-                maker = find_method_class(name, "methods")
-                if field not in get_fields(maker):
-                    raise SilodpError(
-                        describe_unknown(field, get_fields(maker), name, f"methods.{name}"),
-                        code="config.unknown_field",
-                        field=f"methods.{name}.{field}",
-                    )
+            if fields:
+                validate_given(find_method_class(name, "methods"), fields, name, f"methods.{name}")
         self.budget()
         self.evaluation()
         self.check_budgets(self.method())
@@ -526,7 +522,9 @@ def _convert_error(error: ValidationError) -> SilodpError:
 
 def _split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
     name = section.get("name")
-    if not isinstance(name, str):
+    if name is not None and not isinstance(name, str):
+        raise describe_no_name("method.name", name)
+    if name is None:
         raise SilodpError(
             'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
             code="config.missing_field",

@@ -84,6 +84,7 @@ class Evaluation:
         check_list("evaluation.times", self.times, Real)
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
         CountTable("survival", bins=self.bins, times=self.times)
+        self._check_used()
         given = self.noise_multiplier is not None, self.epsilon is not None
         if self.across == "sums" and sum(given) != 1:
             raise SilodpError(
@@ -91,6 +92,18 @@ class Evaluation:
                 code="evaluation.noise",
                 field="evaluation.noise_multiplier",
             )
+
+    def _check_used(self) -> None:
+        """Refuse settings without effect: noise that nobody adds looks like protection."""
+        used = {"none": ("across",), "local": ("across", "every"), "sums": tuple(self.__dataclass_fields__)}
+        for name, declared in self.__dataclass_fields__.items():
+            if name not in used[self.across] and getattr(self, name) != declared.default:
+                raise SilodpError(
+                    f'evaluation.{name} = {getattr(self, name)} has no effect with across = "{self.across}": take it '
+                    "out, or change across.",
+                    code="argument.conflict",
+                    field=f"evaluation.{name}",
+                )
 
     @property
     def adds_sums(self) -> bool:

@@ -43,8 +43,12 @@ from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.report.rederive import is_covered, rederive_guarantees
-from silodp.runtime.run_directory import LEDGER, MetricsRow
+from silodp.runtime.run_directory import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
 
+UNBOUND = (
+    "whether model, guarantee, metrics and config.toml are those that the run wrote (an earlier version of silodp "
+    "wrote no digests of them)"
+)
 _MOST_EXACT = 200
 """Rows of metrics.jsonl whose ε is computed exactly; a thousand would take a minute."""
 
@@ -105,6 +109,9 @@ def audit_run(
         measured = any(row.get("loss") is not None for row in rows or ())
         delta_share = aggregator.delta_share if aggregator else 1.0
         wrong = _compare_run(summary, aggregator, ledger.subject, ledger)
+        promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
+        if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
+            wrong = f"it says private = {summary['private']} of the run, and not of its released model"
         for guarantee in guarantees:
             if wrong is None:
                 wrong = (
@@ -130,7 +137,19 @@ def audit_run(
             if wrong is not None:
                 wrong = f"against '{guarantee.adversary}' it says {wrong}"
                 raise _contradicted(directory, "ledger and config.toml", wrong)
-        unchecked = again.unchecked
+        wrong = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
+        if wrong is not None:
+            remedy = "resume the run, which writes it again"
+            if wrong == CONFIG:
+                remedy = "give changes with --set when the run is resumed"
+            elif wrong == METRICS:
+                remedy = "delete it and resume the run: of the earlier rounds then only ε is known"
+            raise SilodpError(
+                f"{directory / wrong} is not the file that the run wrote, by the digest in its ledger: restore it from "
+                f"a copy, or {remedy}.",
+                code="report.contradicted",
+            )
+        unchecked = (*again.unchecked, *((UNBOUND,) if ledger.files is None else ()))
         if _is_unknown(ledger):
             unchecked = (
                 f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",

@@ -29,11 +29,10 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
-from silodp.runtime.run_directory import RUN_SPEC
+from silodp.runtime.run_directory import CONFIG, RUN_SPEC
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
 
-CONFIG = "config.toml"
 _ALL = "assumptions, claims, and charges of units with privacy budgets"
 EARLIER = (
     "assumptions, and whether each round cost what its settings imply (an earlier version of silodp with other texts "

@@ -23,9 +23,10 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
-from silodp.report.audit import AuditResult, audit_run
+from silodp.report.audit import UNBOUND, AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
-from silodp.runtime.run_directory import MetricsRow, read_metrics
+from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
+from silodp.runtime.run_directory import GUARANTEE, METRICS, MetricsRow, read_metrics
 
 MOST_BARS = 400
 """Of an `Allocation`, however many persons there are."""
@@ -113,13 +114,14 @@ def read_run(directory: Path) -> RunRecord:
         SilodpError: a required file is missing or damaged, or files contradict each other.
     """
     _check_directory(directory)
-    rows = _read_rows(directory / "metrics.jsonl")
-    guarantee_file = directory / "guarantee.json"
+    rows = _read_rows(directory / METRICS)
+    guarantee_file = directory / GUARANTEE
     summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
     aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
+    _check_model(directory, audit)
     allocation = directory / "plots" / "allocation.json"
     delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(
@@ -136,6 +138,26 @@ def read_run(directory: Path) -> RunRecord:
         else _read_budget(settings, delta),
         written=datetime.fromtimestamp(guarantee_file.stat().st_mtime, UTC),
     )
+
+
+def _check_model(directory: Path, audit: AuditResult | None) -> None:
+    """Refuse model, description and guarantee that do not belong together.
+
+    The ledger of a finished run has their digests, unless earlier versions wrote all of them.
+    """
+    path = directory / DESCRIPTION
+    if not path.exists():
+        return
+    description = ModelDescription.read(path)
+    if audit is not None and UNBOUND in audit.unchecked and description.is_sealed:
+        raise SilodpError(
+            f"{path} was written at the end of a run, and the last line of the run's ledger says nothing of it: resume "
+            "the run, which writes both again, or restore the newest ledger.",
+            code="report.contradicted",
+        )
+    for name in (GUARANTEE, WEIGHTS):
+        if (directory / name).exists():
+            description.check_content(_read_bytes(directory / name), directory / name)
 
 
 def read_guarantees(directory: Path) -> tuple[dict[str, Any], dict[Adversary, Guarantee]]:

@@ -6,11 +6,13 @@ Who calls whom, by sums:
     EvaluatedSilo.answer -> Silo.answer -> Gate: checks, charges -> EvaluationSums: counts, clips -> noise, masks
 
 Messages, gate, stored answers and charges are those of a round of training, under the run id of the evaluation. So an
-evaluation that was interrupted is repeated with the same counts and the same noise, and charged once.
+evaluation that was interrupted is repeated with the same counts and the same noise, and charged once. If it cannot be
+repeated, because its round was repeated without a silo and led to another model, its number is left as spent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -82,6 +84,26 @@ class Evaluator:
         store = self._store.run
         return store.get(f"{_BEGUN}{rounds}") is not None and store.get(f"{_RESULT}{rounds}") is None
 
+    def _find_number(self, rounds: int, model: str) -> int:
+        """Return the number under which a model is evaluated: that of an interrupted evaluation of it, or a new one.
+
+        Silos may have answered, and charged, a number about another model after the same rounds: the round was
+        repeated, and not by the same silos. They answer each number about one model, so that number stays spent.
+
+        Args:
+            rounds: number of rounds that led to the model.
+            model: its digest.
+        """
+        store = self._store.run
+        numbers = {
+            name: (store.get(name) or b"").decode() for name in store.names() if name.startswith(_BEGUN)
+        }
+        number, _, before = numbers.get(f"{_BEGUN}{rounds}", "").partition(" ")
+        if number and (before == model or self._store.round(int(number)).get("clients") is None):
+            return int(number)  # the same model, or nothing was asked
+        results = sum(name.startswith(_RESULT) for name in store.names())  # earlier versions kept no numbers
+        return max([results, *(int(kept.split()[0]) + 1 for kept in numbers.values() if kept)])
+
     def measure(self, rounds: int, params: Tensor, is_last: bool) -> MetricsRow:
         """Evaluate a model; the same model after the same rounds is evaluated and charged once.
 
@@ -96,7 +118,8 @@ class Evaluator:
         """
         stored = self._store.run.get(f"{_RESULT}{rounds}")
         if stored is None:
-            number = sum(name.startswith(_RESULT) for name in self._store.run.names())
+            begun = hashlib.sha256(params.cpu().numpy().tobytes()).hexdigest()
+            number = self._find_number(rounds, begun)
             if number >= self._spec.rounds:
                 _log.warning(
                     "no evaluation after round %d: the run's parameters were chosen for %d in all",
@@ -106,7 +129,7 @@ class Evaluator:
                 return NOTHING_MEASURED
             self._charges.is_last = is_last
             state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
-            self._store.run.put(f"{_BEGUN}{rounds}", b"")
+            self._store.run.put(f"{_BEGUN}{rounds}", f"{number} {begun}".encode())
             total = self._server.run_round(number, params, state)
             if total is None:
                 _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)

@@ -32,10 +32,10 @@ from silodp.training.model_checks import list_numeric_attributes
 from silodp.training.models import Architecture
 from silodp.training.task import digest_tensors
 
-FORMAT = 1
-"""Of model.json."""
-DESCRIPTION, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
-"""Files in the directory of a run; the last one only where the architecture is a user's file."""
+FORMAT = 2
+"""Of model.json. 2: the field "digest" of all others; 1: without it."""
+DESCRIPTION, WEIGHTS, CODE, CARD = "model.json", "model.safetensors", "model.py", "MODEL_CARD.md"
+"""Files in the directory of a run; model.py only where the architecture is a user's file."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -83,6 +83,7 @@ class ModelDescription:
         weights: SHA-256 (hex) of model.safetensors.
         versions: of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled; None where they were not.
+        is_sealed: whether a digest in the file has shown that it is as it was written; False for earlier versions.
     """
 
     run: str
@@ -102,6 +103,7 @@ class ModelDescription:
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     label_typical: Sequence[float] | None = None
+    is_sealed: bool = True
 
     @classmethod
     def of_run(
@@ -167,9 +169,8 @@ class ModelDescription:
             "architecture": self.architecture.to_dict(),
             "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
         }
-        if self.label_typical is None:  # versions before there was such a scaling read the others
-            del fields["label_typical"]
-        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+        del fields["is_sealed"]
+        return json.dumps(fields | {"digest": _digest(fields)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> ModelDescription:
@@ -180,9 +181,12 @@ class ModelDescription:
         """
         try:
             fields = json.loads(path.read_bytes())
-            if fields.pop("format") != FORMAT:
+            if fields["format"] not in (1, FORMAT) or type(fields["format"]) is not int:
                 raise ValueError("another format")
-            return cls._from_fields(fields)
+            is_sealed = fields["format"] != 1
+            if is_sealed and fields.pop("digest") != _digest(fields):
+                raise ValueError("another digest")
+            return cls._from_fields({**fields, "is_sealed": is_sealed})
         except FileNotFoundError:
             raise SilodpError(
                 f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
@@ -211,9 +215,28 @@ class ModelDescription:
                 code="bundle.mixed",
             )
 
+    def check_content(self, content: bytes, path: Path) -> None:
+        """Refuse a file of the run that is not the one described.
+
+        Args:
+            content: of model.safetensors or guarantee.json.
+            path: of that file.
+
+        Raises:
+            SilodpError: it is another (code bundle.mixed).
+        """
+        stated = self.weights if path.name == WEIGHTS else self.guarantee
+        if stated not in (None, hashlib.sha256(content).hexdigest()):
+            raise SilodpError(
+                f"{path} is not the file that {DESCRIPTION} describes, so it is of another run, of other rounds, or "
+                "was changed: copy all files of one run again.",
+                code="bundle.mixed",
+            )
+
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> ModelDescription:
         made = {**fields, "architecture": _read_architecture(fields["architecture"])}
+        del made["format"]
         for name in ("target", "classes", "features"):
             made[name] = tuple(_check_text(item) for item in fields[name])
         made["record_shape"] = tuple(int(length) for length in fields["record_shape"])
@@ -238,7 +261,7 @@ class ModelDescription:
             fields["weights"]
         ):
             raise ValueError
-        if "label_typical" in fields:
+        if fields.get("label_typical") is not None:
             made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"])
         made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
         description = cls(**made)
@@ -254,6 +277,11 @@ class ModelDescription:
             ValueError: `inputs` is no such part.
         """
         return Schema.from_inputs(self.inputs or {})
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of JSON-ready fields, in their order: that of the columns matters."""
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def digest_unsaved(model: nn.Module) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,6 +40,9 @@ from silodp.wire.store import (
 
 RUN_SPEC = "run_spec.json"
 """The specification of the run; public."""
+CONFIG = "config.toml"
+"""Of a run of the command line."""
+GUARANTEE, METRICS = "guarantee.json", "metrics.jsonl"
 LEDGER = Path("checkpoint") / "ledger.jsonl"
 LOCK = "lock"
 """In checkpoint/: locked by the process that runs."""
@@ -126,9 +131,21 @@ class RunDirectory:
                 self._check_empty()
                 self.save_state(state)
             ledger = held.enter_context(self.open_ledger(spec, state))
+            self._check_config(ledger)
             self._write_spec(spec)
             self._record_start(state)
             yield state, ledger
+
+    def _check_config(self, ledger: Ledger) -> None:
+        """Refuse a config.toml that was edited or damaged since the run ended."""
+        if self.path is None or ledger.files is None or not (self.path / CONFIG).exists():
+            return
+        if CONFIG in ledger.files and ledger.files[CONFIG] != digest_config(self.path / CONFIG):
+            raise SilodpError(
+                f"{self.path / CONFIG} is not the one that the run wrote: restore it, and give changes with --set; or "
+                "delete it, and resume with a configuration of your own and --out.",
+                code="run.config_changed",
+            )
 
     def _write_spec(self, spec: RunSpec) -> None:
         """Write the specification; that of a resumed run differs at most in T, budget and limits."""
@@ -215,14 +232,19 @@ class RunDirectory:
         )
 
     def load_metrics(
-        self, resumed_round: int | None, spent: Callable[[], Sequence[Mapping[Adversary, float | None]]]
+        self,
+        resumed_round: int | None,
+        spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
+        recorded: str | None = None,
     ) -> Metrics:
         """Return metrics.jsonl with the rows of the rounds done (see `Metrics`)."""
-        return Metrics(None if self.path is None else self.path / "metrics.jsonl", resumed_round, spent)
+        return Metrics(None if self.path is None else self.path / METRICS, resumed_round, spent, recorded)
 
     def write(
         self,
         spec: RunSpec,
+        ledger: Ledger,
+        rows: Sequence[MetricsRow],
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
@@ -233,8 +255,13 @@ class RunDirectory:
     ) -> None:
         """Write guarantee.json, and what is needed to use the model elsewhere (see `silodp.runtime.model_description`).
 
+        The digests of all files are in the ledger before the first of them is replaced, so that a reader can tell files
+        that were edited, or are of another run or moment.
+
         Args:
             spec: of the run.
+            ledger: of the run.
+            rows: of metrics.jsonl.
             model: the final global model.
             guarantees: by adversary.
             stopped: "rounds" or "budget".
@@ -261,13 +288,21 @@ class RunDirectory:
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
-        write_durably(self.path / "guarantee.json", stated)
         weights = serialize(model, {"method": method.name})
-        write_durably(self.path / WEIGHTS, weights)
-        if architecture.code:
-            write_durably(self.path / CODE, architecture.code)
         description = ModelDescription.of_run(spec, model, architecture, loss, schema, weights, stated)
-        write_durably(self.path / DESCRIPTION, description.to_json().encode())
+        contents = {
+            GUARANTEE: stated,
+            WEIGHTS: weights,
+            **({CODE: architecture.code} if architecture.code else {}),
+            DESCRIPTION: description.to_json().encode(),
+        }
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        digests |= {METRICS: digest_rows(rows), RUN_SPEC: digest_file(self.path / RUN_SPEC)}
+        if (self.path / CONFIG).exists():
+            digests[CONFIG] = digest_config(self.path / CONFIG)
+        ledger.record_files(digests)
+        for name, content in contents.items():
+            write_durably(self.path / name, content)
 
     @staticmethod
     def _checkpoint(path: Path) -> Path:
@@ -284,9 +319,10 @@ class Metrics:
         path: the file; None keeps the rows in memory.
         resumed_round: the round of the checkpoint; None for a new run.
         spent: returns ε against each adversary after 0, 1, … rounds by the ledger, for rows of a lost file.
+        recorded: `digest_rows` of these rows by the ledger; None where it is not known.
 
     Raises:
-        SilodpError: the file is damaged, or ends before the checkpoint.
+        SilodpError: the file is damaged or was edited, or ends before the checkpoint.
     """
 
     def __init__(
@@ -294,6 +330,7 @@ class Metrics:
         path: Path | None,
         resumed_round: int | None,
         spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
+        recorded: str | None = None,
     ) -> None:
         self._path = path
         self.rows: list[MetricsRow] = []
@@ -306,6 +343,8 @@ class Metrics:
                     self._path,
                     f"has no row of round {len(self.rows)}, and the checkpoint is of {resumed_round}",
                 )
+            if recorded not in (None, digest_rows(self.rows)):
+                raise _damaged(self._path, "a row is not the one that the run wrote")
         elif resumed_round:
             known = spent()[: resumed_round + 1]
             self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
@@ -316,6 +355,57 @@ class Metrics:
         self.rows.append(row)
         if self._path is not None:
             append_durably(self._path, json.dumps(row).encode())
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def digest_rows(rows: Sequence[MetricsRow]) -> str:
+    """Return the SHA-256 (hex) of the rows of metrics.jsonl, however an editor left their lines."""
+    return hashlib.sha256("".join(json.dumps(row) + "\n" for row in rows).encode()).hexdigest()
+
+
+def digest_config(path: Path) -> str:
+    """Return the SHA-256 (hex) of the settings in config.toml, without comments; "" where it is not TOML.
+
+    The table [card] is left out: it changes nothing in the run, and its owner may declare more after it.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return ""
+    values.pop("card", None)
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def find_changed_file(
+    directory: Path, recorded: Mapping[str, str], rows: Sequence[MetricsRow] | None
+) -> str | None:
+    """Return the name of the first file of a finished run that is not as the run wrote it; None if all are.
+
+    A file that is missing is not changed.
+
+    Args:
+        directory: of the run.
+        recorded: `Ledger.files`.
+        rows: of metrics.jsonl; None leaves them out.
+    """
+    for name in (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS):
+        path = directory / name
+        if name not in recorded or not path.exists() or (name == METRICS and rows is None):
+            continue
+        if name == METRICS:
+            found = digest_rows(rows or ())
+        else:
+            found = digest_config(path) if name == CONFIG else digest_file(path)
+        if found not in (
+            "",
+            recorded[name],
+        ):  # the settings of a file that is not TOML are reported as not checked
+            return name
+    return None
 
 
 def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow]:

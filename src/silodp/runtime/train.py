@@ -25,7 +25,7 @@ from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
-from silodp.runtime.run_directory import MetricsRow, RunDirectory
+from silodp.runtime.run_directory import METRICS, MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
 from silodp.training.task import Task
@@ -246,7 +246,8 @@ def run(
                 evaluator = Evaluator(
                     spec, connection.channel, connection.store, connection.randomness, ledger
                 )
-            metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round)
+            recorded = (ledger.files or {}).get(METRICS)
+            metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round, recorded)
             clock = _Clock(state.run, state.round, spec.rounds, spec.is_secret)
 
             def notify(row: MetricsRow) -> None:
@@ -293,6 +294,8 @@ def run(
             model = task.load(params)
             directory.write(
                 spec,
+                ledger,
+                metrics.rows,
                 model,
                 guarantees,
                 stopped,

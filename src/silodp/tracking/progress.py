@@ -40,7 +40,9 @@ def describe_round(result: RoundResult) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
+    """Return a duration in seconds, minutes, hours or days."""
     if seconds < 100:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"

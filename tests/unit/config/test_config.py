@@ -419,3 +419,34 @@ def test_a_seed_fixes_parameters_that_no_layer_resets(base: Path, tmp_path: Path
     first, second = (config.task(federation).initial(1).numpy() for _ in range(2))
     assert np.array_equal(first, second)
     assert math.isfinite(first.sum())
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ('methods.uldp-avg.clip="abc"', "methods.uldp-avg.clip"),
+        ("methods.uldp-avg.noise_multiplier=true", "methods.uldp-avg.noise_multiplier"),
+        ('methods.uldp-avg.local.learning_rate="x"', "methods.uldp-avg.local.learning_rate"),
+        ("methods.uldp-avg.local=3", "methods.uldp-avg.local"),
+        (
+            "methods.uldp-avg.server_optimizer={name='adam', learning_rate='x'}",
+            "methods.uldp-avg.server_optimizer.learning_rate",
+        ),
+        ("method.name=3", "method.name"),
+        ("method.server_optimizer.name=3", "method.server_optimizer.name"),
+    ],
+)
+def test_values_of_methods_that_are_not_trained_have_their_types(
+    base: Path, override: str, field: str
+) -> None:
+    """`plan` builds no method of [methods]; a comparison that runs for hours must not end at its third."""
+    with refused("config.value", "config.unknown_field") as caught:
+        load_config(base, [override])
+    assert caught.value.field == field
+
+
+def test_values_of_methods_may_be_a_part(base: Path) -> None:
+    config = load_config(base, ["methods.uldp-group.group_size=8", "methods.uldp-avg.local.epochs=3"])
+    (spec,) = config.specs("uldp-avg")
+    assert isinstance(spec.method, UldpAvg)
+    assert spec.method.local == LocalTraining(learning_rate=0.01, epochs=3)
