@@ -258,9 +258,9 @@ def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(separate: 
     parties = make_parties(tmp_path, CONFIG if separate else f"separate = false\n{CONFIG}")
     spec = Consortium.load(parties / "public").spec
     policy = Policy.load(parties / "silos" / spec.names[0] / "policy.toml")
-    policy.check(policy.accepted[0], spec)
+    policy.check(policy.accepted[0], spec, ())
     with refused("policy.not_allowed") if separate else nullcontext():
-        policy.check(policy.accepted[0], replace(spec, separate=not separate))
+        policy.check(policy.accepted[0], replace(spec, separate=not separate), ())
 
 
 PROFILE = 'identity = "profile.toml"'
