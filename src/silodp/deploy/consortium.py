@@ -448,14 +448,17 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
             raise
         raise _refuse_file(path, "a link or a special file") from None
     try:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
             raise _refuse_file(path, "a link or a special file")
-        with open(opened, "rb", closefd=False) as file:
-            content = file.read(most + 1)
+        content = b""
+        if status.st_size <= most:
+            with open(opened, "rb", closefd=False) as file:
+                content = file.read(most + 1)  # it may have grown
+        if max(status.st_size, len(content)) > most:
+            raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
     finally:
         os.close(opened)
-    if len(content) > most:
-        raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
     return content
 
 
