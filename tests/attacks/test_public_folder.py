@@ -305,6 +305,23 @@ def test_code_that_the_digest_does_not_cover_is_refused(
     assert executed() == set()
 
 
+def test_code_that_is_not_on_the_list_is_not_run_after_acceptance(
+    public: Path, executed: Callable[[], set[Path]]
+) -> None:
+    """The list is what opens the door, so a field that it forgets is refused, and not run unseen."""
+    write_evil(public, ("task", "model"), False, "evil.py:Evil")
+    consortium = Consortium.load(public)
+    vars(consortium)["references"] = {}
+    with refused("report.foreign_code"):
+        _ = consortium.task
+    assert executed() == set()
+    values = put(read_toml(public / "config.toml"), ("accountant",), "evil.py:Evil")
+    vars(consortium)["config"] = parse_config(values, public)
+    with refused("report.foreign_code"):
+        _ = consortium.stated_spec
+    assert executed() == set()
+
+
 def test_modules_that_may_be_named_have_nothing_that_reads_files_or_starts_programs() -> None:
     """Their functions get options of the configuration; all that can be called there makes networks or sums."""
     homes = ("torch.nn", "silodp.training", "silodp.errors", "typing", "collections.abc", "dataclasses")
@@ -349,6 +366,7 @@ def test_a_compiled_file_beside_the_source_is_not_run(
 # --- the server accepts, too ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(60)  # without the refusal it waits for its silos
 def test_the_server_runs_no_code_that_its_operator_has_not_accepted(
     parties: Path, public: Path, tmp_path: Path, executed: Callable[[], set[Path]]
 ) -> None:

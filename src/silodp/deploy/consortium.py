@@ -304,7 +304,7 @@ class Consortium:
             model = ModelSpec(**self._stated["model"])
         except (KeyError, TypeError) as error:
             raise self._unreadable() from error
-        return self._compared(derive_spec(self.config, self.data, model))
+        return self._compared(model)
 
     @cached_property
     def task(self) -> Task:
@@ -320,7 +320,7 @@ class Consortium:
             SilodpError: it is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
-        return self._compared(derive_spec(self.config, self.data, self.task))
+        return self._compared(self.task)
 
     @cached_property
     def _stated(self) -> dict[str, Any]:
@@ -338,7 +338,9 @@ class Consortium:
             code="deploy.public",
         )
 
-    def _compared(self, spec: RunSpec) -> RunSpec:
+    def _compared(self, task: Task | ModelSpec) -> RunSpec:
+        with refuse_plugins(_NO_CODE):
+            spec = derive_spec(self.config, self.data, task)
         stated = str(self._stated.get("digest"))
         if spec.digest != stated:
             raise SilodpError(
