@@ -20,7 +20,7 @@ from dataclasses import is_dataclass
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -500,12 +500,23 @@ def test_the_size_of_a_public_folder_is_bounded(
         Consortium.load(public)
 
 
-def test_a_file_is_not_read_beyond_its_limit(public: Path) -> None:
-    """A sparse file of a terabyte costs its sender nothing."""
+def test_a_file_is_not_read_beyond_its_limit(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of a terabyte costs its sender nothing; one that grows while it is read has no digest."""
     with (public / "sparse.bin").open("wb") as file:
         file.truncate(1 << 40)
     with refused("deploy.public"):
         Consortium.load(public)
+    with (public / "sparse.bin").open("wb") as file:
+        file.truncate(100)
+    size = os.fstat
+
+    def shrunk(descriptor: int) -> Any:
+        found = size(descriptor)
+        return SimpleNamespace(st_mode=found.st_mode, st_size=min(found.st_size, 99))
+
+    monkeypatch.setattr(public_folder.os, "fstat", shrunk)
+    with refused("deploy.public"):
+        public_folder._read_regular(public / "sparse.bin", public / "sparse.bin", 1000)
 
 
 def test_a_digest_is_the_same_as_in_earlier_versions(tmp_path: Path) -> None:

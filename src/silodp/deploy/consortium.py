@@ -453,12 +453,12 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise _refuse_file(path, "a link or a special file")
-        content = b""
-        if status.st_size <= most:
-            with open(opened, "rb", closefd=False) as file:
-                content = file.read(most + 1)  # it may have grown
-        if max(status.st_size, len(content)) > most:
+        if status.st_size > most:
             raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
+        with open(opened, "rb", closefd=False) as file:
+            content = file.read(status.st_size + 1)
+        if len(content) != status.st_size:
+            raise _refuse_file(path, "written to at this moment")
     finally:
         os.close(opened)
     return content
