@@ -309,7 +309,10 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
 
 def _format_code(references: Mapping[str, str], files: Mapping[str, dict[str, Any]]) -> list[str]:
     """Return a line for each reference to code, and for each file that silodp did not make up."""
-    lines = [f"  executes    {field} = {reference}: read it first" for field, reference in references.items()]
+    lines = []
+    for field, reference in references.items():
+        hint = "read it first" if ".py:" in reference else "as it is installed here"
+        lines.append(f"  executes    {field} = {reference}: {hint}")
     for name, file in files.items():
         lines.append(f"  {'code' if name.endswith('.py') else 'file':<11} {name}, {file['bytes']:,} bytes")
         lines.append(f"    SHA-256 {file['digest']}")
