@@ -118,8 +118,10 @@ def test_the_operator_decides_about_evaluations(tmp_path: Path) -> None:
         assert (agreed["evaluation"], agreed["evaluations"]) == ("sums", 2)
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
         assert policy.evaluation == ["sums"]
-        policy.check(consortium.digest, consortium.spec)
+        policy.check(consortium.digest, consortium.spec, ())
         for allowed in (["none"], ["none", "local"]):
             with pytest.raises(SilodpError) as caught:
-                policy.model_copy(update={"evaluation": allowed}).check(consortium.digest, consortium.spec)
+                policy.model_copy(update={"evaluation": allowed}).check(
+                    consortium.digest, consortium.spec, ()
+                )
             assert (caught.value.code, caught.value.field) == ("policy.not_allowed", "evaluation")

@@ -128,7 +128,7 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
     with start_consortium(tmp_path, MASKED) as processes:
         consortium = Consortium.load(processes.public)
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
-        policy.check(consortium.digest, consortium.spec)
+        policy.check(consortium.digest, consortium.spec, ())
         for change, code in (
             ({"accepted": ["0" * 64]}, "policy.digest"),
             ({"methods": ["rpdp"]}, "policy.not_allowed"),
@@ -138,7 +138,7 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
             ({"allow_seed": False}, "policy.not_allowed"),
         ):
             with pytest.raises(SilodpError) as caught:
-                policy.model_copy(update=change).check(consortium.digest, consortium.spec)
+                policy.model_copy(update=change).check(consortium.digest, consortium.spec, ())
             assert caught.value.code == code
 
 
@@ -279,6 +279,9 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
         assert "a person is a value of the column 'patient'" in told.err
         assert "a person is a value of the column 'patient'" in told.err
         assert sealed.json["code"] not in told.err  # it is to be heard, not read
+    served = ("deploy", "accept", places["server"] / "public", places["server"] / "home")
+    assert_sentence(silodp("server", *served[2:], "--json"), code="policy.digest")
+    assert silodp(*served, "--code", sealed.json["code"], "--json").status == 0
     assert {str(coordinator / "net.py")} == set(
         executed.read_text().split()
     )  # before accept no silo runs the model

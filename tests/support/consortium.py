@@ -18,6 +18,7 @@ from typing import Protocol
 
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.policy import accept_digest
 from silodp.deploy.setup import accept, draft_public, make_keys, make_local, seal_public
 from support.ports import find_free_port
 
@@ -139,6 +140,7 @@ def agree_on_tables(
     consortium = seal_public(
         folder / "public", requests, coordinator, "127.0.0.1", find_free_port(), for_tests=True
     )
+    accept_digest(processes.home("server"), consortium.digest)
     for name, table in tables.items():
         accept(
             processes.home(name), consortium, str(table), index=(indexes or {}).get(name, ""), allow_seed=True

@@ -141,7 +141,8 @@ def seal(
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
         f"  {made.code}",
-        "Every silo then runs: silodp deploy accept PUBLIC FOLDER --data FILE",
+        "The server then runs: silodp deploy accept PUBLIC FOLDER",
+        "and every silo:       silodp deploy accept PUBLIC FOLDER --data FILE",
     ]
     show({"digest": made.digest, "code": made.code}, as_json, lines)
 
@@ -162,7 +163,12 @@ def _find_file(folder: Path, field: str, name: str) -> str:
 def accept_command(
     public: Public,
     folder: Folder,
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="The silo's table, here or in FOLDER.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="FILE", help="The silo's table, here or in FOLDER. The server has none."
+        ),
+    ] = None,
     index: Annotated[
         str | None,
         typer.Option(
@@ -193,12 +199,24 @@ def accept_command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
+    """Show what is agreed, at a silo or the server, and accept it when the code is the one that was read out.
+
+    A silo's policy is written then, and at the server the list of what it may run.
+    """
     from silodp.deploy.consortium import take_copy
+    from silodp.deploy.policy import ACCEPTED, accept_digest
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import find_name, load_records
+    from silodp.deploy.silo import find_name, load_identity, load_records
 
     consortium = take_copy(public, folder)
+    is_server = load_identity(folder, "").public == consortium.sealed.server
+    options = {
+        "data": data,
+        "index": index,
+        "lifetime_epsilon": epsilon,
+        "allow_counts": allow_counts or None,
+    }
+    _check_options(is_server, options)
     agreed = describe_agreement(consortium)
     if not as_json:
         for line in _format_agreement(agreed):
@@ -218,7 +236,12 @@ def accept_command(
             code="deploy.digest",
             field="code",
         )
-    table = _find_file(folder, "data", data)
+    if is_server:
+        accept_digest(folder, consortium.digest)
+        lines = [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: silodp server {public} {folder}"]
+        show({"digest": consortium.digest, "policy": None, "agreement": agreed}, as_json, lines)
+        return
+    table = _find_file(folder, "data", str(data))
     numbers = "" if index is None else _find_file(folder, "index", index)
     # What is wrong with the table is seen here, and not when the other silos wait.
     records = load_records(
@@ -233,13 +256,30 @@ def accept_command(
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 
 
+def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
+    """Refuse options of a silo at the server, which has no records, and a silo without its table."""
+    given = [name for name, value in options.items() if value is not None]
+    if is_server and given:
+        raise SilodpError(
+            f"{given[0]} is given, and the folder is the server's, which has no records: leave the option out, or name "
+            "the silo's folder.",
+            code="argument.conflict",
+            field=given[0],
+        )
+    if not is_server and "data" not in given:
+        raise SilodpError(
+            "a silo accepts with its table, which is read to see whether it fits: add --data FILE.",
+            code="argument.missing",
+            field="data",
+        )
+
+
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
     from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_rounded_up
 
     told = [f"{name} {format_rounded_up(e)}" for name, e in agreed["epsilon"].items()]
     who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])
     columns = ", ".join(agreed["columns"]) or "as in data.json"
-    code = ", ".join(agreed["code_files"])
     lines = [
         f"Consortium {agreed['name']}",
         f"  method      {agreed['method']}",
@@ -254,9 +294,9 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *(f"  assumes     {text.removeprefix(TECHNICAL)}" for text in agreed["assumptions"]),
         *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
         f"  columns     {columns}",
-        f"  label       {agreed['label'] or 'as in data.json'}",
+        f"  label       {', '.join(agreed['labels']) or 'as in data.json'}",
         f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
-        *([f"  executes    {code}: read it first"] if code else []),
+        *_format_code(agreed["references"], agreed["files"]),
         f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
         *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
         *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),
@@ -264,6 +304,18 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
     ]
     return [_escape_controls(line) for line in lines]
+
+
+def _format_code(references: Mapping[str, str], files: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each reference to code, and for each file that silodp did not make up."""
+    lines = []
+    for field, reference in references.items():
+        hint = "read it first" if ".py:" in reference else "as it is installed here"
+        lines.append(f"  executes    {field} = {reference}: {hint}")
+    for name, file in files.items():
+        lines.append(f"  {'code' if name.endswith('.py') else 'file':<11} {name}, {file['bytes']:,} bytes")
+        lines.append(f"    SHA-256 {file['digest']}")
+    return lines
 
 
 def _format_budget(budget: dict[str, Any] | None, epsilon: Mapping[str, float | None]) -> list[str]:
@@ -325,7 +377,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """For tests: start server and silos of a local consortium as separate processes, and wait for the end."""
-    command = [sys.executable, "-m", "silodp.cli.main"]
+    # As an installed command: -P keeps modules of the current folder from being imported.
+    command = [sys.executable, "-P", "-m", "silodp.cli.main"]
     public = str(folder / "public")
     with ExitStack() as ending:
         for home in sorted((folder / "silos").iterdir()):

@@ -7,10 +7,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -19,26 +20,40 @@ from silodp.errors import SilodpError, describe_exception, first_line, lookup
 
 T = TypeVar("T")
 
-_RUNS_NO_CODE: ContextVar[str] = ContextVar("runs_no_code", default="")
-"""Who runs no code outside the package here; "" where such code may be run."""
+_REFUSAL: ContextVar[tuple[str, Collection[str]]] = ContextVar("refusal", default=("", ()))
+"""Why code outside the package is not run here ("" where it is), and the references that are run all the same."""
 
 
 @contextmanager
-def refuse_plugins(who: str = "a report") -> Iterator[None]:
+def refuse_plugins(
+    reason: str = "a report runs no code outside silodp", *, but: Collection[str] = ()
+) -> Iterator[None]:
     """Refuse every reference to code outside the package, also as a decorator: `@refuse_plugins()`.
 
-    A report is made of files that may come from elsewhere, so it must not run what they refer to.
+    A report is made of files that may come from elsewhere, so it must not run what they refer to; nor may a party of a
+    consortium run what its operator was not shown. All references are imported by `import_reference`, so no field of a
+    configuration is forgotten here.
+
+    Args:
+        reason: for the message: why, and what to do.
+        but: the references that are not refused.
     """
-    token = _RUNS_NO_CODE.set(who)
+    token = _REFUSAL.set((reason, but))
     try:
         yield
     finally:
-        _RUNS_NO_CODE.reset(token)
+        _REFUSAL.reset(token)
 
 
 def is_reference(name: str) -> bool:
     """Return whether a name refers to code outside the package."""
     return ":" in name
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return the place of a reference, which is a module or a file that ends in ".py", and the name in it."""
+    place, _, name = reference.removeprefix("python:").rpartition(":")
+    return place, name
 
 
 def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: str) -> type[T]:
@@ -96,13 +111,12 @@ def import_reference(reference: str, where: str) -> Any:
     Raises:
         SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.
     """
-    if who := _RUNS_NO_CODE.get():
+    reason, allowed = _REFUSAL.get()
+    if reason and reference not in allowed:
         raise SilodpError(
-            f"it refers to '{reference}', and {who} runs no code outside silodp",
-            code="report.foreign_code",
-            field=where,
+            f"it refers to '{reference}', and {reason}", code="report.foreign_code", field=where
         )
-    place, _, name = reference.removeprefix("python:").rpartition(":")
+    place, name = split_reference(reference)
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -126,7 +140,7 @@ def locate_code(reference: str) -> tuple[str, str, bytes]:
 
     The content is b"" where a module has no file.
     """
-    place, _, name = reference.removeprefix("python:").rpartition(":")
+    place, name = split_reference(reference)
     if place.endswith(".py"):
         return "", name, Path(place).read_bytes()
     file = getattr(sys.modules.get(place), "__file__", None)
@@ -191,10 +205,12 @@ def _execute(path: Path, modified: int, size: int) -> Any:
     # Once for each version of a file: a class that is loaded twice would not be equal to itself.
     # The module's name is the file's alone, so that a file may be called as a module is that exists already.
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    loader = SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    if spec is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
+    # Not by the loader itself, which would run a compiled file beside the source: no digest covers that.
+    exec(loader.source_to_code(path.read_bytes(), str(path)), module.__dict__)
     return module

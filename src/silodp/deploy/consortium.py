@@ -9,24 +9,28 @@
     *.py             a model file, where the configuration names one
     users.txt        the public list of users, or identity.toml, the identity profile
 
-One digest covers all files. Operators compare it by telephone, and a silo takes part only under a digest that its
-operator has accepted.
+One digest covers all files. Operators compare it by telephone, and a party takes part only under a digest that its
+operator has accepted. Before that no code of the folder is run, and nothing outside it is read: it has no links, its
+size is bounded, and only the model, the loss and the metrics may be code.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.plugins import refuse_plugins
+from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.schema import RunConfig, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
@@ -42,6 +46,35 @@ CERTIFICATES = "certificates"
 FORMAT = 1
 """Of roster.json."""
 _NAME = re.compile(r"\w[\w .-]{0,99}")
+_MOST_FILES, _MOST_DEPTH = 10_000, 8
+_MOST_FILE_BYTES, _MOST_BYTES = 1 << 30, 2 << 30
+"""Of one file, such as the values of a frozen model, and of all files."""
+_MOST_FACTS_BYTES = 64 << 20
+"""Of a JSON file: what it becomes in memory is many times as long."""
+_NO_CODE = (
+    "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
+    "silodp's here"
+)
+_CODE_MODULES = (
+    "silodp.training.losses",
+    "silodp.training.metrics",
+    "silodp.training.models",
+    "torch.nn",
+)
+"""Modules that a reference may name. What they define reads no file, and starts and imports nothing."""
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """A file of the public folder.
+
+    Attributes:
+        bytes: its length.
+        digest: SHA-256 (hex) of its content.
+    """
+
+    bytes: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -109,27 +142,28 @@ class Consortium:
         config: settings of the run.
         data: public facts of the data.
         roster: the parties; None before the coordinator has sealed the folder.
-        digest: SHA-256 (hex) over the names and contents of all files.
+        files: all files by name, as the digest covers them.
     """
 
     folder: Path
     config: RunConfig
     data: PublicData
     roster: Roster | None
-    digest: str
+    files: Mapping[str, PublicFile]
 
     @classmethod
     def load(cls, folder: Path) -> Consortium:
-        """Read the folder.
+        """Read the folder; none of its code is run, and no file outside it is read.
 
         Raises:
-            SilodpError: a file is missing, cannot be read, or names other silos than the others (code deploy.public).
+            SilodpError: a file is missing, cannot be read, or names other silos than the others; the folder has a link,
+                or is too large; or the configuration names a file outside it (code deploy.public), or code where a
+                deployment takes none (code report.foreign_code).
         """
+        files = list_files(folder)
         try:
-            data = PublicData.from_dict(json.loads((folder / DATA).read_bytes()))
-            roster_file = folder / ROSTER
-            roster = Roster.from_json(roster_file.read_bytes()) if roster_file.exists() else None
-            digest = compute_digest(folder)
+            data = PublicData.from_dict(json.loads(_read_facts(folder / DATA)))
+            roster = Roster.from_json(_read_facts(folder / ROSTER)) if ROSTER in files else None
         except FileNotFoundError as error:
             raise SilodpError(
                 f"{folder} has no file {Path(error.filename).name}: give the consortium's public folder, as 'silodp "
@@ -150,11 +184,12 @@ class Consortium:
             )
         for name in data.silos:
             check_party_name(name)
-        with refuse_plugins("a consortium"):
+        with refuse_plugins(_NO_CODE):
             config = load_config(folder / CONFIG)
-        consortium = cls(folder, config, data, roster, digest)
-        consortium._check_paths()
-        consortium._check_facts()
+            consortium = cls(folder, config, data, roster, files)
+            consortium._check_paths()
+            consortium._check_facts()
+            config.settings()
         return consortium
 
     def _check_facts(self) -> None:
@@ -181,20 +216,62 @@ class Consortium:
                 )
 
     def _check_paths(self) -> None:
-        """Refuse a configuration that names a file outside the folder: it would not be covered by the digest."""
-        _, arguments = self.config.resolve_data()
-        schema, task = arguments.get("schema"), self.config.task_section
-        named = [getattr(schema, field, None) for field in ("users", "identity")]
-        references = [task.model, task.loss, *(task.metrics or ())]
-        named += [name.rpartition(":")[0] for name in references if name is not None and ".py:" in name]
-        home = self.folder.resolve()
-        for path in named:
-            if isinstance(path, str | Path) and not Path(path).resolve().is_relative_to(home):
-                raise SilodpError(
-                    f"{self.folder / CONFIG} names {path}, which is not in the public folder: the coordinator writes "
-                    "the folder with 'silodp deploy init'.",
-                    code="deploy.public",
+        """Refuse a configuration that names a file or a module that the digest does not cover."""
+        schema = self.config.resolve_data()[1].get("schema")
+        for field in ("users", "identity"):
+            path = getattr(schema, field, None)
+            if isinstance(path, str | Path) and not self._has_file(Path(path)):
+                raise self._uncovered(
+                    f"data.schema.{field}", str(path), "let 'silodp deploy init' write the folder"
                 )
+        for field, reference in self.references.items():
+            place, name = split_reference(reference)
+            is_known = place in _CODE_MODULES and name.isidentifier() and not name.startswith("_")
+            if not (self._has_file(Path(place)) if place.endswith(".py") else is_known):
+                remedy = (
+                    "put the code into a .py file, which 'silodp deploy init' copies, or take it from "
+                    f"{', '.join(_CODE_MODULES)}"
+                )
+                raise self._uncovered(field, reference, remedy)
+
+    def _has_file(self, path: Path) -> bool:
+        """Return whether a file is one that the digest covers."""
+        home, found = self.folder.resolve(), path.resolve()
+        return found.is_relative_to(home) and found.relative_to(home).as_posix() in self.files
+
+    def _uncovered(self, field: str, value: str, remedy: str) -> SilodpError:
+        return SilodpError(
+            f"{self.folder / CONFIG} has {field} = {shorten(value)}, which is no file of the public folder: {remedy}.",
+            code="deploy.public",
+            field=field,
+        )
+
+    @cached_property
+    def references(self) -> dict[str, str]:
+        """Every reference to code outside silodp that is imported once the folder is accepted, by its field."""
+        task = self.config.task_section
+        named = {"task.model": task.model, "task.loss": task.loss}
+        named |= {f"task.metrics[{number}]": name for number, name in enumerate(task.metrics or ())}
+        return {field: name for field, name in named.items() if name is not None and is_reference(name)}
+
+    @property
+    def other_files(self) -> dict[str, PublicFile]:
+        """The files that silodp did not make up: code, what code may read, and lists; an operator looks at them."""
+        parties = (*self.data.silos, SERVER)
+        known = {CONFIG, DATA, SPEC, ROSTER, AUTHORITY, *(f"{CERTIFICATES}/{name}.pem" for name in parties)}
+        return {name: file for name, file in self.files.items() if name not in known}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that a model learns to predict: the label, or event and time; () where no schema names them."""
+        schema = self.config.resolve_data()[1].get("schema")
+        named = (getattr(schema, field, None) for field in ("label", "event", "time"))
+        return tuple(column for column in named if column is not None)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) over the names and contents of all files."""
+        return _digest_files(self.files)
 
     @property
     def code(self) -> str:
@@ -227,12 +304,13 @@ class Consortium:
             model = ModelSpec(**self._stated["model"])
         except (KeyError, TypeError) as error:
             raise self._unreadable() from error
-        return self._compared(derive_spec(self.config, self.data, model))
+        return self._compared(model)
 
     @cached_property
     def task(self) -> Task:
-        """The model, its loss and its metrics; a model file of the folder is executed."""
-        return self.config.task(self.data)
+        """The model, its loss and its metrics; a model file of the folder is executed, so it must be accepted."""
+        with refuse_plugins(_NO_CODE, but=self.references.values()):
+            return self.config.task(self.data)
 
     @cached_property
     def spec(self) -> RunSpec:
@@ -242,12 +320,12 @@ class Consortium:
             SilodpError: it is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
-        return self._compared(derive_spec(self.config, self.data, self.task))
+        return self._compared(self.task)
 
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            stated = json.loads((self.folder / SPEC).read_bytes())
+            stated = json.loads(_read_facts(self.folder / SPEC))
         except (OSError, ValueError, RecursionError) as error:
             raise self._unreadable() from error
         if not isinstance(stated, dict):
@@ -260,7 +338,9 @@ class Consortium:
             code="deploy.public",
         )
 
-    def _compared(self, spec: RunSpec) -> RunSpec:
+    def _compared(self, task: Task | ModelSpec) -> RunSpec:
+        with refuse_plugins(_NO_CODE):
+            spec = derive_spec(self.config, self.data, task)
         stated = str(self._stated.get("digest"))
         if spec.digest != stated:
             raise SilodpError(
@@ -300,28 +380,105 @@ def check_party_name(name: str) -> None:
 
 
 def compute_digest(folder: Path) -> str:
-    """Return the SHA-256 (hex) over the names and contents of all files of a public folder (see `_read_files`)."""
-    return _digest_files(_read_files(folder))
+    """Return the SHA-256 (hex) over the names and contents of all files of a public folder (see `list_files`)."""
+    return _digest_files(list_files(folder))
 
 
-def _read_files(folder: Path) -> dict[str, bytes]:
+def list_files(folder: Path) -> dict[str, PublicFile]:
     """Return the files of a public folder and its subfolders by name.
 
     Files and folders whose names begin with a dot, and what Python leaves, are no part of it: operating systems make
     them.
+
+    Raises:
+        SilodpError: it has a link or a special file, or more or larger files than a public folder needs (code
+            deploy.public).
     """
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if not any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
-            found[name] = path.read_bytes()
-    return found
+    found = {
+        name: PublicFile(len(content), hashlib.sha256(content).hexdigest()) for name, content in _read(folder)
+    }
+    # The digest depends on the order: that of the parts of a name.
+    return dict(sorted(found.items(), key=lambda item: item[0].split("/")))
 
 
-def _digest_files(files: Mapping[str, bytes]) -> str:
+def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the files of a public folder, which others may have made up to do harm."""
+    home, count, total = folder.resolve(), 0, 0
+    if not home.is_dir():
+        raise SilodpError(
+            f"{folder} is not there, or no folder: give the consortium's public folder, as 'silodp deploy init' writes "
+            "it.",
+            code="deploy.public",
+        )
+    for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
+        inside = Path(place).relative_to(home)
+        folders[:] = filter(_is_part, folders)
+        for name in sorted({*folders, *filter(_is_part, names)}):
+            path = (inside / name).as_posix()
+            count += 1
+            if count > _MOST_FILES:
+                raise _refuse_file(folder / path, f"one of more than {_MOST_FILES:,} files and folders")
+            if path.count("/") > _MOST_DEPTH:
+                raise _refuse_file(folder / path, f"below more than {_MOST_DEPTH} folders")
+            mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                continue
+            content = _read_regular(name, folder / path, _MOST_FILE_BYTES, descriptor)
+            total += len(content)
+            if total > _MOST_BYTES:
+                raise _refuse_file(folder / path, f"in a folder of more than {_MOST_BYTES >> 20:,} MiB")
+            yield path, content
+
+
+def _is_part(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | None = None) -> bytes:
+    """Return the content of a file that is neither a link nor special, and not longer than `most` bytes."""
+    try:
+        # Without blocking: to open a pipe for reading would wait for its writer.
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _refuse_file(path, "a link or a special file") from None
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refuse_file(path, "a link or a special file")
+        if status.st_size > most:
+            raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
+        with open(opened, "rb", closefd=False) as file:
+            content = file.read(status.st_size + 1)
+        if len(content) != status.st_size:
+            raise _refuse_file(path, "written to at this moment")
+    finally:
+        os.close(opened)
+    return content
+
+
+def _read_facts(path: Path) -> bytes:
+    return _read_regular(path, path, _MOST_FACTS_BYTES)
+
+
+def _refuse_file(path: Path, what: str) -> SilodpError:
+    return SilodpError(
+        f"{path} is {what}, and a public folder holds none: get the folder again from the coordinator.",
+        code="deploy.public",
+    )
+
+
+def _digest_files(files: Mapping[str, PublicFile]) -> str:
     state = hashlib.sha256()
-    for name, content in files.items():
-        state.update(json.dumps([name, hashlib.sha256(content).hexdigest()]).encode() + b"\n")
+    for name, file in files.items():
+        state.update(json.dumps([name, file.digest]).encode() + b"\n")
     return state.hexdigest()
 
 
@@ -336,19 +493,22 @@ def take_copy(folder: Path, home: Path) -> Consortium:
         home: folder of the party, which its owner alone may enter.
 
     Raises:
-        SilodpError: as `Consortium.load`.
+        SilodpError: as `Consortium.load`, or the folder changes while it is copied (code deploy.public).
     """
-    files = _read_files(folder)
-    copy = home / "agreed" / _digest_files(files)
-    if copy.exists() and compute_digest(copy) != copy.name:
-        shutil.rmtree(copy)
+    digest = compute_digest(folder)
+    copy = home / "agreed" / digest
     make_private_folder(home / "agreed")
-    for name, content in files.items():
-        path = copy / name
-        if not path.exists():
+    if not copy.exists() or compute_digest(copy) != digest:
+        shutil.rmtree(copy, ignore_errors=True)
+        for name, content in _read(folder):
+            path = copy / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, content)
-    shutil.rmtree(copy / "__pycache__", ignore_errors=True)
+        if compute_digest(copy) != digest:
+            raise SilodpError(
+                f"{folder} was changed while it was read: repeat the command when nobody writes to it.",
+                code="deploy.public",
+            )
     return Consortium.load(copy)
 
 

@@ -1,7 +1,11 @@
-"""The policy of a silo: what its operator lets any run do, whatever the server asks; policy.toml."""
+"""What the operator of a party lets it do: a silo's policy.toml, and accepted.txt of the server.
+
+Without either, a party executes nothing of a public folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +18,15 @@ from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, shorten
+from silodp.wire.store import PRIVATE_FILE, write_durably
 
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
     "# lifetime_epsilon bounds what all runs tell if the runs were fixed beforehand. If somebody chooses a later run\n"
     "# after seeing an earlier one's models, they may tell somewhat more.\n"
 )
+ACCEPTED = "accepted.txt"
+"""In the server's folder: the digest (hex) of every public folder that its operator has accepted, one a line."""
 _GIB = 1 << 30
 _Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -41,6 +48,8 @@ class Policy(BaseModel):
         evaluation: kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums");
             () allows all.
         columns: features that a model may be trained on; () allows those of the accepted data description.
+        labels: columns that a model may learn to predict, which are the label, or event and time; () allows those of
+            the accepted configuration.
         allow_counts: whether a method may ask for the number of records of each person in clear.
         require_separate: whether every person (or record) must be computed alone, so that ε holds for models that a
             server chooses for an attack.
@@ -67,6 +76,7 @@ class Policy(BaseModel):
     aggregators: list[str] = []
     evaluation: list[str] = []
     columns: list[str] = []
+    labels: list[str] = []
     allow_counts: bool = False
     require_separate: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
@@ -79,12 +89,13 @@ class Policy(BaseModel):
     max_answers: Annotated[int, Field(ge=1)] = 1_000_000
     max_run_days: Annotated[int, Field(ge=1)] = 365
 
-    def check(self, digest: str, spec: RunSpec) -> None:
+    def check(self, digest: str, spec: RunSpec, labels: Collection[str]) -> None:
         """Refuse a run that the operator has not allowed.
 
         Args:
             digest: of the public folder.
             spec: of the run.
+            labels: columns that the run learns to predict (`Consortium.labels`).
 
         Raises:
             SilodpError: the digest was not accepted, or the policy does not allow the run (codes policy.*).
@@ -108,13 +119,17 @@ class Policy(BaseModel):
                     code="policy.not_allowed",
                     field=field,
                 )
-        if extra := sorted(set(spec.data.features) - set(self.columns or spec.data.features)):
-            raise SilodpError(
-                f"the run trains on {', '.join(extra)}, which the policy does not list in columns: add them there, or "
-                "do not take part.",
-                code="policy.not_allowed",
-                field="columns",
-            )
+        for field, verb, used, listed in (
+            ("columns", "trains on", spec.data.features, self.columns),
+            ("labels", "learns to predict", labels, self.labels),
+        ):
+            if extra := sorted(set(used) - set(listed or used)):
+                raise SilodpError(
+                    f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or "
+                    "do not take part.",
+                    code="policy.not_allowed",
+                    field=field,
+                )
         if spec.method.needs_counts and not spec.aggregator.weights_privately and not self.allow_counts:
             raise SilodpError(
                 f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
@@ -176,6 +191,40 @@ class Policy(BaseModel):
     def to_toml(self) -> str:
         """Return the content of policy.toml."""
         return _HEADER + tomli_w.dumps(self.model_dump())
+
+
+def accept_digest(folder: Path, digest: str) -> None:
+    """Write into the server's folder that its operator has accepted a public folder.
+
+    Args:
+        folder: of the server.
+        digest: of the public folder.
+    """
+    known = _read_accepted(folder)
+    if digest not in known:
+        write_durably(
+            folder / ACCEPTED, "".join(f"{one}\n" for one in [*known, digest]).encode(), PRIVATE_FILE
+        )
+
+
+def check_accepted(folder: Path, digest: str) -> None:
+    """Refuse a public folder that the server's operator has not accepted.
+
+    Raises:
+        SilodpError: the folder of the server does not list the digest (code policy.digest).
+    """
+    if digest not in _read_accepted(folder):
+        raise SilodpError(
+            f"the public folder has the digest {digest[:16]}, which {folder / ACCEPTED} does not list, so none of its "
+            f"code was run: compare it with the coordinator, and run 'silodp deploy accept PUBLIC {folder}'.",
+            code="policy.digest",
+            field="accepted",
+        )
+
+
+def _read_accepted(folder: Path) -> list[str]:
+    path = folder / ACCEPTED
+    return path.read_text(errors="replace").split() if path.exists() else []
 
 
 def find_most_bytes(spec: RunSpec) -> int:

@@ -23,7 +23,7 @@ from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
-from silodp.deploy.policy import find_most_bytes
+from silodp.deploy.policy import check_accepted, find_most_bytes
 from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError, describe_exception
@@ -295,9 +295,10 @@ def serve(
         The model, its metrics and its guarantees; they and the report are in `run/` too.
 
     Raises:
-        SilodpError: a key or certificate cannot be used, the address is taken, or a silo refuses or does not answer.
+        SilodpError: the public folder is not accepted (code policy.digest), a key or certificate cannot be used, the
+            address is taken, or a silo refuses or does not answer.
     """
-    spec, roster = consortium.spec, consortium.sealed
+    roster = consortium.sealed
     identity = load_identity(folder, "server")
     if identity.public != roster.server:
         raise SilodpError(
@@ -305,6 +306,8 @@ def serve(
             "was made.",
             code="deploy.key",
         )
+    check_accepted(folder, consortium.digest)  # before a model file is executed
+    spec = consortium.spec
     directory = folder / "run"
 
     def note_round(done: RoundResult) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.aggregators.run_spec import RunSpec
+from silodp.config.plugins import is_reference, split_reference
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, describe_similar_keys, find_similar_keys
@@ -28,12 +29,13 @@ from silodp.deploy.consortium import (
     write_public,
 )
 from silodp.deploy.history import PersonKey, check_persons
-from silodp.deploy.policy import Policy
+from silodp.deploy.policy import Policy, accept_digest
 from silodp.deploy.silo import (
     IDENTITY,
     POLICY,
     TLS_KEY,
     check_index,
+    check_policy,
     compute_lifetime_cost,
     find_name,
     save_identity,
@@ -90,6 +92,7 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     draft.mkdir(parents=True)
     try:
         write_public(draft, _without_private_paths(config, draft).to_toml(), data, spec)
+        Consortium.load(draft)  # what every party would refuse is refused here
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -149,11 +152,19 @@ def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
 
 def _copy_code(reference: str | None, folder: Path) -> str | None:
     """Copy the file of a reference "file.py:name" into the folder, and return the reference to the copy."""
-    if reference is None or ".py:" not in reference:
+    if reference is None or not (is_reference(reference) and split_reference(reference)[0].endswith(".py")):
         return reference
-    path, _, name = reference.removeprefix("python:").rpartition(":")
-    shutil.copyfile(path, folder / Path(path).name)
-    return f"{Path(path).name}:{name}"
+    place, name = split_reference(reference)
+    path = Path(place)
+    copy = folder / path.name
+    if copy.exists() and copy.read_bytes() != path.read_bytes():
+        raise SilodpError(
+            f"{path} and another file with code have the same name, and both would be copied: rename one of them.",
+            code="argument.conflict",
+            field="task",
+        )
+    shutil.copyfile(path, copy)
+    return f"{path.name}:{name}"
 
 
 def make_keys(folder: Path, name: str) -> Path:
@@ -311,8 +322,12 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
-        "label": getattr(schema, "label", None) or getattr(schema, "time", None),
-        "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
+        "labels": list(consortium.labels),
+        "references": {
+            field: reference.removeprefix(f"{consortium.folder.resolve()}/")
+            for field, reference in consortium.references.items()
+        },
+        "files": {name: asdict(file) for name, file in consortium.other_files.items()},
         "users": spec.data.users,
         "persons": {
             **asdict(persons),
@@ -415,12 +430,13 @@ def accept(
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
             columns=list(spec.data.features),
+            labels=list(consortium.labels),
             allow_counts=allow_counts,
             require_separate=spec.separate,
             min_silos=spec.min_silos,
             allow_seed=allow_seed,
         )
-    policy.check(consortium.digest, consortium.stated_spec)
+    check_policy(policy, consortium)
     if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
         check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
@@ -452,6 +468,7 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     consortium = seal_public(
         folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
     )
+    accept_digest(homes[SERVER], consortium.digest)
     needs_counts = consortium.stated_spec.method.needs_counts
     for silo in federation.silos:
         home = homes[silo.name]

@@ -226,10 +226,10 @@ class SiloService:
         # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
         import torch._dynamo  # noqa: F401
 
+        check_policy(policy, consortium)
         self.name, self._folder = name, folder
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
-        policy.check(consortium.digest, self._spec)
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
@@ -411,8 +411,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         )
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
-    # Before a model file is executed, or a record is read.
-    policy.check(consortium.digest, consortium.stated_spec)
+    check_policy(policy, consortium)  # before a record is read
     with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
         data = load_records(folder / policy.data, name, consortium, index)
@@ -422,6 +421,17 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         finally:
             for ledger in service.lifetime.runs.values():
                 ledger.close()
+
+
+def check_policy(policy: Policy, consortium: Consortium) -> None:
+    """Refuse a public folder that the operator has not accepted, or whose run the policy does not allow.
+
+    No code of the folder is executed: its specification, which `Consortium.spec` compares, says what the run is.
+
+    Raises:
+        SilodpError: as `Policy.check`, or the folder states another run than follows from it (code deploy.spec).
+    """
+    policy.check(consortium.digest, consortium.stated_spec, consortium.labels)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:

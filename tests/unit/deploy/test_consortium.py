@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, WorstOf
@@ -22,8 +23,15 @@ from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
 from silodp.deploy.server import SocketOptions, StatusFile, _open_link, load_answers
-from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
-from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost, load_identity, load_records
+from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
+from silodp.deploy.silo import (
+    LifetimeLedger,
+    check_policy,
+    compute_lifetime_cost,
+    load_identity,
+    load_records,
+    open_silo,
+)
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
@@ -103,6 +111,45 @@ def test_a_folder_that_was_changed_is_refused(
         return
     with refused(code):
         _ = Consortium.load(public).stated_spec
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ('accountant = "few.py:FewOrders"', "report.foreign_code"),
+        ('task.model = "own_models:Net"', "deploy.public"),
+        ('task = { model = "net.py:Net", loss = "more/net.py:loss" }', "argument.conflict"),
+        ('task = { model = "net.py:Net", loss = "net.py:loss" }', None),
+    ],
+)
+def test_a_folder_that_every_party_would_refuse_is_not_drafted(
+    line: str, code: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code of other fields, of a module that is installed here alone, and two files that would be one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "few.py").write_text(
+        "from silodp.accounting.rdp import RdpAccountant\n"
+        "class FewOrders(RdpAccountant):\n"
+        "    def __init__(self):\n"
+        "        super().__init__('few-orders', (2.0, 4.0, 8.0, 16.0))\n"
+    )
+    net = (
+        "import torch\n"
+        "def Net(features): return torch.nn.Linear(features, 1)\n"
+        "def loss(outputs, targets): return (outputs.flatten() - targets) ** 2\n"
+    )
+    (tmp_path / "more").mkdir()
+    for name, text in (("net.py", net), ("own_models.py", net), ("more/net.py", net + "# another one\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "one.toml").write_text(f"{line}\n{CONFIG}")
+    config = load_config(tmp_path / "one.toml")
+    draft = partial(draft_public, config, tmp_path / "public", config.public_data())
+    if code is None:
+        draft()
+        return
+    with refused(code):
+        draft()
+    assert not (tmp_path / "public").exists()
 
 
 def test_what_was_digested_is_what_is_read(public: Path, tmp_path: Path) -> None:
@@ -258,9 +305,52 @@ def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(separate: 
     parties = make_parties(tmp_path, CONFIG if separate else f"separate = false\n{CONFIG}")
     spec = Consortium.load(parties / "public").spec
     policy = Policy.load(parties / "silos" / spec.names[0] / "policy.toml")
-    policy.check(policy.accepted[0], spec)
+    policy.check(policy.accepted[0], spec, ())
     with refused("policy.not_allowed") if separate else nullcontext():
-        policy.check(policy.accepted[0], replace(spec, separate=not separate))
+        policy.check(policy.accepted[0], replace(spec, separate=not separate), ())
+
+
+SURVIVAL = """
+kind = "survival"
+event = "died"
+time = "days"
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "labels"),
+    [(None, ["ill"]), (SURVIVAL, ["died", "days"])],
+)
+def test_a_silo_limits_the_columns_that_a_model_learns_to_predict(
+    label: str | None, labels: list[str], tmp_path: Path
+) -> None:
+    """Else the next public folder could predict another column of the table, such as a diagnosis."""
+    text = TABLES.format(user="patient", index='users = ["a", "b"]', more="")
+    if label is not None:
+        text = text.replace('label = "ill"\nclasses = ["no", "yes"]\n', label)
+    head, cells = ("patient,age,died,days", ("0,9", "1,8")) if label else ("patient,age,ill", ("no", "yes"))
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text(f"{head}\na,30,{cells[0]}\nb,50,{cells[1]}\n")
+    parties = make_parties(tmp_path, text)
+    consortium = Consortium.load(parties / "public")
+    assert describe_agreement(consortium)["labels"] == labels
+    home = parties / "silos" / "north"
+    policy = Policy.load(home / "policy.toml")
+    assert policy.labels == labels
+    check_policy(policy, consortium)
+    for other in labels:
+        limited = policy.model_copy(update={"labels": ["age", *(one for one in labels if one != other)]})
+        with refused("policy.not_allowed") as caught:
+            check_policy(limited, consortium)
+        assert caught.value.field == "labels"
+        (home / "policy.toml").write_text(limited.to_toml())
+        with refused("policy.not_allowed"), open_silo(home, consortium):
+            pass
+        with refused("policy.not_allowed"):
+            accept(home, consortium, "records.npz")
+    earlier = policy.model_dump(exclude={"labels"})
+    (home / "policy.toml").write_text(tomli_w.dumps(earlier))
+    check_policy(Policy.load(home / "policy.toml"), consortium)
 
 
 PROFILE = 'identity = "profile.toml"'

@@ -136,7 +136,7 @@ def test_what_records_and_what_persons_spend_is_not_added_up(parties: Parties) -
     accepted = Policy.load(parties.home / "policy.toml")
     both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest], "methods": []})
     (parties.home / "policy.toml").write_text(both.to_toml())
-    both.check(other.digest, other.stated_spec)
+    both.check(other.digest, other.stated_spec, other.labels)
     with refused("policy.not_allowed") as caught, open_silo(parties.home, other):
         pass
     assert caught.value.field == "methods"
