@@ -110,12 +110,18 @@ def keys(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="The party's own folder. Default: NAME.")
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Replace keys that were lost, or that others know; the folder's ledgers stay."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the keys of one party, at that party. Only the request file may leave the folder."""
+    """Make the keys of one party, once for all runs, at that party. Only the request file may leave the folder."""
     from silodp.deploy.setup import make_keys
 
-    request = make_keys(out or Path(name), name)
+    request = make_keys(out or Path(name), name, again=again)
     lines = [f"Wrote {request}: send this file, and no other file of the folder, to the coordinator."]
     show({"request": str(request)}, as_json, lines)
 

@@ -31,6 +31,7 @@ from silodp.deploy.history import PersonKey, check_persons
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import (
     IDENTITY,
+    LOCK,
     POLICY,
     TLS_KEY,
     check_index,
@@ -42,6 +43,7 @@ from silodp.deploy.silo import (
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.planning.epsilon import compute_largest_cost
+from silodp.runtime.lock import hold_lock
 from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
@@ -156,34 +158,45 @@ def _copy_code(reference: str | None, folder: Path) -> str | None:
     return f"{Path(path).name}:{name}"
 
 
-def make_keys(folder: Path, name: str) -> Path:
+def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
     """Make the keys of a party in its own folder, and a request for the coordinator.
 
     Args:
         folder: of the party; made if it is not there, for its owner alone.
         name: as in the public description of the data, or "server".
+        again: whether new keys take the place of those in the folder; its ledgers and all else stay.
 
     Returns:
         The request: the only file that leaves the party. It holds public keys.
 
     Raises:
-        SilodpError: there are keys already (code deploy.key).
+        SilodpError: there are keys already (code deploy.key), or with `again` none, or a process uses them (code
+            run.in_use).
     """
     if name != SERVER:
         check_party_name(name)
-    make_private_folder(folder)
-    if (folder / IDENTITY).exists():
+    path, has_keys = folder / f"{name}{REQUEST_ENDING}", (folder / IDENTITY).exists()
+    if again and not has_keys:
         raise SilodpError(
-            f"{folder / IDENTITY} exists: a new key would not be the one in the roster; choose another folder.",
+            f"{folder} has no keys to replace: give the party's one folder, which has its ledgers, and without a key "
+            "there leave --again out.",
             code="deploy.key",
         )
-    identity = Identity.fresh(name)
-    key, request = make_request(name)
-    save_identity(folder, identity)
-    write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
-    content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
-    path = folder / f"{name}{REQUEST_ENDING}"
-    write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    make_private_folder(folder)
+    # Never advise another folder: it has no ledgers, so what earlier runs have spent would not be counted.
+    if has_keys and not again:
+        raise SilodpError(
+            f"{folder} has keys, which serve for every run: send the coordinator {path} again; if the keys were lost "
+            "or others know them, 'silodp deploy keys --again' replaces them, and the ledgers in the folder stay.",
+            code="deploy.key",
+        )
+    with hold_lock(folder / LOCK, folder):
+        identity = Identity.fresh(name)
+        key, request = make_request(name)
+        save_identity(folder, identity)
+        write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
+        content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
+        write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 

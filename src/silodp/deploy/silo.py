@@ -236,7 +236,8 @@ class SiloService:
         if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
-                "added up; use another folder, with limits of its own.",
+                "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "
+                "method that protects the same unit.",
                 code="policy.not_allowed",
                 field="methods",
             )
@@ -411,8 +412,8 @@ def find_name(folder: Path, consortium: Consortium) -> str:
         if key == public:
             return name
     raise SilodpError(
-        f"the roster does not list the key in {folder / IDENTITY}: use the folder in which the request was made, or "
-        "send a new request to the coordinator.",
+        f"the roster does not list the key in {folder / IDENTITY}: use the silo's one folder, which has its ledgers, "
+        "and send the request in it to the coordinator.",
         code="deploy.key",
     )
 
