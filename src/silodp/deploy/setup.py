@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,35 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
     return path
 
 
+def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]:
+    """Copy the requests of the parties of an earlier consortium that take part in a new one: their keys stay.
+
+    Args:
+        earlier: folder with the earlier requests.
+        later: folder of the new ones; made if it is not there.
+        silos: of the new consortium.
+
+    Returns:
+        The parties, the server included, that still have to send a request.
+
+    Raises:
+        SilodpError: an earlier request is damaged (code deploy.request).
+    """
+    names, found = (SERVER, *silos), _read_requests(earlier)
+    if SERVER not in found:
+        raise SilodpError(
+            f"{earlier} has no request of the server: give the folder of an earlier consortium, with requests/.",
+            code="deploy.request",
+            field="after",
+        )
+    later.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name in found:
+            content = json.dumps(found[name], indent=1, ensure_ascii=False) + "\n"
+            write_durably(later / f"{name}{REQUEST_ENDING}", content.encode())
+    return [name for name in names if name not in found]
+
+
 def seal_public(
     folder: Path,
     requests: Path,
@@ -273,11 +303,12 @@ def seal_public(
 
 
 def _get_authority(certificate: Path, key: Path, name: str) -> Authority:
-    """Return the authority of a consortium; it is made when the folder is sealed for the first time."""
+    """Return the authority of a consortium: made by the first seal, and renewed by a later one if it ends too early."""
     if certificate.exists() or key.exists():
-        return Authority.load(certificate, key)
-    authority = Authority.fresh(name)
-    write_durably(key, authority.key, PRIVATE_FILE)
+        authority = Authority.load(certificate, key).renew()
+    else:
+        authority = Authority.fresh(name)
+        write_durably(key, authority.key, PRIVATE_FILE)
     write_durably(certificate, authority.certificate)
     return authority
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from cryptography.exceptions import InvalidSignature
@@ -25,10 +25,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import silodp
+from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
 from silodp.deploy.https._protocol import (
     ADVICE,
     EXCHANGE,
@@ -94,7 +95,9 @@ class HttpsServer:
         on_change: called when a silo connects.
         answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
             knows of fewer has been set back to an old copy, and is refused.
-        monitor: (host, port) for /health and /metrics without TLS, for the machine of the server; None: nowhere else.
+        monitor: (host, port) for a status page, /health and /metrics without TLS, for the machine of the server; None:
+            nowhere else.
+        describe: returns what is known of the run; see `_monitor.State`.
     """
 
     def __init__(
@@ -109,8 +112,10 @@ class HttpsServer:
         on_change: Callable[[], None] | None = None,
         answers: Mapping[str, int] | None = None,
         monitor: tuple[str, int] | None = None,
+        describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.traffic = Traffic()
+        self._describe = describe
         self._silos, self._digest = dict(silos), digest
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
@@ -132,7 +137,8 @@ class HttpsServer:
         self._uvicorn = _make_uvicorn(routes, tls)
         self._served = [(self._uvicorn, self._socket)]
         if monitor is not None:
-            self._served.append((_make_uvicorn(watched, None), _listen(monitor, "monitor")))
+            page = Route("/", self._page)
+            self._served.append((_make_uvicorn([page, *watched], None), _listen(monitor, "monitor")))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
 
     @property
@@ -414,21 +420,14 @@ class HttpsServer:
         return JSONResponse({"status": "ok", "version": silodp.__version__})
 
     async def _metrics(self, request: Request) -> Response:
-        lines = [
-            "# HELP silodp_bytes_total Bytes of messages to silos (down) and from them (up).",
-            "# TYPE silodp_bytes_total counter",
-            f'silodp_bytes_total{{direction="down"}} {self.traffic.down}',
-            f'silodp_bytes_total{{direction="up"}} {self.traffic.up}',
-            "# HELP silodp_answers_total Answers that have left a silo, at least.",
-            "# TYPE silodp_answers_total counter",
-            *(f'silodp_answers_total{{silo="{_escape(name)}"}} {n}' for name, n in self.answers().items()),
-            "# HELP silodp_seconds_since_silo_was_seen Seconds since the last call of a silo; NaN before its first.",
-            "# TYPE silodp_seconds_since_silo_was_seen gauge",
-        ]
-        for name, seconds in self.seconds_since_seen().items():
-            value = "NaN" if seconds is None else f"{seconds:.3f}"
-            lines.append(f'silodp_seconds_since_silo_was_seen{{silo="{_escape(name)}"}} {value}')
-        return PlainTextResponse("\n".join(lines) + "\n")
+        return PlainTextResponse(format_metrics(self._find_state()))
+
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse(render_page(self._find_state()), headers=PAGE_HEADERS)
+
+    def _find_state(self) -> State:
+        waited = tuple(name for name, line in self._lines.items() if line.pending is not None)
+        return State(self.seconds_since_seen(), self.answers(), waited, self.traffic, **self._describe())
 
 
 def _listen(address: tuple[str, int], option: str) -> socket.socket:
@@ -462,10 +461,6 @@ def _make_uvicorn(routes: list[Route], tls: ssl.SSLContext | None) -> uvicorn.Se
 def _stopped() -> HTTPException:
     """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
     return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 async def _read_body(request: Request, most_bytes: int) -> bytes:
