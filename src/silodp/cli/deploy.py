@@ -67,11 +67,26 @@ def init(
         ),
     ] = False,
     port: Annotated[int, typer.Option("--port", help="Port of the server, with --local. 0: a free one.")] = 0,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after",
+            metavar="DIR",
+            help="An earlier consortium: its parties keep their folders and keys, and their requests are copied.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.schema import load_config
-    from silodp.deploy.setup import draft_public, find_list_doubts, make_local
+    from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
+
+    if local and after is not None:
+        raise SilodpError(
+            f"after = '{after}' is for parties with keys of their own, and --local makes all keys: give one of both.",
+            code="argument.conflict",
+            field="after",
+        )
 
     settings = load_config(config, set_ or ())
     if settings.seed is not None and not local:
@@ -91,13 +106,27 @@ def init(
             f"  silodp deploy up {out}",
         ]
     else:
-        spec = draft_public(settings, out / "public", settings.public_data(users))
-        result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest}
+        data = settings.public_data(users)
+        asked = ["server", *data.silos]
+        if after is not None:
+            asked = copy_requests(after / "requests", out / "requests", data.silos)
+        spec = draft_public(settings, out / "public", data)
+        result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
             f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
-            "Each of them runs this command, and sends you the request file that it writes:",
-            *(f"  silodp deploy keys {name}" for name in ("server", *spec.names)),
-            f"Put the requests into {out / 'requests'}, then run: silodp deploy seal {out} --host NAME",
+            *(
+                []
+                if after is None
+                else ["Parties of the earlier consortium keep their keys and their folders."]
+            ),
+            *(
+                ["These parties run this command, and send you the request file that it writes:"]
+                if asked
+                else []
+            ),
+            *(f"  silodp deploy keys {name}" for name in asked),
+            *([f"Put the requests into {out / 'requests'}."] if asked else []),
+            f"Then run: silodp deploy seal {out} --host NAME",
         ]
     show(result, as_json, lines)
 
@@ -140,17 +169,23 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Sign the requests of all parties, at the coordinator, and write roster and certificates to public/."""
+    from silodp.deploy.certificates import read_expiries
     from silodp.deploy.setup import seal_public
 
     made = seal_public(
         folder / "public", folder / "requests", folder / "coordinator", host, port, again=again
     )
+    ends = read_expiries(made.folder)
+    first = min(ends, key=ends.__getitem__)
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
         f"  {made.code}",
         "Every silo then runs: silodp deploy accept PUBLIC FOLDER --data FILE",
+        f"The certificates are valid until {ends[first]:%Y-%m-%d}; before that day, and when no run is in progress, "
+        "run this command with --again.",
     ]
-    show({"digest": made.digest, "code": made.code}, as_json, lines)
+    valid = {name: f"{end:%Y-%m-%d}" for name, end in ends.items()}
+    show({"digest": made.digest, "code": made.code, "valid_until": valid}, as_json, lines)
 
 
 def _find_file(folder: Path, field: str, name: str) -> str:
