@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import signal
 import subprocess
@@ -238,7 +239,7 @@ def accept_command(
     """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import find_name, load_records
+    from silodp.deploy.silo import find_name, find_shortfall, load_records
 
     consortium = take_copy(public, folder)
     agreed = describe_agreement(consortium)
@@ -266,13 +267,44 @@ def accept_command(
     records = load_records(
         Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
     )
+    name = find_name(folder, consortium)
+    is_new = not _has_accepted(folder, consortium.digest)
     policy = accept(folder, consortium, table, epsilon, index=numbers, allow_counts=allow_counts)
+    # Of a run that was begun, the ledgers have charges already.
+    short = find_shortfall(folder, consortium.stated_spec, name, policy) if is_new else {}
+    if short:
+        log(f"warning: {_describe_shortfall(short, policy.lifetime_epsilon)}")
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}",
     ]
-    show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
+    result = {"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}
+    show(result | {"exceeded_limits": sorted(short)}, as_json, lines)
+
+
+def _has_accepted(folder: Path, digest: str) -> bool:
+    """Return whether the policy in a silo's folder lists a digest."""
+    from silodp.deploy.policy import Policy
+    from silodp.deploy.silo import POLICY
+
+    path = folder / POLICY
+    return path.exists() and digest in Policy.load(path).accepted
+
+
+def _describe_shortfall(short: Mapping[Any, float], limits: Mapping[Any, float]) -> str:
+    """Return a sentence about limits over all runs that a run does not fit in."""
+    from silodp.accounting.guarantee import format_rounded_up
+
+    told = "; ".join(
+        f"{format_rounded_up(e) if math.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        for name, e in short.items()
+    )
+    return (
+        f"all runs of this silo together, with all rounds of this one, come to ε = {told}: the silo will end this run "
+        "early (gate.budget); raise lifetime_epsilon in policy.toml only if that is what you owe these persons, or ask "
+        "the coordinator for a smaller run"
+    )
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:

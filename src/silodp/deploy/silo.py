@@ -51,7 +51,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.limits import SiloLimits, find_most_charges
+from silodp.deploy.limits import SiloLimits, find_most_charges, read_audit
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -142,13 +142,16 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
     return _MOST_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
-def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Adversary, float]:
-    """Return ε by adversary that a silo's ledger has after all T rounds of a first run, if no round is repeated.
+def compute_lifetime_cost(
+    spec: RunSpec, silo: str, delta: float, earlier: Mapping[str, Ledger] | None = None
+) -> dict[Adversary, float]:
+    """Return ε by adversary that a silo's ledgers have after all T rounds of a run, if no round is repeated.
 
     Args:
         spec: of the run, with its evaluations.
         silo: name of the silo.
         delta: δ of the limits over all runs.
+        earlier: ledgers of earlier runs by run; None: it is the first one.
 
     Returns:
         ε of the adversaries against whom there is a guarantee.
@@ -159,7 +162,7 @@ def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Advers
     if (evaluation := spec.charged_evaluation) is not None:
         for number in range(spec.evaluations):
             ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
-    lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
+    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "cost": ledger})
     found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
@@ -182,22 +185,57 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         return None
     policy = Policy.load(folder / POLICY)
     unit = DirectoryStore(folder / "store").get("unit")
-    with TemporaryDirectory() as name:  # an open ledger belongs to one process
+    with _open_copies(folder, entries) as ledgers:
+        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        return {
+            "runs": lifetime.charged_runs,
+            "unit": None if unit is None else unit.decode(),
+            "delta": policy.delta,
+            "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
+            "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+        }
+
+
+@contextmanager
+def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
+    """Open copies of a silo's ledgers, by run: an open ledger belongs to one process, which may be serving."""
+    with TemporaryDirectory() as name:
         copies = Path(name) / "ledgers"
         copytree(folder / "ledgers", copies)
         ledgers = open_ledgers(copies, MemoryStore(), find_most_charges(entries))
-        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         try:
-            return {
-                "runs": lifetime.charged_runs,
-                "unit": None if unit is None else unit.decode(),
-                "delta": policy.delta,
-                "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
-                "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
-            }
+            yield ledgers
         finally:
             for ledger in ledgers.values():
                 ledger.close()
+
+
+def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
+    """Return the limits of a silo's policy in which a new run does not fit, with the ε that all runs together need.
+
+    Args:
+        folder: of the silo, with the ledgers of earlier runs.
+        spec: of the new run.
+        silo: name of the silo.
+        policy: of the silo.
+
+    Returns:
+        ε by adversary after all T rounds, infinite where there is no guarantee; {} where the run fits.
+
+    Raises:
+        SilodpError: a ledger is missing, damaged or an old copy.
+    """
+    if (folder / "ledgers").exists():
+        entries, _ = read_audit(folder / AUDIT)
+        with _open_copies(folder, entries) as earlier:
+            needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
+    else:
+        needed = compute_lifetime_cost(spec, silo, policy.delta)
+    return {
+        adversary: needed.get(adversary, float("inf"))
+        for adversary, limit in policy.lifetime_epsilon.items()
+        if needed.get(adversary, float("inf")) > limit
+    }
 
 
 class SiloService:
