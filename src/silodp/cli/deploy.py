@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from socket import create_server
 from typing import TYPE_CHECKING, Annotated, Any
@@ -239,7 +239,7 @@ def accept_command(
     """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import find_name, find_shortfall, load_records
+    from silodp.deploy.silo import describe_shortfall, find_name, find_shortfall, load_records
 
     consortium = take_copy(public, folder)
     agreed = describe_agreement(consortium)
@@ -273,7 +273,7 @@ def accept_command(
     # Of a run that was begun, the ledgers have charges already.
     short = find_shortfall(folder, consortium.stated_spec, name, policy) if is_new else {}
     if short:
-        log(f"warning: {_describe_shortfall(short, policy.lifetime_epsilon)}")
+        log(f"warning: {describe_shortfall(short, policy.lifetime_epsilon)}")
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
@@ -290,21 +290,6 @@ def _has_accepted(folder: Path, digest: str) -> bool:
 
     path = folder / POLICY
     return path.exists() and digest in Policy.load(path).accepted
-
-
-def _describe_shortfall(short: Mapping[Any, float], limits: Mapping[Any, float]) -> str:
-    """Return a sentence about limits over all runs that a run does not fit in."""
-    from silodp.accounting.guarantee import format_rounded_up
-
-    told = "; ".join(
-        f"{format_rounded_up(e) if math.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
-        for name, e in short.items()
-    )
-    return (
-        f"all runs of this silo together, with all rounds of this one, come to ε = {told}: the silo will end this run "
-        "early (gate.budget); raise lifetime_epsilon in policy.toml only if that is what you owe these persons, or ask "
-        "the coordinator for a smaller run"
-    )
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
@@ -391,6 +376,31 @@ def _format_evaluation(across: str | None, times: int) -> list[str]:
 def _escape_controls(text: str) -> str:
     """Return the text with characters that steer a terminal made visible: others wrote it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@deploy_app.command("check")
+def check(
+    public: Public,
+    folder: Folder,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Address of the server. Default: that of the roster.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check address, TLS, clock, versions and policy before the code is compared; status 1 if something is wrong."""
+    from silodp.deploy.check import check_party
+    from silodp.deploy.consortium import Consortium
+
+    found = []
+    for one in check_party(folder, Consortium.load(public), url):
+        found.append(one)
+        if not as_json:
+            line = f"{'ok  ' if one.is_good else 'FAIL'}  {one.name:<12}  {_escape_controls(one.told)}"
+            show({}, as_json, [line])
+    if as_json:
+        show({"checks": [asdict(one) for one in found]}, as_json, [])
+    if not all(one.is_good for one in found):
+        raise typer.Exit(1)
 
 
 @deploy_app.command("up")
@@ -567,9 +577,8 @@ def silo(
                 folder / TLS_KEY,
                 is_server=False,
             )
-            roster = consortium.sealed
             client = HttpsClient(
-                url or f"https://{roster.host}:{roster.port}",
+                url or consortium.sealed.url,
                 tls,
                 service.identity,
                 consortium.digest,
@@ -647,13 +656,16 @@ def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535 and host.isascii()):
+    has_brackets = host.startswith("[") and host.endswith("]")
+    is_port = port.isascii() and port.isdigit() and int(port) <= 65535
+    # Without brackets, the last part of an IPv6 address would be taken for the port.
+    if not is_port or not host.isascii() or (":" in host and not has_brackets):
         raise SilodpError(
-            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
+            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443 or [::1]:8443.",
             code="argument.value",
             field=option,
         )
-    return host, int(port)
+    return host[1:-1] if has_brackets else host, int(port)
 
 
 def _find_free_port() -> int:

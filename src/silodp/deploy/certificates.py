@@ -32,7 +32,7 @@ AUTHORITY_DAYS = 3650
 """Days for which an authority is valid; it is renewed in time to outlive the certificates that it signs."""
 WARN_DAYS = 30
 """Days before the end of a certificate from which on it is warned of."""
-AUTHORITY = "authority"
+_AUTHORITY = "authority"
 """The name of the authority beside those of the parties."""
 _CLOCK_DIFFERENCE = timedelta(days=1)
 
@@ -192,7 +192,7 @@ def read_expiries(public: Path) -> dict[str, datetime]:
     Raises:
         SilodpError: one cannot be read (code deploy.certificate).
     """
-    paths = {AUTHORITY: public / "ca.pem"}
+    paths = {_AUTHORITY: public / "ca.pem"}
     paths |= {path.stem: path for path in sorted((public / "certificates").glob("*.pem"))}
     try:
         return {
@@ -246,7 +246,7 @@ class ExpiryWatch:
             SilodpError: that of the party or of the authority has ended (code deploy.certificate).
         """
         days = self.count_days()
-        ended = [name for name in (self._party, AUTHORITY) if days.get(name, math.inf) <= 0]
+        ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
         if ended:
             raise SilodpError(
                 f"the certificate of {' and of '.join(ended)} has ended, by the clock here: the coordinator runs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import re
@@ -258,10 +259,10 @@ def seal_public(
         SilodpError: a request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
             deploy.sealed).
     """
-    if _HOST.fullmatch(host) is None or not 1 <= port <= 65535:
+    if not _is_host(host) or not 1 <= port <= 65535:
         raise SilodpError(
-            f"host = {shorten(host)}, port = {port}: give a name or an IPv4 address in ASCII without a port, and a "
-            "port from 1 to 65535.",
+            f"host = {shorten(host)}, port = {port}: give a name in ASCII or an IP address, without brackets and port, "
+            "and a port from 1 to 65535.",
             code="argument.value",
             field="host",
         )
@@ -294,12 +295,21 @@ def seal_public(
     authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.config.name)
     (folder / CERTIFICATES).mkdir(exist_ok=True)
     for name in names:
-        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
+        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1", "::1"))) if name == SERVER else ()
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
         write_durably(consortium.certificate(name), certificate)
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
     write_durably(folder / ROSTER, roster.to_json().encode())
     return Consortium.load(folder)
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a text is a name in ASCII, or an IP address that means the same on every machine."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return getattr(address, "scope_id", None) is None
 
 
 def _get_authority(certificate: Path, key: Path, name: str) -> Authority:
@@ -364,7 +374,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
             "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
         },
         "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
-        "server": {"address": f"{roster.host}:{roster.port}", "key": format_key(roster.server)},
+        "server": {"address": roster.address, "key": format_key(roster.server)},
         "silos": {name: format_key(key) for name, key in roster.silos.items()},
         "visibility": [
             {"party": one.party, "sees": one.sees, "not_seen": one.not_seen}

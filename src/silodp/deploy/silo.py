@@ -34,7 +34,7 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, count_kinds, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
@@ -236,6 +236,24 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
         for adversary, limit in policy.lifetime_epsilon.items()
         if needed.get(adversary, float("inf")) > limit
     }
+
+
+def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:
+    """Return a sentence about what `find_shortfall` has found, with what to do.
+
+    Args:
+        short: from `find_shortfall`.
+        limits: of the policy.
+    """
+    told = "; ".join(
+        f"{format_rounded_up(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        for name, e in short.items()
+    )
+    return (
+        f"all runs of this silo together, with all rounds of this one, come to ε = {told}: the silo will end this run "
+        "early (gate.budget); raise lifetime_epsilon in policy.toml only if that is what you owe these persons, or ask "
+        "the coordinator for a smaller run"
+    )
 
 
 class SiloService:

@@ -133,12 +133,12 @@ class HttpsServer:
             Route("/v1/answer/{exchange}", self._answer, methods=["POST"]),
             *watched,
         ]
-        self._socket = _listen(listen, "listen")
+        self._socket = listen_at(listen, "listen")
         self._uvicorn = _make_uvicorn(routes, tls)
         self._served = [(self._uvicorn, self._socket)]
         if monitor is not None:
             page = Route("/", self._page)
-            self._served.append((_make_uvicorn([page, *watched], None), _listen(monitor, "monitor")))
+            self._served.append((_make_uvicorn([page, *watched], None), listen_at(monitor, "monitor")))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
 
     @property
@@ -417,7 +417,7 @@ class HttpsServer:
         return Response(status_code=200)
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "version": silodp.__version__})
+        return JSONResponse({"status": "ok", "version": silodp.__version__, "digest": self._digest})
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(format_metrics(self._find_state()))
@@ -430,9 +430,21 @@ class HttpsServer:
         return State(self.seconds_since_seen(), self.answers(), waited, self.traffic, **self._describe())
 
 
-def _listen(address: tuple[str, int], option: str) -> socket.socket:
+def listen_at(address: tuple[str, int], option: str) -> socket.socket:
+    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
+
+    Args:
+        address: host, which may be an IPv6 address without brackets, and port.
+        option: names the address in an error.
+
+    Raises:
+        SilodpError: the address is taken, or is none of this machine (code deploy.address).
+    """
+    host, _ = address
     try:
-        return socket.create_server(address)
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(address, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SilodpError(
             f"the server cannot listen on {address[0]}:{address[1]} ({error.strerror}): choose another address with "
