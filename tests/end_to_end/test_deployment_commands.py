@@ -16,6 +16,7 @@ from silodp.config.schema import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
+from silodp.deploy.server import StatusFile
 from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
@@ -206,6 +207,21 @@ def test_a_second_server_changes_nothing_and_its_failure_is_a_line_of_json(
     assert str(home) in line["message"]
     assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
     assert (home / "status.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("age", "error", "status"), [(1, None, 0), (1, "away", 1), (100, None, 1)])
+def test_a_health_check_fails_where_no_process_runs_or_it_has_a_problem(
+    age: float, error: str | None, status: int, silodp: Silodp, tmp_path: Path
+) -> None:
+    path = tmp_path / "status.json"
+    file = StatusFile(path, lambda: {"server": 2.0}, 7, lambda: {"north": 5})
+    file.write(round=3, epsilon={"released": 1.5}, error=error)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"written": content["written"] - age}))
+    assert silodp("deploy", "status", tmp_path).status == 0
+    found = silodp("deploy", "status", tmp_path, "--check", "--json")
+    assert found.status == status
+    assert (found.json["round"], found.json["answers"]) == (3, {"north": 5})
 
 
 @pytest.mark.slow

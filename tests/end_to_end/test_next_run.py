@@ -137,6 +137,10 @@ def consortia(silodp: Silodp, tmp_path: Path) -> Consortia:
     return made
 
 
+def read_log(home: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (home / "log.txt").read_text().splitlines()]
+
+
 def compose_ledgers(home: Path) -> float:
     """ε of all ledgers of a silo against whoever sees the models, added up here from their events."""
     ledgers = [reopen_ledger(path) for path in sorted((home / "ledgers").glob("*.jsonl"))]
@@ -152,6 +156,16 @@ def compose_ledgers(home: Path) -> float:
 def test_a_second_run_in_the_same_folders_adds_up(consortia: Consortia) -> None:
     """The keys stay, every run has a folder at the server, and every silo counts both."""
     consortia.run("first")
+    rounds = [line for line in read_log(consortia.home("north")) if "epsilon" in line]
+    assert [line["round"] for line in rounds] == [
+        1,
+        2,
+    ]  # a silo's operator sees every round and what it has spent
+    assert rounds[-1]["epsilon"]["released"] == pytest.approx(consortia.spent("north")["epsilon"]["released"])
+    status = json.loads((consortia.home("north") / "status.json").read_text())
+    assert (status["round"], status["rounds"], status["error"]) == (2, 2, None)
+    assert status["epsilon"] == rounds[-1]["epsilon"]
+    assert list(status["seconds_since_seen"]) == ["server"]
     first = (consortia.home("server") / "run").resolve()
     before, keys = consortia.guarantee(), (consortia.home("north") / "identity.key").read_bytes()
     once = consortia.spent("north")["epsilon"]["released"]

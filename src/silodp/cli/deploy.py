@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from socket import create_server
@@ -33,6 +33,9 @@ deploy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+_MOST_STATUS_SECONDS = 60.0
+"""A process that runs writes its status.json every ten seconds."""
 
 Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's own folder, with its keys.")]
@@ -439,17 +442,24 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @deploy_app.command("status")
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a silo.")],
+    is_check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Exit with status 1 where no process runs, or it has a problem: for a health check.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show at the server who is connected, how far the run is, ε so far, and the last error."""
+    """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy.server import STATUS
+    from silodp.deploy import STATUS
 
     path = folder / STATUS
     if not path.exists():
         raise SilodpError(
-            f"{path} is not there: give the folder of a server that was started.",
+            f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started.",
             code="cli.file",
             field="folder",
         )
@@ -464,7 +474,12 @@ def status(
         ),
         *([f"last error: {found['error']}"] if found["error"] else []),
     ]
+    is_running = since < _MOST_STATUS_SECONDS
+    if not is_running:
+        lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
     show(found, as_json, lines)
+    if is_check and (not is_running or found["error"]):
+        raise typer.Exit(1)
 
 
 def server(
@@ -555,12 +570,14 @@ def silo(
 ) -> None:
     """Serve one silo until the run is over, or it is stopped. It alone opens the silo's records."""
     with log_lines(log_level):
-        from silodp.deploy.certificates import make_context
+        from silodp.deploy import STATUS
+        from silodp.deploy.certificates import ExpiryWatch, make_context
         from silodp.deploy.consortium import AUTHORITY, take_copy
         from silodp.deploy.https import HttpsClient
+        from silodp.deploy.server import StatusFile
         from silodp.deploy.silo import TLS_KEY, open_silo
         from silodp.deploy.sockets import SiloSocket
-        from silodp.wire.transport import SIGNED_BYTES
+        from silodp.wire.transport import SERVER, SIGNED_BYTES
 
         _refuse_both("url", url, socket)
         for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
@@ -571,6 +588,8 @@ def silo(
             if socket is not None:
                 SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
                 return
+            expiry = ExpiryWatch(consortium.folder, service.name)
+            expiry.check()
             tls = make_context(
                 consortium.folder / AUTHORITY,
                 consortium.certificate(service.name),
@@ -586,8 +605,27 @@ def silo(
                 most_bytes,
                 count_answers=lambda: service.answers,
                 keep=keep,
+                on_problem=lambda problem: write_status(error=problem),
             )
-            client.run(threading.Event())
+            file = StatusFile(
+                folder / STATUS,
+                lambda: {SERVER: client.seconds_since_seen()},
+                consortium.spec.rounds,
+                lambda: {service.name: service.answers},
+            )
+
+            def write_status(**changes: Any) -> None:
+                with suppress(OSError):  # a full disk ends an answer where something would be lost
+                    file.write(**changes)
+
+            def note_round(done: int, epsilon: Mapping[Any, float | None]) -> None:
+                write_status(round=done, epsilon=dict(epsilon))
+                expiry.warn()
+
+            service.on_round = note_round
+            write_status(digest=consortium.digest)
+            with file.refreshed():
+                client.run(threading.Event())
 
 
 def audit_log(

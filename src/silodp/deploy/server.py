@@ -18,6 +18,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
+from silodp.deploy import STATUS
 from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
@@ -38,8 +39,6 @@ from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
 RUN, RUNS = "run", "runs"
 """In the server's folder: leads to the newest run; has one folder for each public folder, named by its digest."""
-STATUS = "status.json"
-"""In the server's folder: who is connected, and how far the run is."""
 _STATUS_SECONDS = 10.0
 """Longest time until status.json says anew when a silo was seen."""
 

@@ -19,7 +19,7 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -90,11 +90,13 @@ class LifetimeLedger:
         delta: δ of the limits.
         limits: most ε by adversary; none where absent.
         runs: the ledgers by run.
+        checked: ε with the charge that `find_exceeded` has looked at last, by adversary with a limit.
     """
 
     delta: float
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
+    checked: dict[Adversary, float | None] = field(default_factory=dict)
 
     @property
     def charged_runs(self) -> int:
@@ -123,9 +125,12 @@ class LifetimeLedger:
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None where all hold."""
-        over = find_exceeded_limit(
-            self.limits, lambda adversary: self.epsilon(adversary, events[adversary], run)
-        )
+
+        def find_spent(adversary: Adversary) -> float | None:
+            self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
+            return self.checked[adversary]
+
+        over = find_exceeded_limit(self.limits, find_spent)
         if over is None:
             return None
         adversary, told = over
@@ -271,6 +276,8 @@ class SiloService:
         identity: its long-term key.
         most_bytes: of the longest request, not signed.
         lifetime: the ledgers of all runs.
+        on_round: called when the answer that a round was charged for has been signed, with the round's number, from 1,
+            and ε of all runs by adversary with a limit.
 
     Raises:
         SilodpError: the policy does not allow the run, or a key, store or ledger cannot be read.
@@ -309,6 +316,8 @@ class SiloService:
         self._most_runs = policy.most_runs
         ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
+        self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
         self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
         if self._persons is not None:
             check_persons(self._store, folder, self._persons, policy.persons)
@@ -332,7 +341,29 @@ class SiloService:
             answer = self._silo_of(request).answer(request)
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
+        self._tell_round(request)
         return signed
+
+    def _tell_round(self, request: Message) -> None:
+        """Log a line when a round was charged: a silo's operator sees how far the run is, and what it has spent."""
+        ledger = self.lifetime.runs.get(request.run)
+        if ledger is None or len(ledger.history) <= self._told[request.run]:
+            return
+        self._told[request.run] = len(ledger.history)
+        spent = dict(self.lifetime.checked)
+        told = ", ".join(
+            f"{'no guarantee' if e is None else format_rounded_up(e)} of {self.lifetime.limits[name]:g} against {name}"
+            for name, e in spent.items()
+        )
+        done = request.round + 1
+        _log.info(
+            "round %d of %d is answered; ε of all runs so far: %s",
+            done,
+            self._spec.rounds,
+            told or "not limited by the policy",
+            extra={"fields": {"round": done, "epsilon": spent}},
+        )
+        self.on_round(done, spent)
 
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
         """Return this silo's side of the run that a request names, or of its evaluation."""

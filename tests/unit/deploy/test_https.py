@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
@@ -97,6 +97,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         most_bytes=10**6,
         most_seconds=0.2,
         count_answers=changes.get("count_answers", lambda: 0),
+        on_problem=changes.get("on_problem", lambda problem: None),
     )
     stop = threading.Event()
     thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
@@ -176,6 +177,26 @@ def test_a_refusal_crosses_as_its_code_alone(parties: Parties) -> None:
             _, failures = server.ask({"north": sent})
             assert failures["north"].code == code
             assert "17" not in failures["north"].reason
+
+
+def test_a_silo_knows_what_keeps_it_from_its_server(parties: Parties) -> None:
+    """Its operator sees it in the silo's status: at the server a silo that never came is only missing."""
+    port, told = find_free_port(), []
+    with serving(parties, port, "north", Echo(), on_problem=told.append):
+        wait_until(lambda: len(told) > 0)
+        assert "cannot be reached" in told[-1]
+        with parties.server(port, digest="e" * 64):
+            wait_until(lambda: "deploy.digest" in (told[-1] or ""))
+        with parties.server(port) as server:
+            assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+            assert told[-1] is None
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> None:
