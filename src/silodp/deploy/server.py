@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from silodp.accounting.guarantee import describe_unit
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
@@ -314,8 +315,13 @@ def serve(
     shown: dict[str, Any] = {"round": 0, "epsilon": {}, "seconds_left": None, "error": None, "stopped": None}
 
     def describe() -> dict[str, Any]:
-        about = {"name": consortium.config.name, "code": consortium.code, "rounds": spec.rounds}
-        return {**about, **shown, "certificate_days": expiry.count_days()}
+        fixed = {
+            "name": consortium.config.name,
+            "code": consortium.code,
+            "rounds": spec.rounds,
+            "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
+        }
+        return {**fixed, **shown, "certificate_days": expiry.count_days()}
 
     def note_round(done: RoundResult) -> None:
         shown.update(round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None)

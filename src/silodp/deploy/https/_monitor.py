@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from typing import TYPE_CHECKING
 
 import silodp
 from silodp.accounting.guarantee import format_rounded_up
 from silodp.wire.transport import Traffic
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 PAGE_HEADERS = {
     # Silos, coordinator and couriers choose names and texts: whatever they write, the page executes and loads nothing.
@@ -38,6 +40,7 @@ class State:
         code: digest of its public folder, as operators compare it.
         round: number of rounds done.
         rounds: T.
+        about: at which δ and for whom ε is.
         epsilon: ε by adversary of all that was released; None: no guarantee.
         seconds_left: estimated time to the end; None where it is not known.
         certificate_days: days until certificates end, by party and for the authority.
@@ -53,6 +56,7 @@ class State:
     code: str = ""
     round: int = 0
     rounds: int = 0
+    about: str = ""
     epsilon: Mapping[str, float | None] = field(default_factory=dict)
     seconds_left: float | None = None
     certificate_days: Mapping[str, float] = field(default_factory=dict)
@@ -109,6 +113,9 @@ def _escape(label: str) -> str:
 
 def render_page(state: State) -> str:
     """Return the status page: one HTML file without scripts, which loads nothing."""
+    from silodp.report.guarantee_text import WHO  # a silo, which imports this package, renders no page
+
+    who: Mapping[str, str] = {**WHO}
     names = [*state.seconds_since_seen]
     silos = [
         {
@@ -128,7 +135,7 @@ def render_page(state: State) -> str:
         heading=_describe_run(state),
         share=min(100.0, 100.0 * state.round / max(1, state.rounds)),
         epsilon={
-            name: "no guarantee" if epsilon is None else format_rounded_up(epsilon)
+            who.get(name, name): "no guarantee" if epsilon is None else format_rounded_up(epsilon)
             for name, epsilon in state.epsilon.items()
         },
         version=silodp.__version__,
@@ -154,6 +161,8 @@ def _describe_silo(seen: float | None, is_awaited: bool) -> str:
 
 @cache
 def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
