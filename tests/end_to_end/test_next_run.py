@@ -7,10 +7,13 @@ at zero, and what the first run has spent on the same persons would be counted n
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
@@ -19,7 +22,8 @@ from silodp.deploy.certificates import read_expiries
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from support.commands import Silodp, assert_sentence
-from support.consortium import Processes, fork_party
+from support.consortium import Processes, fork_party, start_consortium
+from support.deployed import LONG, wait_for, wait_for_round
 from support.ports import find_free_port
 
 CONFIG = """
@@ -197,6 +201,34 @@ def test_a_second_run_in_the_same_folders_adds_up(consortia: Consortia) -> None:
     third = consortia.accept("third", "north")
     assert third.json["exceeded_limits"] == ["released", "server", "silo"]
     assert "gate.budget" in third.err
+
+
+@pytest.mark.timeout(300)
+def test_a_server_that_was_started_again_shows_what_was_released(tmp_path: Path) -> None:
+    """While it waits for a silo, its status and its metrics would else say that nothing was spent."""
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        processes.start_all()
+        wait_for_round(processes, 2)
+        processes.kill("silo-2")
+        processes.kill("server")
+        port, path = find_free_port(), processes.home("server") / "status.json"
+        processes.start("server", "--monitor", f"127.0.0.1:{port}")
+
+        def read_metrics() -> str:
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+            return ""
+
+        wait_for(processes, lambda: re.search(r"silodp_rounds_done [1-9]", read_metrics()) is not None)
+        status = json.loads(path.read_text())
+        assert status["error"] is None
+        copy = Path(shutil.copy(processes.run / "checkpoint" / "ledger.jsonl", tmp_path))
+        with reopen_ledger(copy) as ledger:
+            assert status["round"] == ledger.rounds >= 2
+            assert status["epsilon"]["released"] == ledger.epsilon("released") > 0
+        found = re.search(r'silodp_epsilon\{adversary="released"\} (\S+)', read_metrics())
+        assert found is not None
+        assert 0 <= float(found[1]) - status["epsilon"]["released"] < 1e-4
 
 
 @pytest.mark.timeout(300)

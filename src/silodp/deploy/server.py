@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from silodp.accounting.guarantee import describe_unit
+from silodp.accounting.guarantee import ADVERSARIES, describe_unit
+from silodp.accounting.ledger import reopen_ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
@@ -31,7 +32,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_directory import RUN_SPEC, MetricsRow, RunDirectory
+from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
@@ -255,6 +256,16 @@ def _open_link(
         )
 
 
+def _read_progress(directory: Path) -> dict[str, Any]:
+    """Return the number of rounds that were charged in a run, and ε by adversary."""
+    path = directory / LEDGER
+    # Without a whole line the process died when it made the file, and nothing was charged.
+    if not path.exists() or b"\n" not in path.read_bytes():
+        return {"round": 0, "epsilon": {}}
+    with reopen_ledger(path) as ledger:
+        return {"round": ledger.rounds, "epsilon": {name: ledger.epsilon(name) for name in ADVERSARIES}}
+
+
 def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
     """Have `run` lead to the folder of a run; the one run of an earlier version moves to its place among the others."""
     link = folder / RUN
@@ -347,6 +358,11 @@ def serve(
         connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
         status.write(run=str(directory), digest=consortium.digest)
         try:
+            if resume:
+                # Until the next round is done, nobody shall read that nothing was released.
+                found = _read_progress(directory)
+                status.write(**found)
+                shown.update(found)
             with status.refreshed():
                 result = run(
                     spec,
