@@ -295,7 +295,7 @@ def seal_public(
     authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.config.name)
     (folder / CERTIFICATES).mkdir(exist_ok=True)
     for name in names:
-        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1", "::1"))) if name == SERVER else ()
+        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
         write_durably(consortium.certificate(name), certificate)
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
