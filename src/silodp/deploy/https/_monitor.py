@@ -115,7 +115,7 @@ def render_page(state: State) -> str:
     """Return the status page: one HTML file without scripts, which loads nothing."""
     from silodp.report.guarantee_text import WHO  # a silo, which imports this package, renders no page
 
-    who: Mapping[str, str] = {**WHO}
+    who = {str(name): told for name, told in WHO.items()}
     names = [*state.seconds_since_seen]
     silos = [
         {
