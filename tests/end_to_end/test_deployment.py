@@ -150,7 +150,7 @@ def test_a_silo_stops_at_the_epsilon_of_its_policy_over_all_runs(tmp_path: Path)
         processes.start_all()
         assert processes.wait_for_server() == 0, processes.log("server")
         once = {g["adversary"]: g["epsilon"] for g in processes.guarantees()}
-        shutil.rmtree(processes.run)
+        shutil.rmtree(processes.run.resolve())
         for silo in processes.names:  # they have ended with the run
             assert processes.running[silo].wait(60) == 0
             processes.start(silo)

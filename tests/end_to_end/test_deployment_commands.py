@@ -15,7 +15,8 @@ from silodp.cli.deploy import _format_agreement
 from silodp.config.schema import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.server import serve
+from silodp.deploy.https._protocol import ADVICE
+from silodp.deploy.server import StatusFile, serve
 from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
@@ -99,6 +100,35 @@ def test_a_sealed_folder_is_sealed_again_only_if_asked_and_under_the_same_author
     (drafted / "coordinator" / "authority.key").unlink()
     assert_sentence(silodp(*seal, "--again"), code="deploy.certificate")
     assert (drafted / "public" / "ca.pem").read_bytes() == authority
+
+
+def test_new_keys_take_the_place_of_old_ones_in_the_folder_with_the_ledgers(
+    silodp: Silodp, tmp_path: Path
+) -> None:
+    """A party's folder is for life: in another one the ledgers begin at zero, and nobody counts what was spent."""
+    home = tmp_path / "silo-1"
+    keys = ("deploy", "keys", "silo-1", "--out", home, "--json")
+    assert_sentence(silodp(*keys, "--again"), code="deploy.key")  # a mistyped folder is not made
+    assert not home.exists()
+    request = Path(silodp(*keys).json["request"])
+    (home / "ledgers").mkdir()
+    (home / "ledgers" / "one.jsonl").write_text("what was spent\n")
+    refused = silodp(*keys)
+    assert_sentence(refused, code="deploy.key")
+    assert "another folder" not in refused.err
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with hold_lock(home / "lock", home):  # the silo is running
+        assert_sentence(silodp(*keys, "--again"), code="run.in_use")
+    assert silodp(*keys, "--again").status == 0
+    changed = {path for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {request, home / "identity.key", home / "tls.key"}
+
+
+def test_no_advice_about_an_old_copy_leads_to_a_new_run() -> None:
+    """Its ledgers lack what was spent since the copy was made: ε of the new run would be shown too small."""
+    for code, advice in ADVICE.items():
+        assert "new run" not in advice, code
+    assert "Backup" in ADVICE["deploy.set_back"]
 
 
 def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:
@@ -220,6 +250,21 @@ def test_a_second_server_changes_nothing_and_its_failure_is_a_line_of_json(
     assert str(home) in line["message"]
     assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
     assert (home / "status.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("age", "error", "status"), [(1, None, 0), (1, "away", 1), (100, None, 1)])
+def test_a_health_check_fails_where_no_process_runs_or_it_has_a_problem(
+    age: float, error: str | None, status: int, silodp: Silodp, tmp_path: Path
+) -> None:
+    path = tmp_path / "status.json"
+    file = StatusFile(path, lambda: {"server": 2.0}, 7, lambda: {"north": 5})
+    file.write(round=3, epsilon={"released": 1.5}, error=error)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"written": content["written"] - age}))
+    assert silodp("deploy", "status", tmp_path).status == 0
+    found = silodp("deploy", "status", tmp_path, "--check", "--json")
+    assert found.status == status
+    assert (found.json["round"], found.json["answers"]) == (3, {"north": 5})
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from socket import create_server
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,9 @@ deploy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+_MOST_STATUS_SECONDS = 60.0
+"""A process that runs writes its status.json every ten seconds."""
 
 Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's own folder, with its keys.")]
@@ -66,11 +70,26 @@ def init(
         ),
     ] = False,
     port: Annotated[int, typer.Option("--port", help="Port of the server, with --local. 0: a free one.")] = 0,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after",
+            metavar="DIR",
+            help="An earlier consortium: its parties keep their folders and keys, and their requests are copied.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.schema import load_config
-    from silodp.deploy.setup import draft_public, find_list_doubts, make_local
+    from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
+
+    if local and after is not None:
+        raise SilodpError(
+            f"after = '{after}' is for parties with keys of their own, and --local makes all keys: give one of both.",
+            code="argument.conflict",
+            field="after",
+        )
 
     settings = load_config(config, set_ or ())
     if settings.seed is not None and not local:
@@ -90,13 +109,27 @@ def init(
             f"  silodp deploy up {out}",
         ]
     else:
-        spec = draft_public(settings, out / "public", settings.public_data(users))
-        result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest}
+        data = settings.public_data(users)
+        asked = ["server", *data.silos]
+        if after is not None:
+            asked = copy_requests(after / "requests", out / "requests", data.silos)
+        spec = draft_public(settings, out / "public", data)
+        result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
             f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
-            "Each of them runs this command, and sends you the request file that it writes:",
-            *(f"  silodp deploy keys {name}" for name in ("server", *spec.names)),
-            f"Put the requests into {out / 'requests'}, then run: silodp deploy seal {out} --host NAME",
+            *(
+                []
+                if after is None
+                else ["Parties of the earlier consortium keep their keys and their folders."]
+            ),
+            *(
+                ["These parties run this command, and send you the request file that it writes:"]
+                if asked
+                else []
+            ),
+            *(f"  silodp deploy keys {name}" for name in asked),
+            *([f"Put the requests into {out / 'requests'}."] if asked else []),
+            f"Then run: silodp deploy seal {out} --host NAME",
         ]
     show(result, as_json, lines)
 
@@ -109,12 +142,18 @@ def keys(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="The party's own folder. Default: NAME.")
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Replace keys that were lost, or that others know; the folder's ledgers stay."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the keys of one party, at that party. Only the request file may leave the folder."""
+    """Make the keys of one party, once for all runs, at that party. Only the request file may leave the folder."""
     from silodp.deploy.setup import make_keys
 
-    request = make_keys(out or Path(name), name)
+    request = make_keys(out or Path(name), name, again=again)
     lines = [f"Wrote {request}: send this file, and no other file of the folder, to the coordinator."]
     show({"request": str(request)}, as_json, lines)
 
@@ -133,18 +172,24 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Sign the requests of all parties, at the coordinator, and write roster and certificates to public/."""
+    from silodp.deploy.certificates import read_expiries
     from silodp.deploy.setup import seal_public
 
     made = seal_public(
         folder / "public", folder / "requests", folder / "coordinator", host, port, again=again
     )
+    ends = read_expiries(made.folder)
+    first = min(ends, key=ends.__getitem__)
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
         f"  {made.code}",
         "The server then runs: silodp deploy accept PUBLIC FOLDER",
         "and every silo:       silodp deploy accept PUBLIC FOLDER --data FILE",
+        f"The certificates are valid until {ends[first]:%Y-%m-%d}; before that day, and when no run is in progress, "
+        "run this command with --again.",
     ]
-    show({"digest": made.digest, "code": made.code}, as_json, lines)
+    valid = {name: f"{end:%Y-%m-%d}" for name, end in ends.items()}
+    show({"digest": made.digest, "code": made.code, "valid_until": valid}, as_json, lines)
 
 
 def _find_file(folder: Path, field: str, name: str) -> str:
@@ -206,7 +251,7 @@ def accept_command(
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.policy import ACCEPTED, accept_digest
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import find_name, load_identity, load_records
+    from silodp.deploy.silo import describe_shortfall, find_name, find_shortfall, load_identity, load_records
 
     consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
@@ -247,13 +292,29 @@ def accept_command(
     records = load_records(
         Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
     )
+    name = find_name(folder, consortium)
+    is_new = not _has_accepted(folder, consortium.digest)
     policy = accept(folder, consortium, table, epsilon, index=numbers, allow_counts=allow_counts)
+    # Of a run that was begun, the ledgers have charges already.
+    short = find_shortfall(folder, consortium.stated_spec, name, policy) if is_new else {}
+    if short:
+        log(f"warning: {describe_shortfall(short, policy.lifetime_epsilon)}")
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}",
     ]
-    show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
+    result = {"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}
+    show(result | {"exceeded_limits": sorted(short)}, as_json, lines)
+
+
+def _has_accepted(folder: Path, digest: str) -> bool:
+    """Return whether the policy in a silo's folder lists a digest."""
+    from silodp.deploy.policy import Policy
+    from silodp.deploy.silo import POLICY
+
+    path = folder / POLICY
+    return path.exists() and digest in Policy.load(path).accepted
 
 
 def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
@@ -371,6 +432,31 @@ def _escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+@deploy_app.command("check")
+def check(
+    public: Public,
+    folder: Folder,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Address of the server. Default: that of the roster.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check address, TLS, clock, versions and policy before the code is compared; status 1 if something is wrong."""
+    from silodp.deploy.check import check_party
+    from silodp.deploy.consortium import Consortium
+
+    found = []
+    for one in check_party(folder, Consortium.load(public), url):
+        found.append(one)
+        if not as_json:
+            line = f"{'ok  ' if one.is_good else 'FAIL'}  {one.name:<12}  {_escape_controls(one.told)}"
+            show({}, as_json, [line])
+    if as_json:
+        show({"checks": [asdict(one) for one in found]}, as_json, [])
+    if not all(one.is_good for one in found):
+        raise typer.Exit(1)
+
+
 @deploy_app.command("up")
 def up(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Written by: silodp deploy init --local.")],
@@ -408,17 +494,25 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @deploy_app.command("status")
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the server or of a silo.")],
+    is_check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Exit with status 1 where no process runs, or it has a problem: for a health check.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show at the server who is connected, how far the run is, ε so far, and the last error."""
+    """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy.server import STATUS, read_status
+    from silodp.deploy import STATUS
+    from silodp.deploy.server import read_status
 
     path = folder / STATUS
     if not path.exists():
         raise SilodpError(
-            f"{path} is not there: give the folder of a server that was started.",
+            f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started.",
             code="cli.file",
             field="folder",
         )
@@ -438,7 +532,12 @@ def status(
         ),
         *([f"last error: {found['error']}"] if found["error"] else []),
     ]
+    is_running = since < _MOST_STATUS_SECONDS
+    if not is_running:
+        lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
     show(found, as_json, lines)
+    if is_check and (not is_running or found["error"]):
+        raise typer.Exit(1)
 
 
 def server(
@@ -529,12 +628,14 @@ def silo(
 ) -> None:
     """Serve one silo until the run is over, or it is stopped. It alone opens the silo's records."""
     with log_lines(log_level):
-        from silodp.deploy.certificates import make_context
+        from silodp.deploy import STATUS
+        from silodp.deploy.certificates import ExpiryWatch, make_context
         from silodp.deploy.consortium import AUTHORITY, take_copy
         from silodp.deploy.https import HttpsClient
+        from silodp.deploy.server import StatusFile
         from silodp.deploy.silo import TLS_KEY, open_silo
         from silodp.deploy.sockets import SiloSocket
-        from silodp.wire.transport import SIGNED_BYTES
+        from silodp.wire.transport import SERVER, SIGNED_BYTES
 
         _refuse_both("url", url, socket)
         for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
@@ -545,15 +646,16 @@ def silo(
             if socket is not None:
                 SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
                 return
+            expiry = ExpiryWatch(consortium.folder, service.name)
+            expiry.check()
             tls = make_context(
                 consortium.folder / AUTHORITY,
                 consortium.certificate(service.name),
                 folder / TLS_KEY,
                 is_server=False,
             )
-            roster = consortium.sealed
             client = HttpsClient(
-                url or f"https://{roster.host}:{roster.port}",
+                url or consortium.sealed.url,
                 tls,
                 service.identity,
                 consortium.digest,
@@ -561,8 +663,27 @@ def silo(
                 most_bytes,
                 count_answers=lambda: service.answers,
                 keep=keep,
+                on_problem=lambda problem: write_status(error=problem),
             )
-            client.run(threading.Event())
+            file = StatusFile(
+                folder / STATUS,
+                lambda: {SERVER: client.seconds_since_seen()},
+                consortium.spec.rounds,
+                lambda: {service.name: service.answers},
+            )
+
+            def write_status(**changes: Any) -> None:
+                with suppress(OSError):  # a full disk ends an answer where something would be lost
+                    file.write(**changes)
+
+            def note_round(done: int, epsilon: Mapping[Any, float | None]) -> None:
+                write_status(round=done, epsilon=dict(epsilon))
+                expiry.warn()
+
+            service.on_round = note_round
+            write_status(digest=consortium.digest)
+            with file.refreshed():
+                client.run(threading.Event())
 
 
 FIXED_RUNS = (
@@ -638,13 +759,16 @@ def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535 and host.isascii()):
+    has_brackets = host.startswith("[") and host.endswith("]")
+    is_port = port.isascii() and port.isdigit() and int(port) <= 65535
+    # Without brackets, the last part of an IPv6 address would be taken for the port.
+    if not is_port or not host.isascii() or (":" in host and not has_brackets):
         raise SilodpError(
-            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
+            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443 or [::1]:8443.",
             code="argument.value",
             field=option,
         )
-    return host, int(port)
+    return host[1:-1] if has_brackets else host, int(port)
 
 
 def _find_free_port() -> int:

@@ -8,6 +8,8 @@ section 2).
 from __future__ import annotations
 
 import ipaddress
+import logging
+import math
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,8 +24,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from silodp.errors import SilodpError
 
+_log = logging.getLogger(__name__)
+
 VALID_DAYS = 825
-"""Days for which certificates are valid."""
+"""Days for which certificates of parties are valid."""
+AUTHORITY_DAYS = 3650
+"""Days for which an authority is valid; it is renewed in time to outlive the certificates that it signs."""
+WARN_DAYS = 30
+"""Days before the end of a certificate from which on it is warned of."""
+_AUTHORITY = "authority"
+"""The name of the authority beside those of the parties."""
 _CLOCK_DIFFERENCE = timedelta(days=1)
 
 
@@ -43,10 +53,13 @@ class Authority:
     def fresh(cls, name: str) -> Authority:
         """Return an authority with a new key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(f"{name} consortium")
+        return cls._self_signed(_name(f"{name} consortium"), key)
+
+    @classmethod
+    def _self_signed(cls, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> Authority:
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
-            _builder(subject, subject, key.public_key())
+            _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -75,6 +88,27 @@ class Authority:
             ) from None
         return found
 
+    @property
+    def valid_until(self) -> datetime:
+        """When its certificate ends."""
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+
+    def renew(self) -> Authority:
+        """Return the authority with a certificate that outlives those that it signs now; its key stays.
+
+        The certificate stays, too, while it lasts long enough. One that ended earlier than a certificate that it has
+        signed would end the connections of all parties without a warning.
+        """
+        if self.valid_until > datetime.now(UTC) + timedelta(days=VALID_DAYS + 1):
+            return self
+        return self._self_signed(x509.load_pem_x509_certificate(self.certificate).subject, self._private_key)
+
+    @property
+    def _private_key(self) -> ec.EllipticCurvePrivateKey:
+        key = serialization.load_pem_private_key(self.key, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return key
+
     def sign(self, request: bytes, name: str, hosts: tuple[str, ...] = ()) -> bytes:
         """Sign a certificate request.
 
@@ -100,11 +134,10 @@ class Authority:
             ) from None
         issuer = x509.load_pem_x509_certificate(self.certificate)
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-        key = serialization.load_pem_private_key(self.key, None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        key = self._private_key
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
         builder = (
-            _builder(_name(name), issuer.subject, read.public_key())
+            _builder(_name(name), issuer.subject, read.public_key(), VALID_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(authority, critical=False)
@@ -150,8 +183,91 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     return context
 
 
+def read_expiries(public: Path) -> dict[str, datetime]:
+    """Return when the certificates in a public folder end, by party and for the authority.
+
+    Args:
+        public: with ca.pem and certificates/NAME.pem.
+
+    Raises:
+        SilodpError: one cannot be read (code deploy.certificate).
+    """
+    paths = {_AUTHORITY: public / "ca.pem"}
+    paths |= {path.stem: path for path in sorted((public / "certificates").glob("*.pem"))}
+    try:
+        return {
+            name: x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+            for name, path in paths.items()
+        }
+    except (OSError, ValueError) as error:
+        raise SilodpError(
+            f"a certificate in {public} cannot be read ({error}): get the public folder again from the coordinator.",
+            code="deploy.certificate",
+        ) from None
+
+
+class ExpiryWatch:
+    """Counts the days of the certificates in a public folder, and warns of their end once a day.
+
+    Args:
+        public: the folder.
+        party: whose process this is.
+
+    Raises:
+        SilodpError: a certificate cannot be read (code deploy.certificate).
+    """
+
+    def __init__(self, public: Path, party: str) -> None:
+        self._expiries, self._party = read_expiries(public), party
+        self._warned: datetime | None = None
+
+    def count_days(self) -> dict[str, float]:
+        """Return the days until each certificate ends, by party and for the authority; negative after that."""
+        now = datetime.now(UTC)
+        return {name: (end - now) / timedelta(days=1) for name, end in self._expiries.items()}
+
+    def describe(self) -> str | None:
+        """Return a sentence about certificates that end soon, with what to do; None where none does."""
+        soon = sorted((left, name) for name, left in self.count_days().items() if left < WARN_DAYS)
+        if not soon:
+            return None
+        told = ", ".join(
+            f"'{name}' {f'in {left:.0f} days' if left > 0 else 'already'}" for left, name in soon
+        )
+        return (
+            f"certificates end, of {told}: after this run the coordinator runs 'silodp deploy seal --again', and every "
+            "silo accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)"
+        )
+
+    def check(self) -> None:
+        """Refuse to start with a certificate that lets nobody connect, and warn of others.
+
+        Raises:
+            SilodpError: that of the party or of the authority has ended (code deploy.certificate).
+        """
+        days = self.count_days()
+        ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
+        if ended:
+            raise SilodpError(
+                f"the certificate of {' and of '.join(ended)} has ended, by the clock here: the coordinator runs "
+                "'silodp deploy seal --again', and every silo accepts the new public folder "
+                "(docs/guides/next-run.md); or set the clock right.",
+                code="deploy.certificate",
+            )
+        self.warn()
+
+    def warn(self) -> None:
+        """Log a warning about certificates that end soon, once a day."""
+        now = datetime.now(UTC)
+        if self._warned is not None and now - self._warned < timedelta(days=1):
+            return
+        if (told := self.describe()) is not None:
+            self._warned = now
+            _log.warning("%s", told)
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes
+    subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -161,7 +277,7 @@ def _builder(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_DIFFERENCE)  # the parties' clocks may differ
-        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .not_valid_after(now + timedelta(days=days))
     )
 
 

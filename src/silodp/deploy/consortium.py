@@ -94,6 +94,16 @@ class Roster:
     silos: Mapping[str, bytes]
     for_tests: bool = False
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the server; an IPv6 address is in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Address of the server for silos that connect over HTTPS."""
+        return f"https://{self.address}"
+
     def to_json(self) -> str:
         """Return the content of roster.json."""
         fields = {

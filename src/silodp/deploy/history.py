@@ -153,8 +153,8 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
     raise SilodpError(
         f"this run names persons in another way than earlier runs in {folder} ({' and '.join(differs)}): a person may "
         "be somebody else, so no ε of one person over all runs is known; ask the coordinator for the earlier column "
-        "and profile or list, or use another folder if no person is in both; if both name the same persons, add "
-        f"'{key.digest}' to persons in policy.toml.",
+        f"and profile or list; if both name the same persons, add '{key.digest}' to persons in policy.toml; use "
+        "another folder, whose ledgers begin at zero, only if no person is in both.",
         code="policy.persons",
         field="persons",
     )

@@ -15,12 +15,15 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from silodp.accounting.guarantee import ADVERSARIES, describe_unit
+from silodp.accounting.ledger import reopen_ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
+from silodp.deploy import STATUS
 from silodp.deploy.agreement import AgreedTransport
-from silodp.deploy.certificates import make_context
+from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import check_accepted, find_most_bytes
@@ -30,15 +33,15 @@ from silodp.errors import SilodpError, describe_exception
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_directory import MetricsRow, RunDirectory
+from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, write_durably
 from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
-STATUS = "status.json"
-"""In the server's folder: who is connected, and how far the run is."""
+RUN, RUNS = "run", "runs"
+"""In the server's folder: leads to the newest run; has one folder for each public folder, named by its digest."""
 _STATUS_SECONDS = 10.0
 """Longest time until status.json says anew when a silo was seen."""
 
@@ -201,6 +204,12 @@ def load_answers(path: Path) -> dict[str, int]:
         return {}
 
 
+def _read_error(path: Path) -> str | None:
+    """Return the error with which an earlier process stopped, by a status.json that `load_answers` has read."""
+    error = json.loads(path.read_bytes()).get("error") if path.exists() else None
+    return None if error is None else str(error)
+
+
 @dataclass(frozen=True)
 class _Link:
     """The way to the silos, and what a courier says of it."""
@@ -236,6 +245,7 @@ def _open_link(
     patience: float,
     monitor: tuple[str, int] | None,
     on_change: Callable[[], None],
+    describe: Callable[[], Mapping[str, Any]] = dict,
 ) -> Iterator[_Link]:
     roster = consortium.sealed
     most_bytes = find_most_bytes(consortium.spec) + SIGNED_BYTES
@@ -266,8 +276,43 @@ def _open_link(
         on_change=on_change,
         answers=known,
         monitor=monitor,
+        describe=describe,
     ) as https:
-        yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers, https.end_run)
+        yield _Link(
+            https,
+            https.seconds_since_seen,
+            https.wait_for_silos,
+            # A silo that is not in this run keeps its number for the next one.
+            lambda: {**known, **https.answers()},
+            https.end_run,
+        )
+
+
+def _read_progress(directory: Path) -> dict[str, Any]:
+    """Return the number of rounds that were charged in a run, and ε by adversary."""
+    path = directory / LEDGER
+    # Without a whole line the process died when it made the file, and nothing was charged.
+    if not path.exists() or b"\n" not in path.read_bytes():
+        return {"round": 0, "epsilon": {}}
+    with reopen_ledger(path) as ledger:
+        return {"round": ledger.rounds, "epsilon": {name: ledger.epsilon(name) for name in ADVERSARIES}}
+
+
+def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
+    """Have `run` lead to the folder of a run; the one run of an earlier version moves to its place among the others."""
+    link = folder / RUN
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if link.is_dir() and not link.is_symlink():
+        try:
+            digest = str(json.loads((link / RUN_SPEC).read_bytes())["digest"])
+        except (OSError, ValueError, KeyError, TypeError):
+            digest = ""  # it was killed before it was set up
+        # An earlier version did not note the public folder. The same run is not begun again: that would cost ε.
+        link.rename(directory if digest == spec_digest else folder / RUNS / f"earlier-{digest[:16]}")
+    new = folder / f"{RUN}.partial"
+    new.unlink(missing_ok=True)
+    new.symlink_to(directory.relative_to(folder))
+    new.replace(link)
 
 
 def serve(
@@ -282,13 +327,14 @@ def serve(
     """Run the server from the first round, or from its checkpoint, to the end.
 
     Args:
-        folder: of the server: its keys; `run/` and status.json are written there.
+        folder: of the server: its keys. The run is written to `runs/DIGEST/` there, to which `run` leads, so that the
+            runs of several public folders do not meet; and status.json.
         consortium: the public folder.
         listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
         patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
             that is resumed at most for this time.
-        monitor: (host, port) for /health and /metrics without TLS; None: with a silo's certificate only.
+        monitor: (host, port) for a status page, /health and /metrics without TLS; None: with a silo's certificate only.
         on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
     Returns:
@@ -308,9 +354,24 @@ def serve(
         )
     check_accepted(folder, consortium.digest)  # before a model file is executed
     spec = consortium.spec
-    directory = folder / "run"
+    directory = folder / RUNS / consortium.digest[:32]
+    expiry = ExpiryWatch(consortium.folder, "server")
+    if not isinstance(listen, SocketOptions):
+        expiry.check()
+    shown: dict[str, Any] = {"round": 0, "epsilon": {}, "seconds_left": None, "error": None, "stopped": None}
+
+    def describe() -> dict[str, Any]:
+        fixed = {
+            "name": consortium.config.name,
+            "code": consortium.code,
+            "rounds": spec.rounds,
+            "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
+        }
+        return {**fixed, **shown, "certificate_days": expiry.count_days()}
 
     def note_round(done: RoundResult) -> None:
+        shown.update(round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None)
+        expiry.warn()
         # The run holds the lock of its directory when it makes its first row.
         if not (directory / CONFIG).exists():
             write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
@@ -328,16 +389,23 @@ def serve(
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
         _open_link(
-            folder, consortium, identity, listen, patience, monitor, on_change=note_connection
+            folder, consortium, identity, listen, patience, monitor, note_connection, describe
         ) as link,
     ):
+        _lead_to_run(folder, directory, spec.digest)
+        shown.update(error=_read_error(folder / STATUS))
         status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
         connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
-        status.write()
+        status.write(run=str(directory), digest=consortium.digest)
         try:
+            if resume:
+                # Until the next round is done, nobody shall read that nothing was released.
+                found = _read_progress(directory)
+                status.write(**found)
+                shown.update(found)
             with status.refreshed():
                 result = run(
                     spec,
@@ -347,6 +415,7 @@ def serve(
                     evaluate_every=consortium.config.evaluate_every,
                     on_round=note_round,
                 )
+            shown.update(stopped=result.stopped)
             status.write(stopped=result.stopped)
             write_report(directory)
             write_card(directory)

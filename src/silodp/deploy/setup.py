@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from silodp.deploy.history import PersonKey, check_persons
 from silodp.deploy.policy import Policy, accept_digest
 from silodp.deploy.silo import (
     IDENTITY,
+    LOCK,
     POLICY,
     TLS_KEY,
     check_index,
@@ -44,6 +47,7 @@ from silodp.deploy.silo import (
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.planning.epsilon import compute_largest_cost
+from silodp.runtime.lock import hold_lock
 from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
@@ -167,35 +171,75 @@ def _copy_code(reference: str | None, folder: Path) -> str | None:
     return f"{path.name}:{name}"
 
 
-def make_keys(folder: Path, name: str) -> Path:
+def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
     """Make the keys of a party in its own folder, and a request for the coordinator.
 
     Args:
         folder: of the party; made if it is not there, for its owner alone.
         name: as in the public description of the data, or "server".
+        again: whether new keys take the place of those in the folder; its ledgers and all else stay.
 
     Returns:
         The request: the only file that leaves the party. It holds public keys.
 
     Raises:
-        SilodpError: there are keys already (code deploy.key).
+        SilodpError: there are keys already (code deploy.key), or with `again` none, or a process uses them (code
+            run.in_use).
     """
     if name != SERVER:
         check_party_name(name)
-    make_private_folder(folder)
-    if (folder / IDENTITY).exists():
+    path, has_keys = folder / f"{name}{REQUEST_ENDING}", (folder / IDENTITY).exists()
+    if again and not has_keys:
         raise SilodpError(
-            f"{folder / IDENTITY} exists: a new key would not be the one in the roster; choose another folder.",
+            f"{folder} has no keys to replace: give the party's one folder, which has its ledgers, and without a key "
+            "there leave --again out.",
             code="deploy.key",
         )
-    identity = Identity.fresh(name)
-    key, request = make_request(name)
-    save_identity(folder, identity)
-    write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
-    content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
-    path = folder / f"{name}{REQUEST_ENDING}"
-    write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    make_private_folder(folder)
+    # Never advise another folder: it has no ledgers, so what earlier runs have spent would not be counted.
+    if has_keys and not again:
+        raise SilodpError(
+            f"{folder} has keys, which serve for every run: send the coordinator {path} again; if the keys were lost "
+            "or others know them, 'silodp deploy keys --again' replaces them, and the ledgers in the folder stay.",
+            code="deploy.key",
+        )
+    with hold_lock(folder / LOCK, folder):
+        identity = Identity.fresh(name)
+        key, request = make_request(name)
+        save_identity(folder, identity)
+        write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
+        content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
+        write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return path
+
+
+def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]:
+    """Copy the requests of the parties of an earlier consortium that take part in a new one: their keys stay.
+
+    Args:
+        earlier: folder with the earlier requests.
+        later: folder of the new ones; made if it is not there.
+        silos: of the new consortium.
+
+    Returns:
+        The parties, the server included, that still have to send a request.
+
+    Raises:
+        SilodpError: an earlier request is damaged (code deploy.request).
+    """
+    names, found = (SERVER, *silos), _read_requests(earlier)
+    if SERVER not in found:
+        raise SilodpError(
+            f"{earlier} has no request of the server: give the folder of an earlier consortium, with requests/.",
+            code="deploy.request",
+            field="after",
+        )
+    later.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name in found:
+            content = json.dumps(found[name], indent=1, ensure_ascii=False) + "\n"
+            write_durably(later / f"{name}{REQUEST_ENDING}", content.encode())
+    return [name for name in names if name not in found]
 
 
 def seal_public(
@@ -226,10 +270,10 @@ def seal_public(
         SilodpError: a request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
             deploy.sealed).
     """
-    if _HOST.fullmatch(host) is None or not 1 <= port <= 65535:
+    if not _is_host(host) or not 1 <= port <= 65535:
         raise SilodpError(
-            f"host = {shorten(host)}, port = {port}: give a name or an IPv4 address in ASCII without a port, and a "
-            "port from 1 to 65535.",
+            f"host = {shorten(host)}, port = {port}: give a name in ASCII or an IP address, without brackets and port, "
+            "and a port from 1 to 65535.",
             code="argument.value",
             field="host",
         )
@@ -270,12 +314,22 @@ def seal_public(
     return Consortium.load(folder)
 
 
+def _is_host(text: str) -> bool:
+    """Return whether a text is a name in ASCII, or an IP address that means the same on every machine."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return getattr(address, "scope_id", None) is None
+
+
 def _get_authority(certificate: Path, key: Path, name: str) -> Authority:
-    """Return the authority of a consortium; it is made when the folder is sealed for the first time."""
+    """Return the authority of a consortium: made by the first seal, and renewed by a later one if it ends too early."""
     if certificate.exists() or key.exists():
-        return Authority.load(certificate, key)
-    authority = Authority.fresh(name)
-    write_durably(key, authority.key, PRIVATE_FILE)
+        authority = Authority.load(certificate, key).renew()
+    else:
+        authority = Authority.fresh(name)
+        write_durably(key, authority.key, PRIVATE_FILE)
     write_durably(certificate, authority.certificate)
     return authority
 
@@ -335,7 +389,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
             "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
         },
         "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
-        "server": {"address": f"{roster.host}:{roster.port}", "key": format_key(roster.server)},
+        "server": {"address": roster.address, "key": format_key(roster.server)},
         "silos": {name: format_key(key) for name, key in roster.silos.items()},
         "visibility": [
             {"party": one.party, "sees": one.sees, "not_seen": one.not_seen}

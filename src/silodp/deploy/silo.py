@@ -19,7 +19,7 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, count_kinds, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
@@ -51,7 +51,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.limits import SiloLimits, find_most_charges
+from silodp.deploy.limits import SiloLimits, find_most_charges, read_audit
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -90,11 +90,13 @@ class LifetimeLedger:
         delta: δ of the limits.
         limits: most ε by adversary; none where absent.
         runs: the ledgers by run.
+        checked: ε with the charge that `find_exceeded` has looked at last, by adversary with a limit.
     """
 
     delta: float
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
+    checked: dict[Adversary, float | None] = field(default_factory=dict)
 
     @property
     def charged_runs(self) -> int:
@@ -123,9 +125,12 @@ class LifetimeLedger:
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None where all hold."""
-        over = find_exceeded_limit(
-            self.limits, lambda adversary: self.epsilon(adversary, events[adversary], run)
-        )
+
+        def find_spent(adversary: Adversary) -> float | None:
+            self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
+            return self.checked[adversary]
+
+        over = find_exceeded_limit(self.limits, find_spent)
         if over is None:
             return None
         adversary, told = over
@@ -142,13 +147,16 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
     return _MOST_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
-def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Adversary, float]:
-    """Return ε by adversary that a silo's ledger has after all T rounds of a first run, if no round is repeated.
+def compute_lifetime_cost(
+    spec: RunSpec, silo: str, delta: float, earlier: Mapping[str, Ledger] | None = None
+) -> dict[Adversary, float]:
+    """Return ε by adversary that a silo's ledgers have after all T rounds of a run, if no round is repeated.
 
     Args:
         spec: of the run, with its evaluations.
         silo: name of the silo.
         delta: δ of the limits over all runs.
+        earlier: ledgers of earlier runs by run; None: it is the first one.
 
     Returns:
         ε of the adversaries against whom there is a guarantee.
@@ -159,7 +167,7 @@ def compute_lifetime_cost(spec: RunSpec, silo: str, delta: float) -> dict[Advers
     if (evaluation := spec.charged_evaluation) is not None:
         for number in range(spec.evaluations):
             ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
-    lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
+    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "cost": ledger})
     found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
@@ -182,22 +190,75 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         return None
     policy = Policy.load(folder / POLICY)
     unit = DirectoryStore(folder / "store").get("unit")
-    with TemporaryDirectory() as name:  # an open ledger belongs to one process
+    with _open_copies(folder, entries) as ledgers:
+        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        return {
+            "runs": lifetime.charged_runs,
+            "unit": None if unit is None else unit.decode(),
+            "delta": policy.delta,
+            "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
+            "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+        }
+
+
+@contextmanager
+def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
+    """Open copies of a silo's ledgers, by run: an open ledger belongs to one process, which may be serving."""
+    with TemporaryDirectory() as name:
         copies = Path(name) / "ledgers"
         copytree(folder / "ledgers", copies)
         ledgers = open_ledgers(copies, MemoryStore(), find_most_charges(entries))
-        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         try:
-            return {
-                "runs": lifetime.charged_runs,
-                "unit": None if unit is None else unit.decode(),
-                "delta": policy.delta,
-                "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
-                "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
-            }
+            yield ledgers
         finally:
             for ledger in ledgers.values():
                 ledger.close()
+
+
+def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
+    """Return the limits of a silo's policy in which a new run does not fit, with the ε that all runs together need.
+
+    Args:
+        folder: of the silo, with the ledgers of earlier runs.
+        spec: of the new run.
+        silo: name of the silo.
+        policy: of the silo.
+
+    Returns:
+        ε by adversary after all T rounds, infinite where there is no guarantee; {} where the run fits.
+
+    Raises:
+        SilodpError: a ledger is missing, damaged or an old copy.
+    """
+    if (folder / "ledgers").exists():
+        entries, _ = read_audit(folder / AUDIT)
+        with _open_copies(folder, entries) as earlier:
+            needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
+    else:
+        needed = compute_lifetime_cost(spec, silo, policy.delta)
+    return {
+        adversary: needed.get(adversary, float("inf"))
+        for adversary, limit in policy.lifetime_epsilon.items()
+        if needed.get(adversary, float("inf")) > limit
+    }
+
+
+def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:
+    """Return a sentence about what `find_shortfall` has found, with what to do.
+
+    Args:
+        short: from `find_shortfall`.
+        limits: of the policy.
+    """
+    told = "; ".join(
+        f"{format_rounded_up(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        for name, e in short.items()
+    )
+    return (
+        f"all runs of this silo together, with all rounds of this one, come to ε = {told}: the silo will end this run "
+        "early (gate.budget); raise lifetime_epsilon in policy.toml only if that is what you owe these persons, or ask "
+        "the coordinator for a smaller run"
+    )
 
 
 class SiloService:
@@ -215,6 +276,8 @@ class SiloService:
         identity: its long-term key.
         most_bytes: of the longest request, not signed.
         lifetime: the ledgers of all runs.
+        on_round: called when the answer that a round was charged for has been signed, with the round's number, from 1,
+            and ε of all runs by adversary with a limit.
 
     Raises:
         SilodpError: the policy does not allow the run, or a key, store or ledger cannot be read.
@@ -236,7 +299,8 @@ class SiloService:
         if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
-                "added up; use another folder, with limits of its own.",
+                "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "
+                "method that protects the same unit.",
                 code="policy.not_allowed",
                 field="methods",
             )
@@ -252,6 +316,8 @@ class SiloService:
         self._most_runs = policy.most_runs
         ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
+        self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
         self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
         if self._persons is not None:
             check_persons(self._store, folder, self._persons, policy.persons)
@@ -275,7 +341,29 @@ class SiloService:
             answer = self._silo_of(request).answer(request)
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
+        self._tell_round(request)
         return signed
+
+    def _tell_round(self, request: Message) -> None:
+        """Log a line when a round was charged: a silo's operator sees how far the run is, and what it has spent."""
+        ledger = self.lifetime.runs.get(request.run)
+        if ledger is None or len(ledger.history) <= self._told[request.run]:
+            return
+        self._told[request.run] = len(ledger.history)
+        spent = dict(self.lifetime.checked)
+        told = ", ".join(
+            f"{'no guarantee' if e is None else format_rounded_up(e)} of {self.lifetime.limits[name]:g} against {name}"
+            for name, e in spent.items()
+        )
+        done = request.round + 1
+        _log.info(
+            "round %d of %d is answered; ε of all runs so far: %s",
+            done,
+            self._spec.rounds,
+            told or "not limited by the policy",
+            extra={"fields": {"round": done, "epsilon": spent}},
+        )
+        self.on_round(done, spent)
 
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
         """Return this silo's side of the run that a request names, or of its evaluation."""
@@ -445,8 +533,8 @@ def find_name(folder: Path, consortium: Consortium) -> str:
         if key == public:
             return name
     raise SilodpError(
-        f"the roster does not list the key in {folder / IDENTITY}: use the folder in which the request was made, or "
-        "send a new request to the coordinator.",
+        f"the roster does not list the key in {folder / IDENTITY}: use the silo's one folder, which has its ledgers, "
+        "and send the request in it to the coordinator.",
         code="deploy.key",
     )
 

@@ -229,12 +229,15 @@ class Gate:
         """Refuse if the silo's store and its ledger are from different moments."""
         charged = len(self.ledger.history)
         if charged < state.charges or (charged and state.step < len(self._setup)):
-            older = "ledger" if charged < state.charges else "store"
-            self._refuse(
-                "gate.set_back",
-                f"has a {older} that is an old copy, or was lost: what the run has spent there is not known; restore "
-                "the newest copy, or begin a new run",
+            # After an old ledger no new run: ε of both would lack what was charged since the copy was made.
+            problem = (
+                "a ledger that is an old copy, or was lost: what the run has spent there is not known; restore the "
+                "newest copy; nothing is answered until then"
+                if charged < state.charges
+                else "a store that is an old copy, or was lost, and its ledger lists all charges; restore the newest "
+                "copy, or begin a new run, which adds its own ε"
             )
+            self._refuse("gate.set_back", f"has {problem}")
 
     # --- set-up ---
 

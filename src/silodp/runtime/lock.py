@@ -56,8 +56,10 @@ def _open_locked(path: Path, folder: Path) -> int:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 error.filename = str(path)
                 raise
+            # The folder of a party has its own lock in it, and no other folder has the party's ledgers.
+            advice = "or stop it" if path.parent == folder else "stop it, or choose another directory"
             raise SilodpError(
-                f"a run is in progress in {folder}: wait for it, stop it, or choose another directory.",
+                f"a run is in progress in {folder}: wait for it, {advice}.",
                 code="run.in_use",
                 field="out",
             ) from None

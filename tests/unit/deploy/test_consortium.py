@@ -22,7 +22,7 @@ from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
-from silodp.deploy.server import SocketOptions, StatusFile, _open_link, load_answers
+from silodp.deploy.server import SocketOptions, StatusFile, _lead_to_run, _open_link, load_answers
 from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import (
     LifetimeLedger,
@@ -471,3 +471,25 @@ def test_an_appended_line_is_its_own(tmp_path: Path) -> None:
     append_durably(path, b"3", PRIVATE_FILE)
     assert path.read_bytes() == b"1\ncut o\n2\n3\n"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("stored", "place"), [("same", "runs/new"), ("other", "runs/earlier-other"), (None, "runs/earlier-")]
+)
+def test_the_run_of_an_earlier_version_stays_and_is_not_begun_again(
+    stored: str | None, place: str, tmp_path: Path
+) -> None:
+    """An earlier version had one run in a server's folder. To begin it again would cost ε once more."""
+    old = tmp_path / "run"
+    (old / "checkpoint").mkdir(parents=True)
+    (old / "checkpoint" / "ledger.jsonl").write_text("what was spent")
+    if stored is not None:
+        (old / "run_spec.json").write_text(json.dumps({"digest": stored}))
+    for _ in range(2):  # a server that is started again finds the link
+        _lead_to_run(tmp_path, tmp_path / "runs" / "new", "same")
+        assert (tmp_path / "run").resolve() == tmp_path / "runs" / "new"
+        assert (tmp_path / place / "checkpoint" / "ledger.jsonl").read_text() == "what was spent"
+    _lead_to_run(tmp_path, tmp_path / "runs" / "next", "same")
+    assert (tmp_path / "run").resolve() == tmp_path / "runs" / "next"
+    assert (tmp_path / place / "checkpoint" / "ledger.jsonl").exists()
+    assert list((tmp_path / "run").iterdir()) == []

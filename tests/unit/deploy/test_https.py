@@ -12,9 +12,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ import pytest
 from starlette.requests import Request
 
 import silodp
+from silodp.accounting.guarantee import format_rounded_up
 from silodp.crypto.keys import Identity
 from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
@@ -95,6 +97,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         most_bytes=10**6,
         most_seconds=0.2,
         count_answers=changes.get("count_answers", lambda: 0),
+        on_problem=changes.get("on_problem", lambda problem: None),
     )
     stop = threading.Event()
     thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
@@ -174,6 +177,26 @@ def test_a_refusal_crosses_as_its_code_alone(parties: Parties) -> None:
             _, failures = server.ask({"north": sent})
             assert failures["north"].code == code
             assert "17" not in failures["north"].reason
+
+
+def test_a_silo_knows_what_keeps_it_from_its_server(parties: Parties) -> None:
+    """Its operator sees it in the silo's status: at the server a silo that never came is only missing."""
+    port, told = find_free_port(), []
+    with serving(parties, port, "north", Echo(), on_problem=told.append):
+        wait_until(lambda: len(told) > 0)
+        assert "cannot be reached" in told[-1]
+        with parties.server(port, digest="e" * 64):
+            wait_until(lambda: "deploy.digest" in (told[-1] or ""))
+        with parties.server(port) as server:
+            assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+            assert told[-1] is None
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> None:
@@ -487,6 +510,20 @@ def test_an_expired_certificate_does_not_connect(
     assert endpoint.asked == []
 
 
+def test_certificates_of_before_connect_under_a_renewed_authority(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key and name stay, so a renewal ends no certificate that is still valid."""
+    before = Parties(tmp_path / "before", parties.authority)
+    monkeypatch.setattr(certificates, "VALID_DAYS", certificates.AUTHORITY_DAYS)
+    renewed = parties.authority.renew()
+    assert renewed.certificate != parties.authority.certificate
+    monkeypatch.setattr(certificates, "VALID_DAYS", 825)
+    after = Parties(tmp_path / "after", renewed)
+    with after.server() as server, serving(after, server.port, "north", Echo(), tls=before.tls("north")):
+        assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+
+
 def test_a_clock_that_is_an_hour_off_does_not_matter(
     parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,14 +561,18 @@ def test_nobody_is_served_without_a_token_or_a_certificate(parties: Parties) -> 
             client.get(f"{url}/health")
 
 
-_SAMPLE = re.compile(r'([a-z_]+)\{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"\} (NaN|\d+(?:\.\d+)?)')
+_SAMPLE = re.compile(r'([a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"\})? (NaN|-?\d+(?:\.\d+)?)')
 
 
 def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
     """Also where no certificate is needed, on an address of the machine."""
     port = find_free_port()
+    known = {"rounds": 9, "round": 4, "epsilon": {"released": 1.23456, "server": None}}
+    days = {"authority": 3000.5, "north": -1.25}
     with (
-        parties.server(monitor=("127.0.0.1", port)) as server,
+        parties.server(
+            monitor=("127.0.0.1", port), describe=lambda: {**known, "certificate_days": days}
+        ) as server,
         serving(parties, server.port, "north", Echo()),
     ):
         server.ask({"north": b"123"})
@@ -550,12 +591,72 @@ def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
         found = _SAMPLE.fullmatch(line)
         assert found is not None, line
         assert found[1] in kinds  # its kind stands before its first value
-        values[found[1], found[3]] = float(found[4])
+        values[found[1], found[3] or ""] = float(found[4])
     assert text.endswith("\n")
     assert set(kinds.values()) == {"counter", "gauge"}
     assert values["silodp_bytes_total", "down"] == values["silodp_bytes_total", "up"] == 3
     assert values["silodp_answers_total", "north"] == 1
     assert math.isnan(values["silodp_seconds_since_silo_was_seen", "south"])
+    assert (values["silodp_rounds_done", ""], values["silodp_rounds", ""]) == (4, 9)
+    assert values["silodp_epsilon", "released"] == 1.2346  # a bound is rounded up
+    assert math.isnan(values["silodp_epsilon", "server"])
+    assert values["silodp_certificate_days_left", "north"] == -1.25
+
+
+class _Loads(HTMLParser):
+    """What a page loads or executes, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        loads = {"src", "href", "srcset", "action", "data", "formaction"}
+        self.found += [f"{tag} {name}" for name, _ in attrs if name in loads or name.startswith("on")]
+        self.found += [tag] * (tag in ("script", "link", "iframe", "object", "form", "a", "svg", "img"))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_status_page_executes_and_loads_nothing_whatever_parties_are_called(parties: Parties) -> None:
+    """Names and texts are of others. Without escaping, a silo's name would run a script in the operator's browser."""
+    port = find_free_port()
+    evil = '<script>alert(1)</script><img src="https://evil.example/x" onerror="alert(1)">'
+    state = {
+        "name": evil,
+        "code": "0123 4567",
+        "error": evil,
+        "round": 2,
+        "rounds": 8,
+        "epsilon": {"released": 0.70301, evil: None},
+        "certificate_days": {"authority": 3000.0, "north": 12.0, "server": 12.0},
+        "seconds_left": 61.0,
+    }
+    with (
+        parties.server(monitor=("127.0.0.1", port), describe=lambda: state) as server,
+        serving(parties, server.port, "north", Echo()),
+    ):
+        server.ask({"north": b"1"})
+        found = httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
+        for method in ("POST", "PUT", "DELETE"):
+            assert httpx.request(method, f"http://127.0.0.1:{port}/", trust_env=False).status_code == 405
+    assert found.status_code == 200
+    assert "default-src 'none'" in found.headers["Content-Security-Policy"]
+    page = _Loads()
+    page.feed(found.text)
+    assert page.found == []
+    assert evil in page.text
+    assert format_rounded_up(0.70301) in page.text
+    assert "Waiting for south to connect" in page.text
+    assert "2 of 8 rounds are done, about 2 min left" in page.text
+    assert "no guarantee" in page.text
+    with (
+        parties.server() as server,
+        httpx.Client(verify=parties.tls("north"), trust_env=False) as client,
+    ):
+        assert client.get(f"https://127.0.0.1:{server.port}/").status_code == 404  # for the operator alone
 
 
 def sign_challenge(client: httpx.Client, port: int, answers: str = "0") -> dict[str, str]:

@@ -134,7 +134,11 @@ def test_a_page_is_complete_and_its_options_exist(page: Path) -> None:
                 assert program in ("silodp", "python")
                 if program == "silodp":
                     options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-                    words = arguments[:2] if arguments[0] in ("data", "identity", "table") else arguments[:1]
+                    words = (
+                        arguments[:2]
+                        if arguments[0] in ("data", "deploy", "identity", "table")
+                        else arguments[:1]
+                    )
                     _, help_text = silodp([*words, "--help"])
                     missing = {option for option in options if not re.search(rf"{option}\b", help_text)}
                     assert not missing, arguments

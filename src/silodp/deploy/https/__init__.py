@@ -13,11 +13,11 @@ from silodp.errors import SilodpError, name_extra
 
 try:
     from silodp.deploy.https._client import HttpsClient
-    from silodp.deploy.https._server import HttpsServer
+    from silodp.deploy.https._server import HttpsServer, listen_at
 except ImportError as error:
     raise SilodpError(
         f"the HTTPS courier needs '{error.name}', which is not installed: {name_extra('deploy')}.",
         code="deploy.not_installed",
     ) from None
 
-__all__ = ["HttpsClient", "HttpsServer"]
+__all__ = ["HttpsClient", "HttpsServer", "listen_at"]

@@ -9,6 +9,7 @@ import re
 import secrets
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
@@ -101,6 +102,7 @@ class HttpsClient:
         most_seconds: longest pause between two tries to reach the server.
         count_answers: returns how many answers have left the silo.
         keep: whether the silo goes on when the server says that the run is over.
+        on_problem: called with what keeps the silo from its server, and with None when it is connected.
     """
 
     def __init__(
@@ -114,7 +116,10 @@ class HttpsClient:
         most_seconds: float = 30.0,
         count_answers: Callable[[], int] = lambda: 0,
         keep: bool = False,
+        on_problem: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
+        self._on_problem = on_problem
+        self._seen: float | None = None
         self._count_answers, self._keep = count_answers, keep
         self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
         self._most_bytes, self._most_seconds = most_bytes, most_seconds
@@ -139,6 +144,10 @@ class HttpsClient:
             ) from None
         self._token = ""
 
+    def seconds_since_seen(self) -> float | None:
+        """Return the seconds since the server's last reply; None before the first one."""
+        return None if self._seen is None else time.monotonic() - self._seen
+
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again."""
         pause = 0.1
@@ -148,6 +157,8 @@ class HttpsClient:
                     if not self._token:
                         self._connect()
                         _log.info("connected to %s", self._url)
+                        self._on_problem(None)
+                    self._seen = time.monotonic()
                     self._serve_one()
                     pause = 0.1
                 except _RunIsOverError:
@@ -171,6 +182,7 @@ class HttpsClient:
                             code,
                             pause,
                         )
+                        self._on_problem(f"the server refused the connection: {known}; {advice} [{code}]")
                         pause = self._wait(stop, pause)
                 except (httpx.HTTPError, _OddReplyError) as error:
                     self._token = ""
@@ -187,6 +199,7 @@ class HttpsClient:
                         pause,
                         advice,
                     )
+                    self._on_problem(f"the server at {self._url} cannot be reached; check {advice}")
                     pause = self._wait(stop, pause)
 
     def _wait(self, stop: threading.Event, pause: float) -> float:

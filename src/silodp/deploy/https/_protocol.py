@@ -15,9 +15,10 @@ EXCHANGE, REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
 
 ADVICE = {
     "deploy.digest": "get the public folder again from the coordinator, and accept it",
-    "deploy.key": "use the folder in which the request was made, or send a new request to the coordinator",
+    "deploy.key": "use the silo's one folder, which has its ledgers, and send the request in it to the coordinator",
     "deploy.server_stopped": "nothing needs to be done",
-    "deploy.set_back": "restore the newest copy of the folder, or begin a new run",
+    # No new run: it would be charged to ledgers that lack what was spent since the copy was made.
+    "deploy.set_back": "restore the newest copy of the folder, or read 'Backup' in docs/deployment_admin.md",
     "deploy.unknown_silo": "ask the coordinator which roster the server has",
     "deploy.version": "install the version of silodp that the server has",
 }

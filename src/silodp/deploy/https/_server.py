@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from cryptography.exceptions import InvalidSignature
@@ -25,12 +25,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
 from silodp.deploy.https._connections import BoundedListener, find_most_connections
+from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
 from silodp.deploy.https._protocol import (
     ADVICE,
     EXCHANGE,
@@ -100,7 +101,9 @@ class HttpsServer:
         on_change: called when a silo connects.
         answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
             knows of fewer has been set back to an old copy, and is refused.
-        monitor: (host, port) for /health and /metrics without TLS, for the machine of the server; None: nowhere else.
+        monitor: (host, port) for a status page, /health and /metrics without TLS, for the machine of the server; None:
+            nowhere else.
+        describe: returns what is known of the run; see `_monitor.State`.
     """
 
     def __init__(
@@ -115,8 +118,10 @@ class HttpsServer:
         on_change: Callable[[], None] | None = None,
         answers: Mapping[str, int] | None = None,
         monitor: tuple[str, int] | None = None,
+        describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.traffic = Traffic()
+        self._describe = describe
         self._silos, self._digest = dict(silos), digest
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
@@ -135,11 +140,12 @@ class HttpsServer:
             *watched,
         ]
         most = find_most_connections(len(silos))
-        self._socket = BoundedListener(_listen(listen, "listen"), most)
+        self._socket = BoundedListener(listen_at(listen, "listen"), most)
         self._served = [(_make_uvicorn(self._release_after(Starlette(routes=routes)), tls), self._socket)]
         if monitor is not None:
-            listener = BoundedListener(_listen(monitor, "monitor"), _MOST_MONITORING)
-            self._served.append((_make_uvicorn(Starlette(routes=watched), None), listener))
+            listener = BoundedListener(listen_at(monitor, "monitor"), _MOST_MONITORING)
+            shown = Starlette(routes=[Route("/", self._page), *watched])
+            self._served.append((_make_uvicorn(shown, None), listener))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
 
     @property
@@ -444,29 +450,34 @@ class HttpsServer:
         return Response(status_code=200)
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "version": silodp.__version__})
+        return JSONResponse({"status": "ok", "version": silodp.__version__, "digest": self._digest})
 
     async def _metrics(self, request: Request) -> Response:
-        lines = [
-            "# HELP silodp_bytes_total Bytes of messages to silos (down) and from them (up).",
-            "# TYPE silodp_bytes_total counter",
-            f'silodp_bytes_total{{direction="down"}} {self.traffic.down}',
-            f'silodp_bytes_total{{direction="up"}} {self.traffic.up}',
-            "# HELP silodp_answers_total Answers that have left a silo, at least.",
-            "# TYPE silodp_answers_total counter",
-            *(f'silodp_answers_total{{silo="{_escape(name)}"}} {n}' for name, n in self.answers().items()),
-            "# HELP silodp_seconds_since_silo_was_seen Seconds since the last call of a silo; NaN before its first.",
-            "# TYPE silodp_seconds_since_silo_was_seen gauge",
-        ]
-        for name, seconds in self.seconds_since_seen().items():
-            value = "NaN" if seconds is None else f"{seconds:.3f}"
-            lines.append(f'silodp_seconds_since_silo_was_seen{{silo="{_escape(name)}"}} {value}')
-        return PlainTextResponse("\n".join(lines) + "\n")
+        return PlainTextResponse(format_metrics(self._find_state()))
+
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse(render_page(self._find_state()), headers=PAGE_HEADERS)
+
+    def _find_state(self) -> State:
+        waited = tuple(name for name, line in self._lines.items() if line.pending is not None)
+        return State(self.seconds_since_seen(), self.answers(), waited, self.traffic, **self._describe())
 
 
-def _listen(address: tuple[str, int], option: str) -> socket.socket:
+def listen_at(address: tuple[str, int], option: str) -> socket.socket:
+    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
+
+    Args:
+        address: host, which may be an IPv6 address without brackets, and port.
+        option: names the address in an error.
+
+    Raises:
+        SilodpError: the address is taken, or is none of this machine (code deploy.address).
+    """
+    host, _ = address
     try:
-        return socket.create_server(address)
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(address, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SilodpError(
             f"the server cannot listen on {address[0]}:{address[1]} ({error.strerror}): choose another address with "
@@ -501,10 +512,6 @@ def _stopped() -> HTTPException:
 
 def _find_host(request: Request) -> str:
     return "an unknown address" if request.client is None else request.client.host
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 async def _read_body(request: Request, most_bytes: int) -> bytes:

@@ -1,0 +1,206 @@
+"""What a party can find out before operators compare the code by telephone: address, TLS, clock, versions, policy."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+
+import silodp
+from silodp.deploy.certificates import ExpiryWatch, make_context
+from silodp.deploy.consortium import AUTHORITY, Consortium
+from silodp.deploy.history import PersonKey, check_persons
+from silodp.deploy.https import listen_at
+from silodp.deploy.policy import Policy
+from silodp.deploy.silo import (
+    IDENTITY,
+    POLICY,
+    TLS_KEY,
+    describe_shortfall,
+    find_name,
+    find_shortfall,
+    load_identity,
+)
+from silodp.errors import SilodpError, shorten
+from silodp.wire.store import DirectoryStore
+from silodp.wire.transport import SERVER
+
+_MOST_CLOCK_SECONDS = 300.0
+"""Beyond this the times in two audit logs cannot be compared; certificates allow a day."""
+_MOST_REPLY = 4096
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check has found.
+
+    Attributes:
+        name: of the check.
+        is_good: whether the party can take part, as far as this check sees.
+        told: what was found, and what to do.
+    """
+
+    name: str
+    is_good: bool
+    told: str
+
+
+def check_party(folder: Path, consortium: Consortium, url: str | None = None) -> Iterator[Finding]:
+    """Check whether a party could take part now; nothing is written, and no code of the public folder is executed.
+
+    Args:
+        folder: of the party; its key says which it is.
+        consortium: the public folder, sealed.
+        url: of the server; None: that of the roster.
+
+    Yields:
+        Findings, each as soon as it is known; where one keeps the next from being made, they end.
+
+    Raises:
+        SilodpError: the public folder is not sealed (code deploy.not_sealed).
+    """
+    roster = consortium.sealed
+    try:
+        is_server = load_identity(folder, SERVER).public == roster.server
+        name = SERVER if is_server else find_name(folder, consortium)
+    except SilodpError as error:
+        yield Finding("keys", False, f"{error} [{error.code}]")
+        return
+    yield Finding("keys", True, f"the roster lists the key in {folder / IDENTITY} as that of '{name}'")
+    yield _try(
+        "run",
+        lambda: f"the run that follows here has the digest {consortium.stated_spec.digest[:16]}, as stated",
+    )
+    yield _try("certificates", lambda: _check_certificates(consortium, name))
+    if not is_server:
+        yield from _check_policy(folder, consortium, name)
+    if is_server:
+        yield _try("port", lambda: _check_port(roster.port))
+        return
+    try:
+        tls = make_context(
+            consortium.folder / AUTHORITY, consortium.certificate(name), folder / TLS_KEY, is_server=False
+        )
+    except SilodpError as error:
+        yield Finding("tls", False, f"{error} [{error.code}]")
+        return
+    yield from _check_server(url or roster.url, tls, consortium.digest)
+
+
+def _try(name: str, check: Callable[[], str]) -> Finding:
+    """Return what a check says, or why it is refused."""
+    try:
+        return Finding(name, True, check())
+    except SilodpError as error:
+        return Finding(name, False, f"{error} [{error.code}]")
+
+
+def _check_certificates(consortium: Consortium, name: str) -> str:
+    watch = ExpiryWatch(consortium.folder, name)
+    watch.check()
+    days = watch.count_days()
+    first = min(days, key=days.__getitem__)
+    return f"all are valid; the first to end is that of '{first}', in {days[first]:.0f} days"
+
+
+def _check_port(port: int) -> str:
+    listen_at(("", port), "listen").close()
+    return f"port {port} is free here; whether a firewall admits the silos, only they can see"
+
+
+def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[Finding]:
+    """Yield whether a silo's policy allows the run, and whether the run fits in what earlier ones have left."""
+    path = folder / POLICY
+    if not path.exists():
+        yield Finding("policy", True, f"there is none yet: 'silodp deploy accept' writes {path}")
+        return
+    try:
+        policy, spec = Policy.load(path), consortium.stated_spec
+        is_accepted = consortium.digest in policy.accepted
+        policy.model_copy(update={"accepted": [consortium.digest]}).check(
+            consortium.digest, spec, consortium.labels
+        )
+        if spec.method.unit == "user" and (folder / "store").exists():
+            store = DirectoryStore(folder / "store")
+            check_persons(store, folder, PersonKey.of(consortium), policy.persons)
+        # Of a run that was begun, the ledgers have charges already.
+        short = {} if is_accepted else find_shortfall(folder, spec, name, policy)
+    except SilodpError as error:
+        yield Finding("policy", False, f"{error} [{error.code}]")
+        return
+    told = (
+        "this public folder is accepted" if is_accepted else "it allows the run; the code is not accepted yet"
+    )
+    yield Finding("policy", True, told)
+    if short:
+        told = describe_shortfall(short, policy.lifetime_epsilon)
+        yield Finding("limits", False, told)
+    elif not is_accepted:
+        yield Finding("limits", True, "all rounds of the run fit in lifetime_epsilon, after all earlier runs")
+
+
+def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Finding]:
+    """Yield what can be seen of the server from here."""
+    try:
+        host, port = httpx.URL(url).host, httpx.URL(url).port or 443
+        socket.create_connection((host, port), timeout=_SECONDS).close()
+    except (OSError, httpx.InvalidURL) as error:
+        told = (
+            f"{url} cannot be reached ({getattr(error, 'strerror', None) or error}): check that the server is running, "
+            "its name or address, and the firewalls of both sides"
+        )
+        yield Finding("port", False, told)
+        return
+    yield Finding("port", True, f"{url} can be reached")
+    try:
+        with (
+            httpx.Client(verify=tls, timeout=_SECONDS, trust_env=False) as client,
+            client.stream("GET", f"{url}/health") as reply,
+        ):
+            body = b"".join(_cut_off(reply))
+            stated, date = json.loads(body), parsedate_to_datetime(reply.headers["Date"])
+            version, theirs = str(stated["version"]), str(stated.get("digest"))
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
+        told = (
+            f"the server at {url} does not answer as one of this consortium ({shorten(str(error))}): check that it has "
+            "this public folder, that the name in the address is the one that was sealed, and the clock here"
+        )
+        yield Finding("tls", False, told)
+        return
+    yield Finding("tls", True, "both ends have a certificate of this consortium")
+    off = date.timestamp() - time.time()
+    is_near = abs(off) <= _MOST_CLOCK_SECONDS
+    told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
+    yield Finding("clock", is_near, told + ("" if is_near else ": set both by a time server"))
+    is_same = version == silodp.__version__
+    told = f"both have silodp {version}"
+    if not is_same:
+        told = f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same"
+    yield Finding("version", is_same, told)
+    is_same = theirs == digest
+    told = (
+        "the server has the same public folder"
+        if is_same
+        else (
+            "the server has another public folder: get it again from the coordinator, or tell the server's operator"
+        )
+    )
+    yield Finding("digest", is_same, told)
+
+
+def _cut_off(reply: httpx.Response) -> Iterator[bytes]:
+    """Yield the body of a reply; one that does not end is no JSON."""
+    size = 0
+    for part in reply.iter_raw():
+        size += len(part)
+        if size > _MOST_REPLY:
+            return
+        yield part

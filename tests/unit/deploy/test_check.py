@@ -1,0 +1,169 @@
+"""What `silodp deploy check` sees before the telephone call; addresses of IPv6."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from silodp.cli.deploy import _parse_address
+from silodp.deploy import check as check_module
+from silodp.deploy.certificates import make_context
+from silodp.deploy.check import check_party
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.https import HttpsServer, listen_at
+from silodp.deploy.policy import Policy
+from silodp.deploy.setup import seal_public
+from support.commands import CONFIG, Silodp
+from support.consortium import make_parties
+from support.ports import find_free_port
+from support.refusals import refused
+
+GOOD = ["keys", "run", "certificates", "policy", "port", "tls", "clock", "version", "digest"]
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Path:
+    return make_parties(tmp_path, CONFIG, find_free_port())
+
+
+@contextmanager
+def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") -> Iterator[None]:
+    """A server that has a public folder."""
+    tls = make_context(
+        consortium.folder / "ca.pem",
+        consortium.certificate("server"),
+        parties / "server" / "tls.key",
+        is_server=True,
+    )
+    roster = consortium.sealed
+    with HttpsServer((host, roster.port), tls, roster.silos, consortium.digest, patience=1, most_bytes=1000):
+        yield
+
+
+def find_bad(folder: Path, consortium: Consortium) -> list[str]:
+    return [one.name for one in check_party(folder, consortium) if not one.is_good]
+
+
+def test_a_silo_that_can_take_part_is_told_so_and_nothing_is_written(silodp: Silodp, parties: Path) -> None:
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+    command = ("deploy", "check", parties / "public", home)
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with listening(parties, consortium):
+        assert [one.name for one in check_party(home, consortium)] == GOOD
+        assert silodp(*command).status == 0
+    away = silodp(*command, "--json")
+    assert away.status == 1
+    assert [one["name"] for one in away.json["checks"] if not one["is_good"]] == ["port"]
+    assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+def test_each_fault_is_named(parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+    other = make_parties(tmp_path / "other", CONFIG) if (tmp_path / "other").mkdir() is None else None
+    with listening(parties, consortium):
+        for seconds, bad in ((600, ["clock"]), (-600, ["clock"]), (60, [])):
+            with monkeypatch.context() as patch:
+                patch.setattr(check_module.time, "time", lambda s=seconds, now=time.time: now() + s)
+                assert find_bad(home, consortium) == bad
+        with monkeypatch.context() as patch:
+            real = check_module.silodp.__version__
+            reply = check_module.json.loads
+            patch.setattr(check_module.json, "loads", lambda text: {**reply(text), "version": real + ".1"})
+            assert find_bad(home, consortium) == ["version"]
+        assert find_bad(parties / "server", consortium) == ["port"]  # the server itself: its port is in use
+        assert find_bad(other / "silos" / "silo-1", consortium) == ["keys"]
+        for name in ("ca.pem", "certificates/silo-1.pem"):
+            shutil.copy(other / "public" / name, parties / "public" / name)
+        shutil.copy(other / "silos" / "silo-1" / "tls.key", home)
+        foreign = Consortium.load(parties / "public")
+        assert find_bad(home, foreign) == ["tls"]  # another authority
+    assert find_bad(parties / "server", consortium) == []
+
+
+def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: Path) -> None:
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+    path = home / "policy.toml"
+    policy = Policy.load(path)
+    half = {name: epsilon / 2 for name, epsilon in policy.lifetime_epsilon.items()}
+    with listening(parties, consortium):
+        for changes, bad in (
+            ({"accepted": []}, []),  # that comes after the telephone call
+            ({"accepted": [], "min_silos": 9}, ["policy"]),
+            ({"accepted": [], "lifetime_epsilon": half}, ["limits"]),
+            ({"lifetime_epsilon": half}, []),  # a run in progress has charges in the ledgers already
+        ):
+            path.write_text(policy.model_copy(update=changes).to_toml())
+            assert find_bad(home, consortium) == bad
+        path.unlink()
+        assert find_bad(home, consortium) == []
+
+
+def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
+    consortium = Consortium.load(parties / "public")
+    older = Consortium.load(shutil.copytree(parties / "public", parties / "older"))
+    seal_public(
+        parties / "public",
+        parties / "requests",
+        parties / "coordinator",
+        "127.0.0.1",
+        consortium.sealed.port,
+        again=True,
+    )
+    newer = Consortium.load(parties / "public")
+    with listening(parties, older):
+        assert find_bad(parties / "silos" / "silo-1", newer) == ["digest"]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
+    for host in ("::1", "localhost"):
+        seal_public(
+            parties / "public",
+            parties / "requests",
+            parties / "coordinator",
+            host,
+            find_free_port(),
+            again=True,
+        )
+        consortium = Consortium.load(parties / "public")
+        if host == "::1":
+            assert consortium.sealed.url == f"https://[::1]:{consortium.sealed.port}"
+        with listening(parties, consortium, host="::1" if host == "::1" else ""):  # "" is both, IPv4 and IPv6
+            assert find_bad(parties / "silos" / "silo-1", consortium) == []
+            for there in ("::1", *(("127.0.0.1",) if host == "localhost" else ())):
+                socket.create_connection((there, consortium.sealed.port), timeout=5).close()
+    for wrong in ("[::1]", "fe80::1%eth0", "::1]:8443", "a b"):
+        with refused("argument.value"):
+            seal_public(
+                parties / "public", parties / "requests", parties / "coordinator", wrong, 8443, again=True
+            )
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("[::1]:8443", ("::1", 8443)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        (":8443", ("", 8443)),
+        ("[::]:0", ("::", 0)),
+    ],
+)
+def test_an_address_of_ipv6_is_in_brackets(text: str, address: tuple[str, int]) -> None:
+    assert _parse_address(text, "listen") == address
+
+
+@pytest.mark.parametrize("text", ["::1:8443", "[::1]", "[::1:8443", "x", "1.2.3.4:99999"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with refused("argument.value"):
+        _parse_address(text, "listen")
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
+    with refused("deploy.address"):
+        listen_at(("2001:db8::1", 8443), "listen")
