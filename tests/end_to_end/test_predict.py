@@ -374,6 +374,11 @@ def test_files_that_do_not_belong_together_are_refused(trained: Any, tmp_path: P
         with pytest.raises(SilodpError) as refused:
             silodp.load(bundle)
         assert refused.value.code == "bundle.missing"
+        (bundle / name).mkdir()
+        with pytest.raises(SilodpError) as refused:
+            silodp.load(bundle)
+        assert refused.value.code in ("bundle.damaged", "report.damaged")
+        (bundle / name).rmdir()
         (bundle / name).write_bytes(kept)
     assert silodp.load(bundle).guarantees["released"].epsilon is not None
     # Earlier versions wrote no digest of the guarantee: then the id of the run tells.

@@ -319,6 +319,11 @@ def _read_file(path: Path) -> bytes:
         raise SilodpError(
             f"{path} is missing: copy it from the directory of the run.", code="bundle.missing"
         ) from None
+    except OSError as error:  # for example a folder
+        raise SilodpError(
+            f"{path} cannot be read ({error.strerror}): copy it from the directory of the run.",
+            code="bundle.damaged",
+        ) from None
 
 
 def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:

@@ -117,7 +117,7 @@ def read_run(directory: Path) -> RunRecord:
     guarantee_file = directory / "guarantee.json"
     summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
-    settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
+    settings = _read_bytes(config).decode(errors="replace") if config.exists() else None
     aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
     allocation = directory / "plots" / "allocation.json"
@@ -128,7 +128,7 @@ def read_run(directory: Path) -> RunRecord:
         guarantees=guarantees,
         config=settings,
         aggregator=aggregator,
-        model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
+        model_digest=hashlib.sha256(_read_bytes(model)).hexdigest() if model.exists() else None,
         allocation=_read_allocation(allocation) if allocation.exists() else None,
         audit=audit,
         budget=audit.budget and replace(audit.budget, delta=delta)
