@@ -27,6 +27,7 @@ from silodp.report.audit import AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.run_directory import MetricsRow, read_metrics
 
+_DOUBTS = Path("plots", "doubts.json")
 MOST_BARS = 400
 """Of an `Allocation`, however many persons there are."""
 
@@ -85,6 +86,7 @@ class RunRecord:
         aggregator: None where no file names it.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
         allocation: records per person, private; None where they were not kept.
+        doubts: sentences on keys of persons, weights and the loss, private; () where none were kept.
         audit: result of the comparison with the ledger; None where there is no ledger.
         budget: privacy budget of the run, if any.
         written: file time of guarantee.json, which a copy may have changed.
@@ -100,6 +102,7 @@ class RunRecord:
     audit: AuditResult | None
     budget: Budget | None
     written: datetime
+    doubts: tuple[str, ...] = ()
 
 
 @refuse_plugins()
@@ -135,6 +138,7 @@ def read_run(directory: Path) -> RunRecord:
         if audit
         else _read_budget(settings, delta),
         written=datetime.fromtimestamp(guarantee_file.stat().st_mtime, UTC),
+        doubts=_read_doubts(directory / _DOUBTS),
     )
 
 
@@ -221,6 +225,24 @@ def keep_allocation(directory: Path, allocation: Allocation) -> None:
     path = directory / "plots" / "allocation.json"
     with name_file(path):
         path.write_text(json.dumps(asdict(allocation), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def keep_doubts(directory: Path, doubts: Sequence[str]) -> None:
+    """Write DIR/plots/doubts.json, which is private."""
+    path = directory / _DOUBTS
+    path.parent.mkdir(exist_ok=True)
+    with name_file(path):
+        path.write_text(json.dumps({"doubts": list(doubts)}, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_doubts(path: Path) -> tuple[str, ...]:
+    doubts = _read_json(path).get("doubts") if path.exists() else []
+    if not isinstance(doubts, list) or not all(isinstance(doubt, str) for doubt in doubts):
+        raise SilodpError(
+            f"{path} is damaged: delete it, and the report is written without its sentences.",
+            code="report.damaged",
+        )
+    return tuple(doubts)
 
 
 def _read_allocation(path: Path) -> Allocation:

@@ -538,3 +538,49 @@ def test_a_path_that_no_file_can_have_is_refused():
     with pytest.raises(SilodpError) as caught:
         Federation.from_tables(["a\0.csv"], schema())
     assert caught.value.code == "data.files"
+
+
+def read_frame_of(folder, **columns):
+    path = folder / "rome.parquet"
+    cells = {"patient": ["1", "2"], "age": [30, 40], "sex": ["f", "m"], "ill": ["no", "yes"], **columns}
+    pd.DataFrame(cells).to_parquet(path)
+    return Federation.from_tables(
+        [path], schema(numeric={"age": {"range": (0, 110), "missing": "indicator"}})
+    )
+
+
+@pytest.mark.parametrize("cells", [[True, False], ["True", "1"], ["yes", "no"], ["A", "B"]])
+def test_no_category_is_proposed_as_a_missing_value(tmp_path, cells):
+    """Whoever followed the advice trained on a column without a value."""
+    with refused("data.value") as caught:
+        read_frame_of(tmp_path, age=cells)
+    assert "missing =" not in str(caught.value)
+    assert "categorical" in str(caught.value)
+
+
+def test_one_text_among_numbers_is_proposed_as_a_missing_value(tmp_path):
+    with refused("data.value") as caught:
+        read_frame_of(tmp_path, age=["30", "k.A."])
+    assert 'missing = ["k.A."]' in str(caught.value)
+
+
+def test_a_column_without_a_value_warns(tmp_path, caplog):
+    for cells, is_warned in (([None, None], True), ([None, 3.0], False)):
+        caplog.clear()
+        read_frame_of(tmp_path, age=cells)
+        assert ("no value in any row" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(("cell", "is_code"), [("-9", True), ("999", True), ("120", False)])
+def test_a_number_outside_its_range_may_stand_for_no_value(tmp_path, cell, is_code):
+    """Clipped, it would be a number that nobody has."""
+    columns = {"age": {"range": (20, 110), "missing": "indicator"}}
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=BERLIN.replace(",50,", f",{cell},"), options={"numeric": columns})
+    assert (f'missing = ["{cell}"]' in str(caught.value)) == is_code
+    for missing in ("indicator", None):
+        columns["age"]["missing"] = missing
+        inputs = schema(numeric=columns).describe_inputs()
+        with refused("data.value") as caught:
+            read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(inputs))
+        assert (f"--missing {cell};" in str(caught.value)) == (missing is not None)

@@ -484,6 +484,11 @@ def name_date_option(column: str) -> str:
     return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
 
 
+def name_missing_option(text: str) -> str:
+    """Return the option of predict that says which text stands for no value, for messages."""
+    return f"--missing {_quote_for_shell(text)}"
+
+
 def quote(value: str | list[str]) -> str:
     """Return text, or a list of texts, as TOML has it, in a comment too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

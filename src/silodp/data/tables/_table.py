@@ -37,6 +37,7 @@ from silodp.data.tables._files import (
     is_workbook,
     name_date,
     name_date_option,
+    name_missing_option,
     name_setting,
     read_frame,
 )
@@ -55,6 +56,9 @@ _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
 """No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
+_MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
+"""A number that may stand for no value."""
+_TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
 _FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
@@ -67,6 +71,14 @@ _FAULTY_KEYS = [
         re.compile(r"\A(=?\".*\"|'.*'|'\d.*)\Z", re.DOTALL),
         "stands in quotes, or begins with an apostrophe",
         "export the user key without them",
+    ),
+    (
+        re.compile(
+            r"\A(#(REF|VALUE|DIV/0|NUM|NULL|SPILL|CALC|FIELD|BLOCKED|CONNECT|BUSY|UNKNOWN)!|#NAME\?|#GETTING_DATA|"
+            r"Err:\d{3})\Z"
+        ),
+        "is an error of a spreadsheet program",
+        "correct its formula, or write the user key there",
     ),
     (re.compile("\ufffd"), "has lost a character", "export the table again as UTF-8"),
     (re.compile(r"[\r\n]"), "has a line break", "export the user key without it"),
@@ -211,6 +223,14 @@ class Table:
         return self._missing_cells[column]
 
     def _find_missing(self, column: str) -> NDArray[np.bool_]:
+        found = self._compare_missing(column)
+        if found.all() and column in self.schema.feature_columns:
+            _log.warning(
+                "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
+            )
+        return found
+
+    def _compare_missing(self, column: str) -> NDArray[np.bool_]:
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = np.array(
             [_shorten_whole(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
@@ -300,6 +320,11 @@ class Table:
                     'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
                 )
                 self._refuse(column, wrong, "is a date, and the column is declared as numbers", remedy)
+            if _TRUTH.fullmatch(first):
+                remedy = "declare the column as categorical, with the categories [false, true]"
+                if column not in self.schema.numeric:
+                    remedy = "write a number there"
+                self._refuse(column, wrong, "is true or false, and no number", self._advise(remedy))
             if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
                 remedy = (
                     "export the table without separators of thousands, or, if it is a decimal comma, set "
@@ -325,6 +350,10 @@ class Table:
                     f"decimal mark is another one, set {name_setting('decimal')}"
                 )
                 self._refuse(column, wrong, "is a number with other characters", clean)
+            texts = set(self.columns[column][wrong & ~self._missing(column)])
+            if column in self.schema.numeric and len(texts) > 1 and wrong.all():
+                remedy = "declare the column as categorical, with its public categories"
+                self._refuse(column, wrong, "is no number, as all others of the column", self._advise(remedy))
             # A value for missing cells does not help here: this text is not known to stand for none.
             none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
             remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
@@ -470,13 +499,19 @@ class Table:
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
+            first = self.columns[column][np.argmax(outside)]
+            none, fixed = "", ""
+            if _MISSING_CODE.fullmatch(first):
+                none = f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+            if constants.fill is not None:
+                fixed = f"if it stands for no value, give {name_missing_option(first)}; else "
             self._refuse(
                 column,
                 outside,
                 why,
                 self._advise(
-                    "widen the public range or set out_of_range = 'clip'",
-                    "correct the cell, leave out the row, or take the nearest end of the model's range "
+                    f"widen the public range or set out_of_range = 'clip'{none}",
+                    f"{fixed}correct the cell, leave out the row, or take the nearest end of the model's range "
                     "(--out-of-range clip)",
                 ),
             )
