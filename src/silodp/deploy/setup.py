@@ -312,6 +312,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
         "label": getattr(schema, "label", None) or getattr(schema, "time", None),
+        "mappings": {} if schema is None else {silo: asdict(one) for silo, one in schema.silos.items()},
         "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
         "users": spec.data.users,
         "persons": {

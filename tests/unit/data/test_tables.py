@@ -584,3 +584,88 @@ def test_a_number_outside_its_range_may_stand_for_no_value(tmp_path, cell, is_co
         with refused("data.value") as caught:
             read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(inputs))
         assert (f"--missing {cell};" in str(caught.value)) == (missing is not None)
+
+
+MAPPED = "Fallnr,Alter,Geschlecht,krank,age\n17,50,w,ja,x\n4,20,M,nein,y\n17,80,w,1,z\n"
+NORD = {
+    "columns": {"patient": "Fallnr", "age": "Alter", "sex": " Geschlecht", "ill": "krank"},
+    "values": {"sex": {"w": "f", "M": "m"}, "ill": {"ja": "yes", "1": "yes", "nein": "no"}},
+}
+
+
+def test_a_silo_may_name_columns_and_values_in_its_own_way(tmp_path):
+    plain = read(tmp_path, berlin=BERLIN, paris=PARIS)
+    mapped = read(tmp_path, berlin=MAPPED, paris=PARIS, options={"silos": {"berlin": NORD}})
+    assert mapped.digest() == plain.digest()
+    assert mapped.public().assumptions == plain.public().assumptions
+    assert mapped.schema.describe_inputs() == plain.schema.describe_inputs()  # the model keeps none of it
+    assert mapped.schema.list_silo_settings() == ("silos",)
+
+
+def test_a_mapping_reaches_dates_true_and_false_events_and_splits(tmp_path):
+    (tmp_path / "a.csv").write_text("k,Tag,E,T,teil,ok\n1,03.02.2020,tot,5,A,j\n2,04.02.2020,lebt,7,B,n\n")
+    day = {"range": (0, 99), "date": "%d.%m.%Y", "since": "2020-02-01"}
+    built = Federation.from_tables(
+        {"a": tmp_path / "a.csv"},
+        Schema(
+            user="k",
+            kind="survival",
+            event="dead",
+            time="T",
+            split="part",
+            numeric={"day": day},
+            categorical={"fine": [False, True]},
+            silos={
+                "a": {
+                    "columns": {"day": "Tag", "dead": "E", "part": "teil", "fine": "ok"},
+                    "values": {
+                        "dead": {"tot": 1, "lebt": 0},
+                        "part": {"A": "train", "B": "test"},
+                        "fine": {"j": True, "n": False},
+                    },
+                }
+            },
+        ),
+    )
+    assert built.silos[0].y.tolist() == [[1, 5]]
+    np.testing.assert_allclose(built.silos[0].x, [[2 / 49.5 - 1, 0, 1]])
+    assert built.test.y.tolist() == [[0, 7]]
+
+
+def test_a_fault_names_the_column_as_the_table_does(tmp_path):
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=MAPPED.replace("w", "d", 1), options={"silos": {"berlin": NORD}})
+    assert "'Geschlecht'" in str(caught.value).replace("' Gesch", "'Gesch")
+    assert caught.value.field == "sex"
+    with refused("data.column") as caught:
+        read(tmp_path, berlin=BERLIN, options={"silos": {"berlin": NORD}})
+    assert caught.value.field == "data.schema.user"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "field"),
+    [
+        (3, "silos"),
+        ({"column": {}}, "silos"),
+        ({"columns": 3}, "silos"),
+        ({"values": {"sex": "f"}}, "silos"),
+        ({"columns": {"Age": "Alter"}}, "silos.berlin"),
+        ({"columns": {"age": ""}}, "silos.berlin.columns"),
+        ({"columns": {"age": 3}}, "silos.berlin.columns"),
+        ({"columns": {"age": "sex"}}, "silos.berlin.columns"),
+        ({"values": {"age": {"alt": "80"}}}, "silos.berlin.values.age"),
+        ({"values": {"patient": {"17": "4"}}}, "silos.berlin.values.patient"),
+        ({"values": {"sex": {"w": "female"}}}, "silos.berlin.values.sex"),
+        ({"values": {"sex": {"w": "f", "w ": "m"}}}, "silos.berlin.values.sex"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_the_schema_is_refused(mapping, field):
+    with refused("data.schema") as caught:
+        schema(silos={"berlin": mapping})
+    assert caught.value.field == f"data.schema.{field}"
+
+
+def test_a_mapping_of_no_silo_is_refused(tmp_path):
+    with refused("data.schema") as caught:
+        read(tmp_path, berlin=BERLIN, options={"silos": {"Berlin": {"columns": {"age": "age"}}}})
+    assert caught.value.field == "silos.Berlin"

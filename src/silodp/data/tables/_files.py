@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import shlex
-import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -16,7 +15,7 @@ from typing import IO, cast
 import pandas as pd
 import pyarrow.parquet as pq
 
-from silodp.data.tables.columns import Reader
+from silodp.data.tables.columns import Reader, header_text
 from silodp.errors import SilodpError, counted, first_line, name_extra
 
 TEXT = {".csv": ",", ".tsv": "\t"}
@@ -496,8 +495,3 @@ def quote(value: str | list[str]) -> str:
 
 def _quote_for_shell(text: str) -> str:
     return shlex.quote(text.replace("\t", r"\t"))
-
-
-def header_text(column: object) -> str:
-    """Return the name of a column as headers and schemas are compared: stripped, in Unicode's form NFC."""
-    return unicodedata.normalize("NFC", str(column).strip())

@@ -32,7 +32,6 @@ from silodp.data.tables._cells import (
     parse_numbers,
 )
 from silodp.data.tables._files import (
-    header_text,
     is_text_file,
     is_workbook,
     name_date,
@@ -41,8 +40,8 @@ from silodp.data.tables._files import (
     name_setting,
     read_frame,
 )
-from silodp.data.tables.columns import NumericColumn, Reader
-from silodp.data.tables.schema import Schema, is_test_person, text_of
+from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text
+from silodp.data.tables.schema import Schema, is_test_person, text_of, to_cell
 from silodp.errors import SilodpError, counted, suggest_name
 
 _log = logging.getLogger(__name__)
@@ -93,10 +92,11 @@ class Table:
     Attributes:
         path: of the file.
         schema: what the columns mean.
-        cells: the cells as they are in the file; columns by `header_text` of their names.
+        cells: the cells as they are in the file; columns by `header_text` of their names in the schema.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
+        mapping: how the table differs from the schema.
         is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
     """
 
@@ -106,6 +106,7 @@ class Table:
     columns: Mapping[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
+    mapping: TableMapping = field(default_factory=TableMapping)
     is_fixed: bool = False
     _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
 
@@ -116,6 +117,7 @@ class Table:
         schema: Schema,
         profile: IdentityProfile | None = None,
         reader: Reader | None = None,
+        mapping: TableMapping | None = None,
     ) -> Table:
         """Read the schema's columns of a file, user keys by the identity profile if there is one.
 
@@ -124,24 +126,24 @@ class Table:
             schema: what the columns mean.
             profile: how user keys are read.
             reader: how the file is written; None: as `schema.reader` says.
+            mapping: how the table differs from the schema; None: not at all.
 
         Raises:
             SilodpError: no such file, unreadable, without a column of the schema, or with a row whose user key the
                 profile refuses.
         """
         reader = schema.reader if reader is None else reader
-        frame, header = read_frame(path, reader, {header_text(column) for column in schema.columns})
-        check_columns(path, header, {column: schema.find_setting(column) for column in schema.columns})
+        mapping = TableMapping() if mapping is None else mapping
+        names = {column: mapping.columns.get(column, column) for column in schema.columns}
+        frame, header = read_frame(path, reader, set(map(header_text, names.values())))
+        check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
         _check_rows(path, frame)
-        cells = frame[[header_text(column) for column in schema.columns]]
+        cells, columns = _take_columns(path, frame, names, reader, mapping)
         keys = cells[header_text(schema.user)]
-        columns = {
-            column: list_texts(frame[header_text(column)], path, reader.decimal) for column in schema.columns
-        }
         if profile is None:
             folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
             columns[schema.user] = np.array(folded, dtype=object)
-            table = cls(path, schema, cells, columns, reader=reader)
+            table = cls(path, schema, cells, columns, reader=reader, mapping=mapping)
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
@@ -150,15 +152,18 @@ class Table:
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, cells, columns, dropped, reader)
+        return cls(path, schema, cells, columns, dropped, reader, mapping)
 
     @classmethod
-    def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
+    def read_inputs(
+        cls, source: Path | pd.DataFrame, schema: Schema, mapping: TableMapping | None = None
+    ) -> tuple[Table, pd.DataFrame]:
         """Read the columns of features alone, which is all that a prediction needs.
 
         Args:
             source: a file, or the table itself.
             schema: says which columns they are, and how they are read.
+            mapping: how the table differs from the schema; None: not at all.
 
         Returns:
             The table, and all cells of the source in its order of rows.
@@ -167,27 +172,26 @@ class Table:
             SilodpError: no such file, unreadable, or without a column of a feature.
         """
         path = Path("the data frame") if isinstance(source, pd.DataFrame) else source
+        mapping = TableMapping() if mapping is None else mapping
+        names = {column: mapping.columns.get(column, column) for column in schema.feature_columns}
         if isinstance(source, pd.DataFrame):
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            used = {header_text(column) for column in schema.feature_columns}
-            frame, header = read_frame(source, schema.reader, used)
-        needed = f"give the table the columns {format_names(schema.feature_columns)}"
-        check_columns(path, header, dict.fromkeys(schema.feature_columns, "table"), needed)
+            frame, header = read_frame(source, schema.reader, set(map(header_text, names.values())))
+        needed = f"give the table the columns {format_names(list(names.values()))}"
+        check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
         _check_rows(path, frame)
-        texts = {
-            column: list_texts(frame[header_text(column)], path, schema.reader.decimal)
-            for column in schema.feature_columns
-        }
-        return cls(path, schema, frame, texts, reader=schema.reader, is_fixed=True), frame
+        cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
+        return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
+            name = self.mapping.columns.get(column, column)
             raise SilodpError(
-                f"{self.path}: column {column!r} is {short(self.columns[column][row])} in data row {row + 1}, "
+                f"{self.path}: column {name!r} is {short(self.columns[column][row])} in data row {row + 1}, "
                 f"which {why}; {remedy}",
                 code="data.value",
                 field=column,
@@ -617,6 +621,29 @@ def _shorten_whole(text: str, reader: Reader) -> str:
 def _find_type(cells: pd.Series[Any]) -> Any:
     """Return the type of the values in a column, those of its categories where it has some."""
     return cells.cat.categories.dtype if isinstance(cells.dtype, pd.CategoricalDtype) else cells.dtype
+
+
+def _take_columns(
+    path: Path, frame: pd.DataFrame, names: Mapping[str, str], reader: Reader, mapping: TableMapping
+) -> tuple[pd.DataFrame, dict[str, Strings]]:
+    """Return the cells of the schema's columns under its names, and their texts, those that are mapped replaced.
+
+    Args:
+        path: of the table.
+        frame: all its cells.
+        names: column of the schema → its name in the table.
+        reader: how the file is written.
+        mapping: of values.
+    """
+    named = frame[[header_text(name) for name in names.values()]]
+    texts = {
+        column: list_texts(frame[header_text(name)], path, reader.decimal) for column, name in names.items()
+    }
+    for column, values in mapping.values.items():
+        if column in texts:
+            found = {text_of(text): to_cell(value) for text, value in values.items()}
+            texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
+    return named.set_axis([header_text(column) for column in names], axis=1), texts
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

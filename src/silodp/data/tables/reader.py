@@ -21,6 +21,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
+from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import (
     ASSUMES_INDEX_FROM_TABLES,
     UNSCALED_LABEL,
@@ -82,7 +83,8 @@ def read_tables(
     paths = _silo_paths(files)
     profile = schema.read_identity()
     tables = {
-        silo: Table.read(path, schema, profile, schema.readers.get(silo)) for silo, path in paths.items()
+        silo: Table.read(path, schema, profile, schema.readers.get(silo), schema.silos.get(silo))
+        for silo, path in paths.items()
     }
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
@@ -116,7 +118,10 @@ def read_tables(
 
 
 def read_inputs(
-    source: str | Path | pd.DataFrame, schema: Schema, copied: Sequence[str] = ()
+    source: str | Path | pd.DataFrame,
+    schema: Schema,
+    copied: Sequence[str] = (),
+    mapping: TableMapping | None = None,
 ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
     """Read the features of a table without labels and persons, by the code that reads tables for training.
 
@@ -124,6 +129,7 @@ def read_inputs(
         source: a file, or the table itself.
         schema: what the columns of features mean.
         copied: further columns that are returned as they are.
+        mapping: how the table differs from the schema; None: not at all.
 
     Returns:
         x, (n, features) or with codes n rows of the arrays of `schema.list_inputs`, and the copied columns; both in the
@@ -133,7 +139,7 @@ def read_inputs(
         SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.
     """
     place = Path(source) if isinstance(source, str) else source
-    table, frame = Table.read_inputs(place, schema)
+    table, frame = Table.read_inputs(place, schema, mapping)
     found = frame.columns.tolist()
     for column in copied:
         if found.count(column) != 1:
