@@ -669,3 +669,61 @@ def test_a_mapping_of_no_silo_is_refused(tmp_path):
     with refused("data.schema") as caught:
         read(tmp_path, berlin=BERLIN, options={"silos": {"Berlin": {"columns": {"age": "age"}}}})
     assert caught.value.field == "silos.Berlin"
+
+
+def test_all_faults_of_a_table_are_told_at_once(tmp_path):
+    """Before, each run told one, and an export of twenty columns took twenty runs to correct."""
+    rows = ",30,q,maybe\n#REF!,90,f,yes\n4,old,m,YES\n4,-5,m,no\n4,20,m,no\n"
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=f"patient,age,sex,ill\n{rows}")
+    text = str(caught.value)
+    assert caught.value.field == "patient"
+    assert "7 faults: (1) " in text
+    assert "(8)" not in text
+    # Two kinds of user keys, of numbers and of labels, and one category: of each kind the first row and how many more.
+    for column, row in (
+        ("patient", 1),
+        ("patient", 2),
+        ("age", 3),
+        ("age", 2),
+        ("sex", 1),
+        ("ill", 3),
+        ("ill", 1),
+    ):
+        assert re.search(rf"column '{column}' is '\S*' in data row {row}\b", text), (column, row)
+    assert "in data row 2 (wrong in 1 other row, too)" in text  # 90 and -5
+    with refused("data.value") as caught:
+        read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(schema().describe_inputs()))
+    assert "3 faults: (1) " in str(caught.value)
+
+
+def test_a_table_of_very_many_faults_tells_the_first_twenty(tmp_path):
+    names = [f"c{number:02}" for number in range(25)]
+    options = {"numeric": dict.fromkeys(names, (0, 1)), "categorical": {}}
+    head = ",".join(["patient", "ill", *names])
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=f"{head}\n1,yes{',7' * 25}\n2,no{',1' * 25}\n", options=options)
+    assert caught.value.field == "c00"
+    assert "25 faults: (1) " in str(caught.value)
+    assert "(20) column 'c19'" in str(caught.value)
+    assert "(21)" not in str(caught.value)
+    assert str(caught.value).endswith("; and 5 more")
+
+
+def test_all_missing_columns_are_told_at_once(tmp_path):
+    with refused("data.column") as caught:
+        read(tmp_path, berlin="patient,Sex,sick,weight\n1,f,no,80\n")
+    assert caught.value.field == "data.schema.label"
+    assert all(f"column {name!r} is missing" in str(caught.value) for name in ("age", "sex", "ill"))
+
+
+def test_faults_of_labels_and_budgets_are_told_with_those_of_features(tmp_path):
+    with refused("data.value") as caught:
+        read(
+            tmp_path,
+            berlin="patient,age,sex,ill,eps\n1,90,f,1e39,-1\n2,50,f,-5,1\n",
+            options={"kind": "real", "classes": None, "budget": "eps"},
+        )
+    assert "3 faults" in str(caught.value)
+    assert "too large for float32" in str(caught.value)
+    assert "not above 0" in str(caught.value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -59,6 +60,8 @@ _MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
 """A number that may stand for no value."""
 _TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
+_MOST_FAULTS = 20
+"""Faults in a message."""
 _FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
@@ -85,6 +88,19 @@ _FAULTY_KEYS = [
 """Pattern of a user key, what is wrong with it, and the remedy."""
 
 
+@dataclass
+class _Faults:
+    """What is wrong with the cells of a table.
+
+    Attributes:
+        found: in the order of the columns; None where the first one is to be raised.
+        rows: column → (n,) bool, the rows that a fault in `found` is about.
+    """
+
+    found: list[SilodpError] | None = None
+    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Table:
     """One file as text columns, and the schema to read it by.
@@ -109,6 +125,7 @@ class Table:
     mapping: TableMapping = field(default_factory=TableMapping)
     is_fixed: bool = False
     _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
+    _faults: _Faults = field(default_factory=_Faults, init=False, repr=False)
 
     @classmethod
     def read(
@@ -143,9 +160,7 @@ class Table:
         if profile is None:
             folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
             columns[schema.user] = np.array(folded, dtype=object)
-            table = cls(path, schema, cells, columns, reader=reader, mapping=mapping)
-            table._refuse_rounded_keys(keys)
-            return table
+            return cls(path, schema, cells, columns, reader=reader, mapping=mapping)
         where = f"{path}: column {schema.user!r}"
         found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
         dropped = np.array([key is None for key in found], dtype=bool)
@@ -185,17 +200,45 @@ class Table:
         cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
         return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
 
+    @contextmanager
+    def collect_faults(self) -> Iterator[None]:
+        """Raise what is refused inside as one error at the end; what is computed from refused cells has no meaning.
+
+        Raises:
+            SilodpError: a cell was refused; code and field are those of the first fault.
+        """
+        self._faults.found, self._faults.rows = [], {}
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield
+        except Exception as error:
+            if not self._faults.found:
+                raise
+            if isinstance(error, SilodpError):  # others may follow from cells that are refused
+                self._faults.found.append(error)
+        finally:
+            found, self._faults.found = self._faults.found, None
+        if found:
+            raise _join_faults(self.path, found)
+
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
-        """Raise for the first bad row, if any."""
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            name = self.mapping.columns.get(column, column)
-            raise SilodpError(
-                f"{self.path}: column {name!r} is {short(self.columns[column][row])} in data row {row + 1}, "
-                f"which {why}; {remedy}",
-                code="data.value",
-                field=column,
-            )
+        """Refuse the bad rows, if any, besides those that the column has been refused for."""
+        rows = bad & ~self._faults.rows.get(column, np.zeros_like(bad)) if self._faults.found else bad
+        if not rows.any():
+            return
+        row, others = int(np.argmax(rows)), int(rows.sum()) - 1
+        name = self.mapping.columns.get(column, column)
+        more = f" (wrong in {counted(others, 'other row')}, too)" if others else ""
+        fault = SilodpError(
+            f"{self.path}: column {name!r} is {short(self.columns[column][row])} in data row {row + 1}{more}, "
+            f"which {why}; {remedy}",
+            code="data.value",
+            field=column,
+        )
+        if self._faults.found is None:
+            raise fault
+        self._faults.found.append(fault)
+        self._faults.rows[column] = bad | self._faults.rows.get(column, np.zeros_like(bad))
 
     def _advise(self, remedy: str, fixed: str = "") -> str:
         """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
@@ -257,6 +300,7 @@ class Table:
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
+        self._refuse_rounded_keys(self.cells[header_text(column)])
         names_none = np.array([names_no_person(text) for text in texts], dtype=bool)
         self._refuse(
             column, names_none | self._missing(column), "names no user", "give every record a user key"
@@ -596,6 +640,7 @@ def check_columns(
     names = [header_text(column) for column in columns]
     # Without a header the first person's row stands in its place, where some cell may be a name by chance.
     is_header = 2 * sum(name in header for name in names) >= len(names)
+    faults = []
     for column, name in zip(columns, names, strict=True):
         if header.count(name) == 1:
             continue
@@ -606,11 +651,27 @@ def check_columns(
             if is_header
             else ", whose first row must be the header, with nothing above the header"
         )
-        raise SilodpError(
-            f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
-            code="data.column",
-            field=columns[column],
+        faults.append(
+            SilodpError(
+                f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
+                code="data.column",
+                field=columns[column],
+            )
         )
+    if faults:
+        raise _join_faults(path, faults)
+
+
+def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
+    """Return one error about the first faults of a table."""
+    if len(faults) == 1:
+        return faults[0]
+    shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MOST_FAULTS]]
+    listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
+    more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
+    return SilodpError(
+        f"{path}: {len(faults):,} faults: {listed}{more}", code=faults[0].code, field=faults[0].field
+    )
 
 
 def _shorten_whole(text: str, reader: Reader) -> str:

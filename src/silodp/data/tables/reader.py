@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,20 +87,21 @@ def read_tables(
         silo: Table.read(path, schema, profile, schema.readers.get(silo), schema.silos.get(silo))
         for silo, path in paths.items()
     }
+    cells = {silo: _read_cells(table) for silo, table in tables.items()}
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
     tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
     persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, is_test, kept = table.features(), table.labels(), table.is_test, table.kept_rows()
+        x, y, budgets = cells.pop(silo)
+        is_test, kept = table.is_test, table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if schema.split is not None or schema.test_share is not None:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number)
-        budgets = table.budgets(train)
         silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
@@ -115,6 +117,16 @@ def read_tables(
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
+
+
+def _read_cells(
+    table: Table,
+) -> tuple[NDArray[np.float32] | NamedArrays, NDArray[Any], NDArray[np.float64] | None]:
+    """Return features and labels of all rows, and the budgets of training records; all faults are one error."""
+    with table.collect_faults():
+        _ = table.keys
+        x, y = table.features(), table.labels()
+        return x, y, table.budgets(table.kept_rows() & ~table.is_test)
 
 
 def read_inputs(
@@ -149,7 +161,9 @@ def read_inputs(
                 code="data.column",
                 field="copied",
             )
-    return table.features(), frame[list(copied)]
+    with table.collect_faults():
+        x = table.features()
+    return x, frame[list(copied)]
 
 
 def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:
