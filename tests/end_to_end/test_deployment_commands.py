@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.cli.deploy import _format_agreement
@@ -18,7 +19,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
 from silodp.deploy.server import StatusFile, serve
 from silodp.deploy.setup import describe_agreement
-from silodp.deploy.silo import save_records
+from silodp.deploy.silo import load_records, save_records
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.consortium import make_parties
@@ -167,6 +168,21 @@ def test_who_accepts_sees_that_a_key_is_for_tests(bits: int, is_told: bool, tmp_
     assert f"    key bits: {bits}" in lines
     assert "    count cap: 5" in lines
     assert any(line.startswith("  assumes     FOR TESTS: a modulus of 256 bits") for line in lines) == is_told
+
+
+def test_a_silo_reads_its_table_by_the_mapping_that_all_have_accepted(tmp_path: Path) -> None:
+    mapping = 'silos = { south = { columns = { age = "Al\\u001bter" }, values = { ill = { ja = "yes" } } } }'
+    config = TABLES.format(user="patient", index=f'users = ["p1", "p2"]\n{mapping}', more="")
+    tables = {"north": "patient,age,ill\np1,30,yes", "south": "patient,Al\x1bter,ill\np1,30,ja"}
+    for silo, text in tables.items():
+        (tmp_path / f"{silo}.csv").write_text(text)
+    consortium = Consortium.load(make_parties(tmp_path, config) / "public")
+    lines = _format_agreement(describe_agreement(consortium))
+    assert "  in silo south the column 'Al\\x1bter' is 'age'" in lines
+    assert "  in silo south in 'ill' 'ja' is 'yes'" in lines
+    for silo in tables:
+        data = load_records(tmp_path / f"{silo}.csv", silo, consortium)
+        assert (data.x.tolist(), data.y.tolist()) == ([[np.float32(-0.4)]], [1])
 
 
 @pytest.mark.parametrize(("epsilon", "is_told"), [(0.8, True), (50.0, False)])

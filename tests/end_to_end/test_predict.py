@@ -374,6 +374,11 @@ def test_files_that_do_not_belong_together_are_refused(trained: Any, tmp_path: P
         with pytest.raises(SilodpError) as refused:
             silodp.load(bundle)
         assert refused.value.code == "bundle.missing"
+        (bundle / name).mkdir()
+        with pytest.raises(SilodpError) as refused:
+            silodp.load(bundle)
+        assert refused.value.code in ("bundle.damaged", "report.damaged")
+        (bundle / name).rmdir()
         (bundle / name).write_bytes(kept)
     assert silodp.load(bundle).guarantees["released"].epsilon is not None
     # Earlier versions wrote no digest of the guarantee: then the id of the run tells.
@@ -587,6 +592,39 @@ def test_settings_of_single_silos_are_missed_aloud(tmp_path: Path, caplog: pytes
         caplog.clear()
         silodp.load(tmp_path / name).predict_table(rows, reader=options)
         assert ("different ways" in caplog.text) is warns
+
+
+def test_a_table_of_a_silo_is_read_by_its_mapping_and_reader(silodp: Any, tmp_path: Path) -> None:
+    """Its table has names, values, missing texts and decimal commas of its own, and gives the same predictions."""
+    write_tables(tmp_path)
+    columns, values = '{ age = "Alter", ill = "krank" }', '{ ward = { C = "surgery" }, ill = { ja = "yes" } }'
+    plain = (tmp_path / "north.csv").read_text()
+    given = plain.replace("age,ill", "Alter,krank").replace("surgery", "C").replace(",yes,", ",ja,")
+    (tmp_path / "north.csv").write_text(given)
+    own = f"\nsilos = {{ north = {{ columns = {columns}, values = {values} }} }}"
+    path = tmp_path / "mapped.toml"
+    path.write_text(HEAD.format(label=CLASSES + own, task=""))
+    assert silodp("run", path, "--out", tmp_path / "run").status == 0
+    assert '"Alter"' not in (tmp_path / "run" / "model.json").read_text()  # it is not kept with the model
+    (tmp_path / "plain.csv").write_text(plain)
+    predict = ("predict", tmp_path / "run")
+    assert silodp(*predict, tmp_path / "plain.csv", "--out", tmp_path / "a.csv").status == 0
+    own_table = tmp_path / "north.csv"
+    assert (
+        silodp(*predict, own_table, "--out", tmp_path / "x.csv", "--json").json["error"]["code"]
+        == "data.column"
+    )
+    told = silodp(*predict, own_table, "--silo", "north", "--out", tmp_path / "b.csv", "--copy", "krank")
+    assert told.status == 0, told.err
+    assert "different ways" not in told.err
+    first, second = pd.read_csv(tmp_path / "a.csv"), pd.read_csv(tmp_path / "b.csv")
+    assert second.pop("krank").isin(["ja", "no"]).all()
+    pd.testing.assert_frame_equal(first, second)
+    wrong = silodp(*predict, own_table, "--silo", "nord", "--out", tmp_path / "c.csv", "--json")
+    assert wrong.json["error"]["code"] == "argument.value"
+    (tmp_path / "run" / "config.toml").unlink()
+    gone = silodp(*predict, own_table, "--silo", "north", "--out", tmp_path / "c.csv", "--json")
+    assert gone.json["error"]["code"] == "config.path"
 
 
 def test_buffers_outside_the_state_must_be_those_of_the_run(tmp_path: Path) -> None:

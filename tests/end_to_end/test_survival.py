@@ -105,7 +105,7 @@ def test_the_warning_is_for_most_persons_alone(folder: Path, caplog: pytest.LogC
 def test_the_warning_comes_before_the_first_round(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The budget is not spent yet, and Ctrl-C ends the run; at the end it comes again."""
+    """The budget is not spent yet, and Ctrl-C ends the run; afterwards it is in the report."""
     told = []
     train_all = cli_run.run
 
@@ -120,7 +120,8 @@ def test_the_warning_comes_before_the_first_round(
     config = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}", "rounds=1"])
     summary = cli_run.run_config(config, folder / "run")
     assert told == [True, False]
-    assert FEW_RECORDS in capsys.readouterr().err
+    assert FEW_RECORDS not in capsys.readouterr().err
+    assert FEW_RECORDS in (folder / "run" / "report.html").read_text()
     assert any(FEW_RECORDS in warning for warning in summary["warnings"])
 
 

@@ -171,7 +171,7 @@ def test_a_run_says_how_many_persons_are_in_how_many_silos(silodp: Silodp, tmp_p
     assert rows[0]["persons_by_silos"] == {"1": 5, "2": 8}
 
 
-def test_a_run_warns_at_its_start_and_end_where_keys_do_not_meet(silodp: Silodp, tmp_path: Path):
+def test_a_run_warns_at_its_start_and_in_its_report_where_keys_do_not_meet(silodp: Silodp, tmp_path: Path):
     config = write_tables(tmp_path, [f"{i:05}" for i in range(10)], [str(i) for i in range(10)])
     ran = silodp("run", config, "--out", tmp_path / "out", "--json")
     assert ran.status == 0
@@ -179,7 +179,16 @@ def test_a_run_warns_at_its_start_and_end_where_keys_do_not_meet(silodp: Silodp,
     nobody, similar = ran.json["warnings"]
     assert "no person appears in more than one silo" in nobody
     assert "20 person keys (in north, south) would be 10" in similar
-    assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [2, 2]
+    assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [1, 1]
+    for _ in range(2):  # as the run wrote it, and as it is written anew
+        page = (tmp_path / "out" / "report.html").read_text()
+        assert 'id="doubts"' in page
+        assert "20 person keys (in north, south) would be 10" in page
+        assert silodp("report", tmp_path / "out").status == 0
+    for shared in ("guarantee.json", "metrics.jsonl", "MODEL_CARD.md", "model.json"):
+        assert "person keys" not in (tmp_path / "out" / shared).read_text()
+    (tmp_path / "out" / "plots" / "doubts.json").write_text('{"doubts": [1]}')
+    assert silodp("report", tmp_path / "out", "--json").json["error"]["code"] == "report.damaged"
 
 
 def test_warnings_of_tables_begin_as_those_of_a_run(

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.bundle.model_card import check_card
 from silodp.config.build import build_architecture
+from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
-from silodp.errors import SilodpError, check_path, check_type, first_line
+from silodp.errors import SilodpError, check_path, check_type, first_line, suggest_name
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
     CARD,
@@ -42,6 +43,8 @@ from silodp.training.task import compute_outputs, make_tensor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from silodp.data.tables.columns import TableMapping
 
     TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
 
@@ -132,6 +135,7 @@ class TrainedModel:
         copied: Sequence[str] = (),
         reader: Mapping[str, Any] = MappingProxyType({}),
         out_of_range: Literal["refuse", "clip"] | None = None,
+        mapping: TableMapping | None = None,
     ) -> pd.DataFrame:
         """Predict for every row of a table, and return the predictions beside columns of it.
 
@@ -141,6 +145,7 @@ class TrainedModel:
             reader: how the file is written, where it differs from what the schema of the run says: separator, decimal,
                 encoding, sheet, missing, or dates, a mapping from columns to layouts.
             out_of_range: "refuse" numbers outside the ranges of the model, or "clip" them; None: as in training.
+            mapping: how the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
 
         Raises:
             SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
@@ -160,7 +165,7 @@ class TrainedModel:
                     code="data.column",
                     field="copied",
                 )
-        x, kept = self.read_table(table, copied, reader, out_of_range)
+        x, kept = self.read_table(table, copied, reader, out_of_range, mapping)
         found = pd.DataFrame(self.predict(x), columns=list(self.columns))
         return pd.concat([kept.reset_index(drop=True), found], axis=1)
 
@@ -170,6 +175,7 @@ class TrainedModel:
         copied: Sequence[str] = (),
         reader: Mapping[str, Any] = MappingProxyType({}),
         out_of_range: Literal["refuse", "clip"] | None = None,
+        mapping: TableMapping | None = None,
     ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
         """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
@@ -186,10 +192,11 @@ class TrainedModel:
                 code="bundle.no_schema",
             )
         silent = [name for name in self.description.silo_settings if name not in reader]
-        if silent:
+        if silent and mapping is None:
             _log.warning(
-                "the silos of this run wrote their tables in different ways ([data.schema.readers]), which the model "
-                "does not keep: this table is read by [data.schema.reader]; check these settings: %s",
+                "the silos of this run wrote their tables in different ways ([data.schema.readers] and "
+                "[data.schema.silos]), which the model does not keep: this table is read as the common schema says; "
+                "name its silo (--silo), or check these settings: %s",
                 ", ".join(silent),
             )
         schema = self.description.schema
@@ -200,7 +207,7 @@ class TrainedModel:
             reader=replace(found, dates=dates or None),
             out_of_range=out_of_range or schema.out_of_range,
         )
-        return read_inputs(table, schema, copied)
+        return read_inputs(table, schema, copied, mapping)
 
     def _check_inputs(self, data: Any) -> Any:
         """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
@@ -318,12 +325,43 @@ def load(
     return TrainedModel(network.eval(), guarantees, description)
 
 
+def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:
+    """Return how one silo of a run writes its tables, by the config.toml beside the model.
+
+    Args:
+        directory: of the run, or a copy of its files with config.toml.
+        silo: its name.
+
+    Returns:
+        The settings of its reader that differ from the common ones, and its mapping.
+
+    Raises:
+        SilodpError: there is no config.toml with tables, or it has no such silo.
+    """
+    from silodp.data.tables.columns import read_mapping
+
+    path = Path(directory) / "config.toml"
+    data = read_toml(path).get("data", {})
+    schema, files = data.get("schema", {}), data.get("files", {})
+    names = list(files) if isinstance(files, dict) else [Path(str(file)).stem for file in files]
+    if silo not in names:
+        hint = suggest_name(silo, names) or f"its silos are {', '.join(names) or 'not those of tables'}."
+        raise SilodpError(f"{path} has no silo {silo!r}: {hint}", code="argument.value", field="silo")
+    reader = schema.get("readers", {}).get(silo, {})
+    return dict(reader), read_mapping(silo, schema.get("silos", {}).get(silo, {}))
+
+
 def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise SilodpError(
             f"{path} is missing: copy it from the directory of the run.", code="bundle.missing"
+        ) from None
+    except OSError as error:  # for example a folder
+        raise SilodpError(
+            f"{path} cannot be read ({error.strerror}): copy it from the directory of the run.",
+            code="bundle.damaged",
         ) from None
 
 

@@ -356,6 +356,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
         f"  columns     {columns}",
         f"  label       {', '.join(agreed['labels']) or 'as in data.json'}",
+        *_format_mappings(agreed["mappings"]),
         f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
         *_format_code(agreed["references"], agreed["files"]),
         f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
@@ -414,6 +415,18 @@ def _format_persons(persons: dict[str, Any]) -> str:
         else f"by the identity profile {profile['study']}, {profile['code']}"
     )
     return f"a value of the column '{persons['column']}' {how} (digest {persons['digest']})"
+
+
+def _format_mappings(mappings: Mapping[str, Any]) -> list[str]:
+    """Return the lines about silos whose tables have other names of columns, or other values, than the schema."""
+    lines = []
+    for silo, mapping in mappings.items():
+        for column, name in mapping["columns"].items():
+            lines.append(f"  in silo {silo} the column '{name}' is '{column}'")
+        for column, values in mapping["values"].items():
+            listed = ", ".join(f"'{text}' is '{value}'" for text, value in values.items())
+            lines.append(f"  in silo {silo} in '{column}' {listed}")
+    return lines
 
 
 def _format_evaluation(across: str | None, times: int) -> list[str]:

@@ -48,6 +48,13 @@ def predict(
             help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
         ),
     ] = None,
+    silo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The silo of the run that wrote TABLE: its reader and its mapping are taken from DIR/config.toml.",
+        ),
+    ] = None,
     separator: Separator = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
@@ -73,6 +80,7 @@ def predict(
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
     _check_out(out, table)
     from silodp.bundle import load
+    from silodp.bundle.trained_model import read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
@@ -85,7 +93,12 @@ def predict(
             missing=missing,
             dates=_read_dates(date or ()),
         )
-        predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range))
+        mapping = None
+        if silo is not None:
+            of_silo, mapping = read_silo_settings(directory, silo)
+            dates = {**of_silo.get("dates", {}), **reader.get("dates", {})}
+            reader = {**of_silo, **reader, **({"dates": dates} if dates else {})}
+        predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range), mapping)
     _write(predictions, out)
     result = {
         "out": str(out),

@@ -30,7 +30,7 @@ from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
-from silodp.report.run_record import format_versions, read_run
+from silodp.report.run_record import format_versions, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts, prepare_run
@@ -145,6 +145,7 @@ def _run_config(
             held_out = measure_held_out(federation, task, result.params, rounds, groups)
             if held_out is not None:
                 keep_held_out(directory, held_out)
+        keep_doubts(directory, doubts)
         if config.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
         else:  # the number of records of each person is private
@@ -168,10 +169,10 @@ def _run_config(
     if summary["private"]:
         summary["warnings"] += delta_warning(spec.delta, spec.population.users)
         summary["warnings"] += _warn_scaling(config, federation) + _warn_several_records(spec, federation)
+    for warning in [*summary["warnings"], *([] if begun else doubts)]:
+        log(f"warning: {warning}")
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
-    for warning in summary["warnings"]:
-        log(f"warning: {warning}")
     return summary
 
 

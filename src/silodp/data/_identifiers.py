@@ -100,7 +100,7 @@ def clean_text(cell: str) -> str | None:
         begin += 1
     while begin < end and _is_invisible(text[end - 1]):
         end -= 1
-    return "".join(map(_to_ascii_digit, text[begin:end]))
+    return "".join(map(to_ascii_digit, text[begin:end]))
 
 
 @cache
@@ -118,7 +118,8 @@ def _is_invisible(character: str) -> bool:
 
 
 @cache
-def _to_ascii_digit(character: str) -> str:
+def to_ascii_digit(character: str) -> str:
+    """Return the ASCII form of a decimal digit of any script, and other characters as they are."""
     digit = unicodedata.decimal(character, None)
     return character if digit is None else str(digit)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -21,8 +18,6 @@ from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets
 from silodp.data.tables.schema import Schema
 from silodp.errors import MOST_WHOLE, SilodpError, check_declared_types, check_list, shorten
-
-_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,61 +324,3 @@ def count_persons_by_silos(federation: Federation) -> dict[int, int]:
     silos = (federation.counts() > 0).sum(axis=0)
     numbers, persons = np.unique(silos, return_counts=True)
     return dict(zip(numbers.tolist(), persons.tolist(), strict=True))
-
-
-def find_linkage_doubts(federation: Federation) -> list[str]:
-    """Return a sentence for each sign that records of one person carry different keys; empty without keys.
-
-    A person whose keys differ is two persons to every method: each part is clipped and protected for itself, and the
-    guarantee for all records of the person does not hold. The sentences name silos and counts, never a key.
-    """
-    if federation.user_keys is None:
-        return []
-    doubts = []
-    present = federation.counts() > 0
-    if len(federation.silos) > 1 and not (present.sum(axis=0) > 1).any():
-        doubts.append(
-            "no person appears in more than one silo: if people have records in several, their keys differ there "
-            "(data.schema.user), and nobody is protected across silos"
-        )
-    users = np.flatnonzero(present.any(axis=0))
-    similar = set(find_similar_keys(federation.user_keys[user] for user in users))
-    rows = [user for user in users if federation.user_keys[user] in similar]
-    where = [silo.name for silo, found in zip(federation.silos, present[:, rows], strict=True) if found.any()]
-    return doubts + describe_similar_keys(similar, ", ".join(where))
-
-
-def find_similar_keys(keys: Iterable[str]) -> list[str]:
-    """Return the keys that differ from another one in leading zeros, case, punctuation or invisible characters only."""
-    groups = defaultdict[str, list[str]](list)
-    for key in keys:
-        groups[_fold_key(key)].append(key)
-    return [key for group in groups.values() if len(group) > 1 for key in group]
-
-
-def describe_similar_keys(similar: Collection[str], where: str) -> list[str]:
-    """Return the sentence about such keys, none of them in it; nothing without any.
-
-    Args:
-        similar: the keys that `find_similar_keys` found.
-        where: the silos or the list that has them.
-    """
-    if not similar:
-        return []
-    persons = len({_fold_key(key) for key in similar})
-    return [
-        f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case, the kind of "
-        "punctuation and invisible characters were ignored: where they mean the same people, write them alike in all "
-        "tables, because only equal keys are protected as one person"
-    ]
-
-
-def _fold_key(key: str) -> str:
-    """Return what keys that may mean one person have in common."""
-    compatible = unicodedata.normalize("NFKC", key).casefold()
-    if not compatible.isalnum():  # the loop takes most of the time
-        kept = ((c, unicodedata.category(c)) for c in compatible if not c.isspace())
-        compatible = "".join(
-            "-" if kind[0] in "PS" else c for c, kind in kept if kind not in ("Cf", "Cc")
-        ).strip("-")
-    return _LEADING_ZEROS.sub("", compatible)

@@ -11,14 +11,12 @@ from typing import Any
 
 from silodp.data._identifiers import REASONS, Refusal, compact
 from silodp.data.identity import IdentityProfile
+from silodp.data.linkage import MANY_ROWS, MANY_TIMES, find_many_rows
 from silodp.data.tables.columns import Reader
 from silodp.errors import check_type, counted
 
 MOST_ROWS = 10
 """Rows or identifiers that a check lists of each kind."""
-
-MANY_TIMES, MANY_ROWS = 20, 50
-"""An identifier has very many rows where it has this many times the median, and at least this many."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def check_cells(
         "spellings": _find_spellings(cells, parsed),
         "similar": _find_similar(rows),
         "repeated": [value for value in rows if len(value) > 2 and len(set(value)) == 1],
-        "many_rows": _find_many_rows(rows),
+        "many_rows": find_many_rows(rows),
     }
     return IdentityCheck(
         profile=profile,
@@ -232,12 +230,3 @@ def _find_similar(values: Iterable[str]) -> list[str]:
     for value in values:
         groups[value.casefold().lstrip("0")].append(value)
     return [value for group in groups.values() if len(group) > 1 for value in group]
-
-
-def _find_many_rows(rows: Mapping[str, int]) -> list[str]:
-    """Return the identifiers with very many rows, the one with most rows first."""
-    if not rows:
-        return []
-    least = max(MANY_ROWS, MANY_TIMES * median(rows.values()))
-    found = [value for value, number in rows.items() if number >= least]
-    return sorted(found, key=lambda value: (-rows[value], value))

@@ -16,7 +16,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.plugins import is_reference, split_reference
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
-from silodp.data.federation import Federation, describe_similar_keys, find_similar_keys
+from silodp.data.federation import Federation
+from silodp.data.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy.certificates import Authority, make_request
@@ -104,11 +105,10 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
 
 
 def find_list_doubts(config: RunConfig) -> list[str]:
-    """Return a sentence where keys of the public list of users may be two spellings of one person."""
+    """Return sentences where keys of the public list of users may be two spellings of one person, or name none."""
     schema = config.resolve_data()[1].get("schema")
     listed = schema.read_users() if isinstance(schema, Schema) else None
-    similar = find_similar_keys(map(normalize_key, listed or ()))
-    return describe_similar_keys(similar, "data.schema.users")
+    return find_key_doubts({"data.schema.users": dict.fromkeys(map(normalize_key, listed or ()), 1)})
 
 
 def _check_held_out(config: RunConfig) -> None:
@@ -382,6 +382,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
             for field, reference in consortium.references.items()
         },
         "files": {name: asdict(file) for name, file in consortium.other_files.items()},
+        "mappings": {} if schema is None else {silo: asdict(one) for silo, one in schema.silos.items()},
         "users": spec.data.users,
         "persons": {
             **asdict(persons),

@@ -41,8 +41,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
-from silodp.data.federation import describe_similar_keys, find_similar_keys
 from silodp.data.inputs import find_fault, list_arrays
+from silodp.data.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.person_index import read_person_index
@@ -579,9 +579,12 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         tables = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec))
         (data,) = tables.silos
         keys = data.identifiers or tables.user_keys  # by number, with a trust center too
-        similar = find_similar_keys(keys[user] for user in np.unique(data.user))
-        for doubt in describe_similar_keys(similar, str(path)):
+        users, counts = np.unique(data.user, return_counts=True)
+        rows = {keys[user]: int(number) for user, number in zip(users, counts, strict=True)}
+        for doubt in find_key_doubts({str(path): rows}):
             _log.warning("%s", doubt)
+    if len(data) == 0:
+        _log.warning("%s has no training record: this silo spends ε and adds nothing but noise", path)
     # By its name: a task is built by code that the silo may not have agreed to yet.
     loss = consortium.config.task_section.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):

@@ -28,6 +28,7 @@ from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.run_directory import GUARANTEE, METRICS, MetricsRow, read_metrics
 
+_DOUBTS = Path("plots", "doubts.json")
 MOST_BARS = 400
 """Of an `Allocation`, however many persons there are."""
 
@@ -86,6 +87,7 @@ class RunRecord:
         aggregator: None where no file names it.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
         allocation: records per person, private; None where they were not kept.
+        doubts: sentences on keys of persons, weights and the loss, private; () where none were kept.
         audit: result of the comparison with the ledger; None where there is no ledger.
         budget: privacy budget of the run, if any.
         written: file time of guarantee.json, which a copy may have changed.
@@ -101,6 +103,7 @@ class RunRecord:
     audit: AuditResult | None
     budget: Budget | None
     written: datetime
+    doubts: tuple[str, ...] = ()
 
 
 @refuse_plugins()
@@ -118,7 +121,7 @@ def read_run(directory: Path) -> RunRecord:
     guarantee_file = directory / GUARANTEE
     summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
-    settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
+    settings = _read_bytes(config).decode(errors="replace") if config.exists() else None
     aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
     _check_model(directory, audit)
@@ -130,13 +133,14 @@ def read_run(directory: Path) -> RunRecord:
         guarantees=guarantees,
         config=settings,
         aggregator=aggregator,
-        model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
+        model_digest=hashlib.sha256(_read_bytes(model)).hexdigest() if model.exists() else None,
         allocation=_read_allocation(allocation) if allocation.exists() else None,
         audit=audit,
         budget=audit.budget and replace(audit.budget, delta=delta)
         if audit
         else _read_budget(settings, delta),
         written=datetime.fromtimestamp(guarantee_file.stat().st_mtime, UTC),
+        doubts=_read_doubts(directory / _DOUBTS),
     )
 
 
@@ -243,6 +247,24 @@ def keep_allocation(directory: Path, allocation: Allocation) -> None:
     path = directory / "plots" / "allocation.json"
     with name_file(path):
         path.write_text(json.dumps(asdict(allocation), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def keep_doubts(directory: Path, doubts: Sequence[str]) -> None:
+    """Write DIR/plots/doubts.json, which is private."""
+    path = directory / _DOUBTS
+    path.parent.mkdir(exist_ok=True)
+    with name_file(path):
+        path.write_text(json.dumps({"doubts": list(doubts)}, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_doubts(path: Path) -> tuple[str, ...]:
+    doubts = _read_json(path).get("doubts") if path.exists() else []
+    if not isinstance(doubts, list) or not all(isinstance(doubt, str) for doubt in doubts):
+        raise SilodpError(
+            f"{path} is damaged: delete it, and the report is written without its sentences.",
+            code="report.damaged",
+        )
+    return tuple(doubts)
 
 
 def _read_allocation(path: Path) -> Allocation:

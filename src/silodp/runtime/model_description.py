@@ -192,7 +192,7 @@ class ModelDescription:
                 f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
                 code="bundle.missing",
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SilodpError(
                 f"{path} cannot be read ({type(error).__name__}): get it again, or install the version of silodp that "
                 "wrote it.",

@@ -8,7 +8,12 @@ import pytest
 from test_tables import read, schema, write
 
 from silodp.data import Federation, SiloData
-from silodp.data.federation import count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import count_persons_by_silos
+from silodp.data.linkage import find_key_doubts, find_linkage_doubts
+from silodp.methods import UldpSgd
+from silodp.runtime.prepare import prepare_run
+from support.oracles import logistic_task
+from support.refusals import refused
 
 HEADER = "patient,age,sex,ill\n"
 
@@ -57,7 +62,7 @@ def test_keys_that_would_meet_are_two_persons_and_doubted(tmp_path, other):
     built = read(tmp_path, berlin=table(range(1, 21)), paris=table([other(i) for i in range(1, 21)]))
     assert built.users == 40
     assert count_persons_by_silos(built) == {1: 40}
-    nobody, similar = find_linkage_doubts(built)
+    nobody, similar, *_ = find_linkage_doubts(built)
     assert "no person" in nobody
     assert similar.startswith("40 person keys (in berlin, paris) would be 20 ")
 
@@ -106,3 +111,92 @@ def test_nothing_is_doubted_without_keys():
     without_keys = Federation(silos, users=5, test=None)
     assert find_linkage_doubts(without_keys) == []
     assert count_persons_by_silos(without_keys) == {0: 1, 1: 4}
+
+
+def test_placeholders_are_doubted_in_the_silo_that_has_them(tmp_path):
+    """66 of 240 rows had the keys 0, 9999999999 or unknown, and counted as three persons."""
+    keys = [f"{1 + i % 60:06}" for i in range(90)] + ["0"] * 11 + ["9999999999"] * 12 + ["unknown"] * 7
+    (doubt,) = find_linkage_doubts(read(tmp_path, berlin=table(keys), paris=table(keys[:60])))
+    assert doubt.startswith("3 person keys (in berlin) as programs")
+    assert "30 of 120 rows" in doubt
+    assert not any(key in doubt for key in ("9999999999", "000000"))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "unknown",
+        "UNBEKANNT",
+        "<unknown>",
+        "n.a.",
+        "kein ID",
+        "-1",
+        "-999",
+        "xxx",
+        "???",
+        "00000000",
+        "99999999",
+    ],
+)
+def test_what_names_nobody_is_doubted_in_one_row_and_in_a_list(key):
+    (doubt,) = find_key_doubts({"users": dict.fromkeys([*map(str, range(10, 99)), key], 1)})
+    assert doubt.startswith("1 person key (in users) as programs write for unknown persons")
+
+
+def test_numbers_that_may_name_persons_are_doubted_by_their_rows_alone():
+    rows = {str(number): 2 for number in range(1000)}
+    assert find_key_doubts({"a": rows}) == []
+    for key in ("0", "111", "999"):
+        (doubt,) = find_key_doubts({"a": {**rows, key: 9}})
+        assert "9 of 2,007 rows" in doubt
+
+
+@pytest.mark.parametrize(
+    ("many", "is_doubted"),
+    [
+        ({"A7": 15}, True),
+        ({"A7": 15, "B8": 12}, True),
+        ({"A7": 7}, False),
+        ({"A7": 15, "B8": 9, "C9": 5}, False),
+    ],
+)
+def test_a_key_with_far_more_rows_than_others_is_doubted(many, is_doubted):
+    doubts = find_key_doubts({"a": {**{f"P{n}": 2 for n in range(40)}, **many}})
+    assert len(doubts) == is_doubted
+    if is_doubted:
+        assert doubts[0].startswith(f"{len(many)} person key")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(f"17{c}" for c in "\N{ZERO WIDTH SPACE}\N{SOFT HYPHEN}\N{HANGUL FILLER}\N{VARIATION SELECTOR-1}"),
+        "１７",
+        "١٧",
+    ],
+)
+def test_characters_that_another_silo_may_not_have_are_doubted_without_their_twin(key):
+    """In a deployment no party sees the keys of two silos."""
+    (doubt,) = find_key_doubts({"a": {key: 1, "18": 1}})
+    assert doubt.startswith("1 person key (in a) with invisible characters")
+    assert len(find_key_doubts({"a": {key: 1}, "b": {"17": 1}})) == 2
+    assert find_key_doubts({"a": {"Zoë Müller": 1, "Łukasz-3": 1, "김": 1, "17": 1}}) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NUM!", "#NULL!", "#SPILL!", "Err:502"]
+)
+def test_an_error_of_a_spreadsheet_is_no_person(tmp_path, key):
+    with refused("data.value"):
+        read(tmp_path, berlin=table(["17", key]))
+    assert read(tmp_path, berlin=table(["17", "#17", "#AB12", "#REF!x"])).users == 4
+
+
+def test_a_run_without_a_training_record_is_refused():
+    silos = tuple(
+        SiloData(name, np.zeros((0, 1), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        for name in "ab"
+    )
+    federation = Federation(silos, users=5, test=None, classes=2)
+    with refused("data.no_records"):
+        prepare_run(federation, logistic_task(), UldpSgd(5.0, 1.0), rounds=1)

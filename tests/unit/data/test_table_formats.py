@@ -1,15 +1,18 @@
 """Tables as spreadsheet programs and databases write them: separators, encodings, dates, missing cells."""
 
+import csv
 import datetime
 import gzip
 import json
 import logging
+import random
 import re
 import sys
 import tomllib
 import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pandas as pd
@@ -414,6 +417,92 @@ def test_a_file_that_is_no_workbook_is_refused(tmp_path):
     (tmp_path / "nord.xlsx").write_bytes(b"PK no archive")
     with refused("data.unreadable"):
         read(tmp_path / "nord.xlsx")
+
+
+def test_a_workbook_of_charts_alone_is_refused_and_a_chart_beside_a_sheet_is_no_table(tmp_path):
+    book = make_workbook(["Fall", "Größe", "krank"], ["a", 1.8, "ja"])
+    book.create_chartsheet("Bild", 0).add_chart(pytest.importorskip("openpyxl.chart").BarChart())
+    book.save(tmp_path / "both.xlsx")
+    numeric = {"Größe": (0, 2)}
+    assert read(tmp_path / "both.xlsx", numeric=numeric).user_keys == ("a",)
+    book.remove(book.worksheets[0])
+    book.save(tmp_path / "chart.xlsx")
+    with refused("data.unreadable"):
+        read(tmp_path / "chart.xlsx", numeric=numeric)
+
+
+def write_damaged(path, content, generator):
+    """Change up to four bytes, of a workbook those of one of its parts."""
+    archive = zipfile.ZipFile(BytesIO(content)) if path.suffix == ".xlsx" else None
+    parts = {"": content} if archive is None else {name: archive.read(name) for name in archive.namelist()}
+    part = generator.choice(sorted(name for name, content in parts.items() if content))
+    changed = bytearray(parts[part])
+    for _ in range(generator.randint(1, 4)):
+        changed[generator.randrange(len(changed))] = generator.choice([*b'<>/="09', generator.randrange(256)])
+    if archive is None:
+        path.write_bytes(changed)
+        return
+    with zipfile.ZipFile(path, "w") as book:
+        for name, content in {**parts, part: bytes(changed)}.items():
+            book.writestr(name, content)
+
+
+@pytest.mark.filterwarnings("ignore")  # openpyxl's own, about parts that it leaves out
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.parquet", "a.xlsx"])
+def test_a_damaged_table_is_read_or_refused(tmp_path, name):
+    """Parsers raise ParseError, AttributeError, TypeError and ArrowException for damaged bytes."""
+    frame = pd.DataFrame({"Fall": ["a", "b"] * 20, "Größe": [1.5, None] * 20, "krank": ["ja", "nein"] * 20})
+    path = tmp_path / name
+    if name.endswith("xlsx"):
+        pytest.importorskip("openpyxl")
+        frame.to_excel(path, index=False)
+    else:
+        frame.to_parquet(path) if name.endswith("parquet") else frame.to_csv(path, index=False)
+    content, generator, codes = path.read_bytes(), random.Random(0), set()
+    numeric = {"Größe": {"range": (0, 2), "missing": "indicator"}}
+    assert read(path, reader={}, numeric=numeric).users == 2
+    for _ in range(150):
+        write_damaged(path, content, generator)
+        try:
+            read(path, reader={}, numeric=numeric)
+        except SilodpError as error:
+            codes.add(error.code)
+    assert "data.unreadable" in codes
+
+
+def test_parquet_has_its_index_as_columns(tmp_path):
+    """pandas writes the index as a column that its metadata take out of the table again."""
+    frame = pd.DataFrame({"Fall": ["a", "b"], "nr": [1, 2], "Größe": [1.5, 1.8], "krank": ["ja", "nein"]})
+    for index in (["Fall"], ["Fall", "nr"]):
+        frame.set_index(index).to_parquet(tmp_path / "a.parquet")
+        built = read(tmp_path / "a.parquet", numeric={"Größe": (0, 2), "nr": (0, 9)})
+        assert built.user_keys == ("a", "b")
+        np.testing.assert_allclose(built.silos[0].x[:, 1], [1 / 4.5 - 1, 2 / 4.5 - 1])
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_a_long_cell_of_one_line_is_read(tmp_path, columns):
+    """The csv module alone takes 131,072 characters of a cell, and for the whole process."""
+    before = csv.field_size_limit()
+    path, note = tmp_path / "nord.csv", "x" * 200_000
+    if columns == 1:
+        path.write_text(f"{note}\na\n")
+        with refused("data.column"):
+            read(path)
+    else:
+        path.write_text(f'Fall;note;size;krank\nP1;"{note}";30;ja\nP2;ok;40;nein\n')
+        assert read(path, numeric={"size": (0, 100)}).user_keys == ("P1", "P2")
+    assert csv.field_size_limit() == before
+
+
+def test_stray_quotes_far_from_each_other_are_not_one_long_cell(tmp_path):
+    lines = "".join(
+        f"P{n};ok, and so on;{n % 90}\n" for n in range(2, 10_000)
+    )  # no line has the cells of a row
+    path = tmp_path / "nord.csv"
+    path.write_text(f'Fall;note;size;krank\nP1;"severe;30;ja\n{lines}P0;height 5";50;nein\n')
+    with refused("data.unreadable"):
+        read(path, numeric={"size": (0, 100)})
 
 
 def test_silos_may_write_their_tables_in_different_ways(tmp_path):

@@ -538,3 +538,192 @@ def test_a_path_that_no_file_can_have_is_refused():
     with pytest.raises(SilodpError) as caught:
         Federation.from_tables(["a\0.csv"], schema())
     assert caught.value.code == "data.files"
+
+
+def read_frame_of(folder, **columns):
+    path = folder / "rome.parquet"
+    cells = {"patient": ["1", "2"], "age": [30, 40], "sex": ["f", "m"], "ill": ["no", "yes"], **columns}
+    pd.DataFrame(cells).to_parquet(path)
+    return Federation.from_tables(
+        [path], schema(numeric={"age": {"range": (0, 110), "missing": "indicator"}})
+    )
+
+
+@pytest.mark.parametrize("cells", [[True, False], ["True", "1"], ["yes", "no"], ["A", "B"]])
+def test_no_category_is_proposed_as_a_missing_value(tmp_path, cells):
+    """Whoever followed the advice trained on a column without a value."""
+    with refused("data.value") as caught:
+        read_frame_of(tmp_path, age=cells)
+    assert "missing =" not in str(caught.value)
+    assert "categorical" in str(caught.value)
+
+
+def test_one_text_among_numbers_is_proposed_as_a_missing_value(tmp_path):
+    with refused("data.value") as caught:
+        read_frame_of(tmp_path, age=["30", "k.A."])
+    assert 'missing = ["k.A."]' in str(caught.value)
+
+
+def test_a_column_without_a_value_warns(tmp_path, caplog):
+    for cells, is_warned in (([None, None], True), ([None, 3.0], False)):
+        caplog.clear()
+        read_frame_of(tmp_path, age=cells)
+        assert ("no value in any row" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(("cell", "is_code"), [("-9", True), ("999", True), ("120", False)])
+def test_a_number_outside_its_range_may_stand_for_no_value(tmp_path, cell, is_code):
+    """Clipped, it would be a number that nobody has."""
+    columns = {"age": {"range": (20, 110), "missing": "indicator"}}
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=BERLIN.replace(",50,", f",{cell},"), options={"numeric": columns})
+    assert (f'missing = ["{cell}"]' in str(caught.value)) == is_code
+    for missing in ("indicator", None):
+        columns["age"]["missing"] = missing
+        inputs = schema(numeric=columns).describe_inputs()
+        with refused("data.value") as caught:
+            read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(inputs))
+        assert (f"--missing {cell};" in str(caught.value)) == (missing is not None)
+
+
+MAPPED = "Fallnr,Alter,Geschlecht,krank,age\n17,50,w,ja,x\n4,20,M,nein,y\n17,80,w,1,z\n"
+NORD = {
+    "columns": {"patient": "Fallnr", "age": "Alter", "sex": " Geschlecht", "ill": "krank"},
+    "values": {"sex": {"w": "f", "M": "m"}, "ill": {"ja": "yes", "1": "yes", "nein": "no"}},
+}
+
+
+def test_a_silo_may_name_columns_and_values_in_its_own_way(tmp_path):
+    plain = read(tmp_path, berlin=BERLIN, paris=PARIS)
+    mapped = read(tmp_path, berlin=MAPPED, paris=PARIS, options={"silos": {"berlin": NORD}})
+    assert mapped.digest() == plain.digest()
+    assert mapped.public().assumptions == plain.public().assumptions
+    assert mapped.schema.describe_inputs() == plain.schema.describe_inputs()  # the model keeps none of it
+    assert mapped.schema.list_silo_settings() == ("silos",)
+
+
+def test_a_mapping_reaches_dates_true_and_false_events_and_splits(tmp_path):
+    (tmp_path / "a.csv").write_text("k,Tag,E,T,teil,ok\n1,03.02.2020,tot,5,A,j\n2,04.02.2020,lebt,7,B,n\n")
+    day = {"range": (0, 99), "date": "%d.%m.%Y", "since": "2020-02-01"}
+    built = Federation.from_tables(
+        {"a": tmp_path / "a.csv"},
+        Schema(
+            user="k",
+            kind="survival",
+            event="dead",
+            time="T",
+            split="part",
+            numeric={"day": day},
+            categorical={"fine": [False, True]},
+            silos={
+                "a": {
+                    "columns": {"day": "Tag", "dead": "E", "part": "teil", "fine": "ok"},
+                    "values": {
+                        "dead": {"tot": 1, "lebt": 0},
+                        "part": {"A": "train", "B": "test"},
+                        "fine": {"j": True, "n": False},
+                    },
+                }
+            },
+        ),
+    )
+    assert built.silos[0].y.tolist() == [[1, 5]]
+    np.testing.assert_allclose(built.silos[0].x, [[2 / 49.5 - 1, 0, 1]])
+    assert built.test.y.tolist() == [[0, 7]]
+
+
+def test_a_fault_names_the_column_as_the_table_does(tmp_path):
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=MAPPED.replace("w", "d", 1), options={"silos": {"berlin": NORD}})
+    assert "'Geschlecht'" in str(caught.value).replace("' Gesch", "'Gesch")
+    assert caught.value.field == "sex"
+    with refused("data.column") as caught:
+        read(tmp_path, berlin=BERLIN, options={"silos": {"berlin": NORD}})
+    assert caught.value.field == "data.schema.user"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "field"),
+    [
+        (3, "silos"),
+        ({"column": {}}, "silos"),
+        ({"columns": 3}, "silos"),
+        ({"values": {"sex": "f"}}, "silos"),
+        ({"columns": {"Age": "Alter"}}, "silos.berlin"),
+        ({"columns": {"age": ""}}, "silos.berlin.columns"),
+        ({"columns": {"age": 3}}, "silos.berlin.columns"),
+        ({"columns": {"age": "sex"}}, "silos.berlin.columns"),
+        ({"values": {"age": {"alt": "80"}}}, "silos.berlin.values.age"),
+        ({"values": {"patient": {"17": "4"}}}, "silos.berlin.values.patient"),
+        ({"values": {"sex": {"w": "female"}}}, "silos.berlin.values.sex"),
+        ({"values": {"sex": {"w": "f", "w ": "m"}}}, "silos.berlin.values.sex"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_the_schema_is_refused(mapping, field):
+    with refused("data.schema") as caught:
+        schema(silos={"berlin": mapping})
+    assert caught.value.field == f"data.schema.{field}"
+
+
+def test_a_mapping_of_no_silo_is_refused(tmp_path):
+    with refused("data.schema") as caught:
+        read(tmp_path, berlin=BERLIN, options={"silos": {"Berlin": {"columns": {"age": "age"}}}})
+    assert caught.value.field == "silos.Berlin"
+
+
+def test_all_faults_of_a_table_are_told_at_once(tmp_path):
+    """Before, each run told one, and an export of twenty columns took twenty runs to correct."""
+    rows = ",30,q,maybe\n#REF!,90,f,yes\n4,old,m,YES\n4,-5,m,no\n4,20,m,no\n"
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=f"patient,age,sex,ill\n{rows}")
+    text = str(caught.value)
+    assert caught.value.field == "patient"
+    assert "7 faults: (1) " in text
+    assert "(8)" not in text
+    # Two kinds of user keys, of numbers and of labels, and one category: of each kind the first row and how many more.
+    for column, row in (
+        ("patient", 1),
+        ("patient", 2),
+        ("age", 3),
+        ("age", 2),
+        ("sex", 1),
+        ("ill", 3),
+        ("ill", 1),
+    ):
+        assert re.search(rf"column '{column}' is '\S*' in data row {row}\b", text), (column, row)
+    assert "in data row 2 (wrong in 1 other row, too)" in text  # 90 and -5
+    with refused("data.value") as caught:
+        read_inputs(tmp_path / "berlin.csv", Schema.from_inputs(schema().describe_inputs()))
+    assert "3 faults: (1) " in str(caught.value)
+
+
+def test_a_table_of_very_many_faults_tells_the_first_twenty(tmp_path):
+    names = [f"c{number:02}" for number in range(25)]
+    options = {"numeric": dict.fromkeys(names, (0, 1)), "categorical": {}}
+    head = ",".join(["patient", "ill", *names])
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=f"{head}\n1,yes{',7' * 25}\n2,no{',1' * 25}\n", options=options)
+    assert caught.value.field == "c00"
+    assert "25 faults: (1) " in str(caught.value)
+    assert "(20) column 'c19'" in str(caught.value)
+    assert "(21)" not in str(caught.value)
+    assert str(caught.value).endswith("; and 5 more")
+
+
+def test_all_missing_columns_are_told_at_once(tmp_path):
+    with refused("data.column") as caught:
+        read(tmp_path, berlin="patient,Sex,sick,weight\n1,f,no,80\n")
+    assert caught.value.field == "data.schema.label"
+    assert all(f"column {name!r} is missing" in str(caught.value) for name in ("age", "sex", "ill"))
+
+
+def test_faults_of_labels_and_budgets_are_told_with_those_of_features(tmp_path):
+    with refused("data.value") as caught:
+        read(
+            tmp_path,
+            berlin="patient,age,sex,ill,eps\n1,90,f,1e39,-1\n2,50,f,-5,1\n",
+            options={"kind": "real", "classes": None, "budget": "eps"},
+        )
+    assert "3 faults" in str(caught.value)
+    assert "too large for float32" in str(caught.value)
+    assert "not above 0" in str(caught.value)

@@ -6,19 +6,16 @@ import csv
 import gzip
 import json
 import shlex
-import unicodedata
-import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
-from zipfile import BadZipFile
 
 import pandas as pd
 import pyarrow.parquet as pq
 
-from silodp.data.tables.columns import Reader
+from silodp.data.tables.columns import Reader, header_text
 from silodp.errors import SilodpError, counted, first_line, name_extra
 
 TEXT = {".csv": ",", ".tsv": "\t"}
@@ -28,6 +25,10 @@ ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
 
 _MARKS = (b"\xff\xfe", b"\xfe\xff")
 """First bytes of UTF-16."""
+_LONGEST = 2**31 - 1
+"""Characters of a cell, at most: what the csv module can count on every system."""
+_LONG = 2**17
+"""Characters of a cell from which on a line break in it is taken for a stray quote."""
 _MOST_SHEETS = 10
 """Names of sheets in a message."""
 
@@ -82,18 +83,16 @@ def read_frame(
     reader = Reader() if reader is None else reader
     try:
         if ending == ".parquet":
-            # pandas' own call would make floats of whole numbers with a gap among them, and round large ones.
-            frame = pq.read_table(path).to_pandas(integer_object_nulls=True)
+            # pandas' own call would make floats of whole numbers with a gap among them, and round large ones; its
+            # metadata would take columns for an index.
+            frame = pq.read_table(path).to_pandas(integer_object_nulls=True, ignore_metadata=True)
         elif ending == ".xlsx":
             frame = _read_sheet(path, reader, columns)
         else:
             frame = _read_csv(path, reader)
     except SilodpError:
         raise
-    except UnicodeError as error:
-        raise _refuse_encoding(path, reader) from error
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, BadZipFile, csv.Error) as error:
-        # pandas' and pyarrow's own are ValueErrors; a workbook without the parts of one is a KeyError.
+    except Exception as error:  # parsers of damaged files raise exceptions of any type
         raise SilodpError(
             f"{path}: not readable as {ending[1:]} ({first_line(error)}); export it again",
             code="data.unreadable",
@@ -118,14 +117,28 @@ def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
     rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
     """
     separator = reader.separator or TEXT[_find_ending(path).removesuffix(".gz")]
-    _check_encoding(path, reader)
-    width, has_returns = _check_shape(path, reader, separator)
-    if width == 1:
-        return _take_header(_read_single(path, reader, separator))
-    # After an empty line that ends in a carriage return alone pandas would leave out an empty first cell.
-    with _open(path, reader.codec, newline=None if has_returns else "") as file:
-        cells = pd.read_csv(file, header=None, dtype=str, keep_default_na=False, sep=separator)
+    try:
+        _check_encoding(path, reader)
+        with _allow_long_cells():
+            width, has_returns = _check_shape(path, reader, separator)
+            if width == 1:
+                return _take_header(_read_single(path, reader, separator))
+        # After an empty line that ends in a carriage return alone pandas would leave out an empty first cell.
+        with _open(path, reader.codec, newline=None if has_returns else "") as file:
+            cells = pd.read_csv(file, header=None, dtype=str, keep_default_na=False, sep=separator)
+    except UnicodeError as error:
+        raise _refuse_encoding(path, reader) from error
     return _take_header(cells)
+
+
+@contextmanager
+def _allow_long_cells() -> Iterator[None]:
+    """Lift the limit of the csv module, which holds for the whole process, until the end of the block."""
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _read_single(path: Path, reader: Reader, separator: str) -> pd.DataFrame:
@@ -157,8 +170,14 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
             field="data.files",
         ) from None
     workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    sheets = workbook.sheetnames
+    sheets = [sheet.title for sheet in workbook.worksheets]  # a chart on a sheet of its own has no cells
     workbook.close()
+    if not sheets:
+        raise SilodpError(
+            f"{path}: the workbook has charts alone and no sheet with cells; export the table again",
+            code="data.unreadable",
+            field="data.files",
+        )
     if reader.sheet is None and len(sheets) > 1:
         raise SilodpError(
             f"{path}: the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
@@ -299,6 +318,8 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
         if row is None:
             break
         width = width or len(row)
+        if len(lines) > 1 and max(map(len, row)) > _LONG:
+            raise _refuse_quotes(path, start, f"a quote there makes one cell of {len(lines):,} lines")
         if len(lines) > 1 and width > 1:
             cells = [_split_line(line, separator) for line in lines]
             if all(len(each) == width for each in cells):
@@ -462,6 +483,11 @@ def name_date_option(column: str) -> str:
     return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
 
 
+def name_missing_option(text: str) -> str:
+    """Return the option of predict that says which text stands for no value, for messages."""
+    return f"--missing {_quote_for_shell(text)}"
+
+
 def quote(value: str | list[str]) -> str:
     """Return text, or a list of texts, as TOML has it, in a comment too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -469,8 +495,3 @@ def quote(value: str | list[str]) -> str:
 
 def _quote_for_shell(text: str) -> str:
     return shlex.quote(text.replace("\t", r"\t"))
-
-
-def header_text(column: object) -> str:
-    """Return the name of a column as headers and schemas are compared: stripped, in Unicode's form NFC."""
-    return unicodedata.normalize("NFC", str(column).strip())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -32,16 +33,16 @@ from silodp.data.tables._cells import (
     parse_numbers,
 )
 from silodp.data.tables._files import (
-    header_text,
     is_text_file,
     is_workbook,
     name_date,
     name_date_option,
+    name_missing_option,
     name_setting,
     read_frame,
 )
-from silodp.data.tables.columns import NumericColumn, Reader
-from silodp.data.tables.schema import Schema, is_test_person, text_of
+from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text
+from silodp.data.tables.schema import Schema, is_test_person, text_of, to_cell
 from silodp.errors import SilodpError, counted, suggest_name
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,12 @@ _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
 """No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
+_MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
+"""A number that may stand for no value."""
+_TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
+_MOST_FAULTS = 20
+"""Faults in a message."""
 _FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
@@ -68,10 +74,31 @@ _FAULTY_KEYS = [
         "stands in quotes, or begins with an apostrophe",
         "export the user key without them",
     ),
+    (
+        re.compile(
+            r"\A(#(REF|VALUE|DIV/0|NUM|NULL|SPILL|CALC|FIELD|BLOCKED|CONNECT|BUSY|UNKNOWN)!|#NAME\?|#GETTING_DATA|"
+            r"Err:\d{3})\Z"
+        ),
+        "is an error of a spreadsheet program",
+        "correct its formula, or write the user key there",
+    ),
     (re.compile("\ufffd"), "has lost a character", "export the table again as UTF-8"),
     (re.compile(r"[\r\n]"), "has a line break", "export the user key without it"),
 ]
 """Pattern of a user key, what is wrong with it, and the remedy."""
+
+
+@dataclass
+class _Faults:
+    """What is wrong with the cells of a table.
+
+    Attributes:
+        found: in the order of the columns; None where the first one is to be raised.
+        rows: column → (n,) bool, the rows that a fault in `found` is about.
+    """
+
+    found: list[SilodpError] | None = None
+    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,10 +108,11 @@ class Table:
     Attributes:
         path: of the file.
         schema: what the columns mean.
-        cells: the cells as they are in the file; columns by `header_text` of their names.
+        cells: the cells as they are in the file; columns by `header_text` of their names in the schema.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
+        mapping: how the table differs from the schema.
         is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
     """
 
@@ -94,8 +122,10 @@ class Table:
     columns: Mapping[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
+    mapping: TableMapping = field(default_factory=TableMapping)
     is_fixed: bool = False
     _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
+    _faults: _Faults = field(default_factory=_Faults, init=False, repr=False)
 
     @classmethod
     def read(
@@ -104,6 +134,7 @@ class Table:
         schema: Schema,
         profile: IdentityProfile | None = None,
         reader: Reader | None = None,
+        mapping: TableMapping | None = None,
     ) -> Table:
         """Read the schema's columns of a file, user keys by the identity profile if there is one.
 
@@ -112,41 +143,42 @@ class Table:
             schema: what the columns mean.
             profile: how user keys are read.
             reader: how the file is written; None: as `schema.reader` says.
+            mapping: how the table differs from the schema; None: not at all.
 
         Raises:
             SilodpError: no such file, unreadable, without a column of the schema, or with a row whose user key the
                 profile refuses.
         """
         reader = schema.reader if reader is None else reader
-        frame, header = read_frame(path, reader, {header_text(column) for column in schema.columns})
-        check_columns(path, header, {column: schema.find_setting(column) for column in schema.columns})
+        mapping = TableMapping() if mapping is None else mapping
+        names = {column: mapping.columns.get(column, column) for column in schema.columns}
+        frame, header = read_frame(path, reader, set(map(header_text, names.values())))
+        check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
         _check_rows(path, frame)
-        cells = frame[[header_text(column) for column in schema.columns]]
+        cells, columns = _take_columns(path, frame, names, reader, mapping)
         keys = cells[header_text(schema.user)]
-        columns = {
-            column: list_texts(frame[header_text(column)], path, reader.decimal) for column in schema.columns
-        }
         if profile is None:
             folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
             columns[schema.user] = np.array(folded, dtype=object)
-            table = cls(path, schema, cells, columns, reader=reader)
-            table._refuse_rounded_keys(keys)
-            return table
+            return cls(path, schema, cells, columns, reader=reader, mapping=mapping)
         where = f"{path}: column {schema.user!r}"
         found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
         dropped = np.array([key is None for key in found], dtype=bool)
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, cells, columns, dropped, reader)
+        return cls(path, schema, cells, columns, dropped, reader, mapping)
 
     @classmethod
-    def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
+    def read_inputs(
+        cls, source: Path | pd.DataFrame, schema: Schema, mapping: TableMapping | None = None
+    ) -> tuple[Table, pd.DataFrame]:
         """Read the columns of features alone, which is all that a prediction needs.
 
         Args:
             source: a file, or the table itself.
             schema: says which columns they are, and how they are read.
+            mapping: how the table differs from the schema; None: not at all.
 
         Returns:
             The table, and all cells of the source in its order of rows.
@@ -155,31 +187,58 @@ class Table:
             SilodpError: no such file, unreadable, or without a column of a feature.
         """
         path = Path("the data frame") if isinstance(source, pd.DataFrame) else source
+        mapping = TableMapping() if mapping is None else mapping
+        names = {column: mapping.columns.get(column, column) for column in schema.feature_columns}
         if isinstance(source, pd.DataFrame):
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            used = {header_text(column) for column in schema.feature_columns}
-            frame, header = read_frame(source, schema.reader, used)
-        needed = f"give the table the columns {format_names(schema.feature_columns)}"
-        check_columns(path, header, dict.fromkeys(schema.feature_columns, "table"), needed)
+            frame, header = read_frame(source, schema.reader, set(map(header_text, names.values())))
+        needed = f"give the table the columns {format_names(list(names.values()))}"
+        check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
         _check_rows(path, frame)
-        texts = {
-            column: list_texts(frame[header_text(column)], path, schema.reader.decimal)
-            for column in schema.feature_columns
-        }
-        return cls(path, schema, frame, texts, reader=schema.reader, is_fixed=True), frame
+        cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
+        return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
+
+    @contextmanager
+    def collect_faults(self) -> Iterator[None]:
+        """Raise what is refused inside as one error at the end; what is computed from refused cells has no meaning.
+
+        Raises:
+            SilodpError: a cell was refused; code and field are those of the first fault.
+        """
+        self._faults.found, self._faults.rows = [], {}
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield
+        except Exception as error:
+            if not self._faults.found:
+                raise
+            if isinstance(error, SilodpError):  # others may follow from cells that are refused
+                self._faults.found.append(error)
+        finally:
+            found, self._faults.found = self._faults.found, None
+        if found:
+            raise _join_faults(self.path, found)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
-        """Raise for the first bad row, if any."""
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise SilodpError(
-                f"{self.path}: column {column!r} is {short(self.columns[column][row])} in data row {row + 1}, "
-                f"which {why}; {remedy}",
-                code="data.value",
-                field=column,
-            )
+        """Refuse the bad rows, if any, besides those that the column has been refused for."""
+        rows = bad & ~self._faults.rows.get(column, np.zeros_like(bad)) if self._faults.found else bad
+        if not rows.any():
+            return
+        row, others = int(np.argmax(rows)), int(rows.sum()) - 1
+        name = self.mapping.columns.get(column, column)
+        more = f" (wrong in {counted(others, 'other row')}, too)" if others else ""
+        fault = SilodpError(
+            f"{self.path}: column {name!r} is {short(self.columns[column][row])} in data row {row + 1}{more}, "
+            f"which {why}; {remedy}",
+            code="data.value",
+            field=column,
+        )
+        if self._faults.found is None:
+            raise fault
+        self._faults.found.append(fault)
+        self._faults.rows[column] = bad | self._faults.rows.get(column, np.zeros_like(bad))
 
     def _advise(self, remedy: str, fixed: str = "") -> str:
         """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
@@ -211,6 +270,14 @@ class Table:
         return self._missing_cells[column]
 
     def _find_missing(self, column: str) -> NDArray[np.bool_]:
+        found = self._compare_missing(column)
+        if found.all() and column in self.schema.feature_columns:
+            _log.warning(
+                "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
+            )
+        return found
+
+    def _compare_missing(self, column: str) -> NDArray[np.bool_]:
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = np.array(
             [_shorten_whole(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
@@ -233,6 +300,7 @@ class Table:
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
+        self._refuse_rounded_keys(self.cells[header_text(column)])
         names_none = np.array([names_no_person(text) for text in texts], dtype=bool)
         self._refuse(
             column, names_none | self._missing(column), "names no user", "give every record a user key"
@@ -300,6 +368,11 @@ class Table:
                     'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
                 )
                 self._refuse(column, wrong, "is a date, and the column is declared as numbers", remedy)
+            if _TRUTH.fullmatch(first):
+                remedy = "declare the column as categorical, with the categories [false, true]"
+                if column not in self.schema.numeric:
+                    remedy = "write a number there"
+                self._refuse(column, wrong, "is true or false, and no number", self._advise(remedy))
             if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
                 remedy = (
                     "export the table without separators of thousands, or, if it is a decimal comma, set "
@@ -325,6 +398,10 @@ class Table:
                     f"decimal mark is another one, set {name_setting('decimal')}"
                 )
                 self._refuse(column, wrong, "is a number with other characters", clean)
+            texts = set(self.columns[column][wrong & ~self._missing(column)])
+            if column in self.schema.numeric and len(texts) > 1 and wrong.all():
+                remedy = "declare the column as categorical, with its public categories"
+                self._refuse(column, wrong, "is no number, as all others of the column", self._advise(remedy))
             # A value for missing cells does not help here: this text is not known to stand for none.
             none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
             remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
@@ -470,13 +547,19 @@ class Table:
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
+            first = self.columns[column][np.argmax(outside)]
+            none, fixed = "", ""
+            if _MISSING_CODE.fullmatch(first):
+                none = f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+            if constants.fill is not None:
+                fixed = f"if it stands for no value, give {name_missing_option(first)}; else "
             self._refuse(
                 column,
                 outside,
                 why,
                 self._advise(
-                    "widen the public range or set out_of_range = 'clip'",
-                    "correct the cell, leave out the row, or take the nearest end of the model's range "
+                    f"widen the public range or set out_of_range = 'clip'{none}",
+                    f"{fixed}correct the cell, leave out the row, or take the nearest end of the model's range "
                     "(--out-of-range clip)",
                 ),
             )
@@ -557,6 +640,7 @@ def check_columns(
     names = [header_text(column) for column in columns]
     # Without a header the first person's row stands in its place, where some cell may be a name by chance.
     is_header = 2 * sum(name in header for name in names) >= len(names)
+    faults = []
     for column, name in zip(columns, names, strict=True):
         if header.count(name) == 1:
             continue
@@ -567,11 +651,27 @@ def check_columns(
             if is_header
             else ", whose first row must be the header, with nothing above the header"
         )
-        raise SilodpError(
-            f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
-            code="data.column",
-            field=columns[column],
+        faults.append(
+            SilodpError(
+                f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
+                code="data.column",
+                field=columns[column],
+            )
         )
+    if faults:
+        raise _join_faults(path, faults)
+
+
+def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
+    """Return one error about the first faults of a table."""
+    if len(faults) == 1:
+        return faults[0]
+    shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MOST_FAULTS]]
+    listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
+    more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
+    return SilodpError(
+        f"{path}: {len(faults):,} faults: {listed}{more}", code=faults[0].code, field=faults[0].field
+    )
 
 
 def _shorten_whole(text: str, reader: Reader) -> str:
@@ -582,6 +682,29 @@ def _shorten_whole(text: str, reader: Reader) -> str:
 def _find_type(cells: pd.Series[Any]) -> Any:
     """Return the type of the values in a column, those of its categories where it has some."""
     return cells.cat.categories.dtype if isinstance(cells.dtype, pd.CategoricalDtype) else cells.dtype
+
+
+def _take_columns(
+    path: Path, frame: pd.DataFrame, names: Mapping[str, str], reader: Reader, mapping: TableMapping
+) -> tuple[pd.DataFrame, dict[str, Strings]]:
+    """Return the cells of the schema's columns under its names, and their texts, those that are mapped replaced.
+
+    Args:
+        path: of the table.
+        frame: all its cells.
+        names: column of the schema → its name in the table.
+        reader: how the file is written.
+        mapping: of values.
+    """
+    named = frame[[header_text(name) for name in names.values()]]
+    texts = {
+        column: list_texts(frame[header_text(name)], path, reader.decimal) for column, name in names.items()
+    }
+    for column, values in mapping.values.items():
+        if column in texts:
+            found = {text_of(text): to_cell(value) for text, value in values.items()}
+            texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
+    return named.set_axis([header_text(column) for column in names], axis=1), texts
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

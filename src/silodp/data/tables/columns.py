@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import datetime
 import inspect
+import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
 
@@ -96,6 +97,19 @@ SETTINGS = tuple(field.name for field in fields(Reader))
 
 
 @dataclass(frozen=True)
+class TableMapping:
+    """How the table of one silo differs from the schema. It says nothing of the records.
+
+    Attributes:
+        columns: column of the schema → its name in the table.
+        values: column of the schema → text of a cell → the declared value that it stands for.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class NumericColumn:
     """The public constants by which a numeric column is scaled.
 
@@ -135,6 +149,11 @@ class NumericColumn:
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
 
+def header_text(column: object) -> str:
+    """Return the name of a column as headers and schemas are compared: stripped, in Unicode's form NFC."""
+    return unicodedata.normalize("NFC", str(column).strip())
+
+
 def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
     """Return a reader from a table of its fields; fields that it leaves out are those of `common`.
 
@@ -167,6 +186,38 @@ def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
             "data.schema",
             "readers",
         ) from None
+
+
+def read_mapping(silo: str, declared: Any) -> TableMapping:
+    """Return a mapping from a table of its fields; whether it fits a schema is checked by the schema.
+
+    Args:
+        silo: whose table it is, for messages.
+        declared: the table, or the mapping itself.
+
+    Raises:
+        SilodpError: a wrong type, or an unknown setting.
+    """
+    if isinstance(declared, TableMapping):
+        return declared
+    where = f"the mapping of silo {silo!r}"
+    is_table = isinstance(declared, Mapping)
+    if is_table:
+        _check_settings(where, declared, TableMapping, "silos")
+    found = TableMapping(**declared) if is_table else TableMapping()
+    tables = [
+        found.columns,
+        found.values,
+        *(found.values.values() if isinstance(found.values, Mapping) else ()),
+    ]
+    if not is_table or not all(isinstance(table, Mapping) for table in tables):
+        raise _refuse(
+            f"{where} is {shorten(declared)}; give tables such as columns = {{ age = 'Alter' }} and values = "
+            "{ sex = { w = 'f' } }",
+            "data.schema",
+            "silos",
+        )
+    return found
 
 
 def read_numeric(column: str, declared: Any) -> NumericColumn:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
+from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import (
     ASSUMES_INDEX_FROM_TABLES,
     UNSCALED_LABEL,
@@ -82,22 +84,24 @@ def read_tables(
     paths = _silo_paths(files)
     profile = schema.read_identity()
     tables = {
-        silo: Table.read(path, schema, profile, schema.readers.get(silo)) for silo, path in paths.items()
+        silo: Table.read(path, schema, profile, schema.readers.get(silo), schema.silos.get(silo))
+        for silo, path in paths.items()
     }
+    cells = {silo: _read_cells(table) for silo, table in tables.items()}
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
     tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
     persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, is_test, kept = table.features(), table.labels(), table.is_test, table.kept_rows()
+        x, y, budgets = cells.pop(silo)
+        is_test, kept = table.is_test, table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if schema.split is not None or schema.test_share is not None:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number)
-        budgets = table.budgets(train)
         silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
@@ -115,8 +119,21 @@ def read_tables(
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
 
 
+def _read_cells(
+    table: Table,
+) -> tuple[NDArray[np.float32] | NamedArrays, NDArray[Any], NDArray[np.float64] | None]:
+    """Return features and labels of all rows, and the budgets of training records; all faults are one error."""
+    with table.collect_faults():
+        _ = table.keys
+        x, y = table.features(), table.labels()
+        return x, y, table.budgets(table.kept_rows() & ~table.is_test)
+
+
 def read_inputs(
-    source: str | Path | pd.DataFrame, schema: Schema, copied: Sequence[str] = ()
+    source: str | Path | pd.DataFrame,
+    schema: Schema,
+    copied: Sequence[str] = (),
+    mapping: TableMapping | None = None,
 ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
     """Read the features of a table without labels and persons, by the code that reads tables for training.
 
@@ -124,6 +141,7 @@ def read_inputs(
         source: a file, or the table itself.
         schema: what the columns of features mean.
         copied: further columns that are returned as they are.
+        mapping: how the table differs from the schema; None: not at all.
 
     Returns:
         x, (n, features) or with codes n rows of the arrays of `schema.list_inputs`, and the copied columns; both in the
@@ -133,7 +151,7 @@ def read_inputs(
         SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.
     """
     place = Path(source) if isinstance(source, str) else source
-    table, frame = Table.read_inputs(place, schema)
+    table, frame = Table.read_inputs(place, schema, mapping)
     found = frame.columns.tolist()
     for column in copied:
         if found.count(column) != 1:
@@ -143,7 +161,9 @@ def read_inputs(
                 code="data.column",
                 field="copied",
             )
-    return table.features(), frame[list(copied)]
+    with table.collect_faults():
+        x = table.features()
+    return x, frame[list(copied)]
 
 
 def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:

@@ -23,8 +23,11 @@ from silodp.data.tables.columns import (
     CategoricalColumn,
     NumericColumn,
     Reader,
+    TableMapping,
     check_typical,
+    header_text,
     read_categorical,
+    read_mapping,
     read_numeric,
     read_reader,
 )
@@ -51,7 +54,7 @@ UNSCALED_LABEL = (
 
 _OF_RECORDS = {
     "user", "label", "kind", "classes", "label_typical", "event", "time", "split", "users", "budget", "identity",
-    "test_share", "readers",
+    "test_share", "readers", "silos",
 }  # fmt: skip
 """Fields of a schema that say nothing about features."""
 
@@ -85,6 +88,7 @@ class Schema:
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
         reader: how files are written: separator, decimal mark, encoding, sheet, layouts of dates.
         readers: silo → the settings of its file that differ from `reader`, as a table of them; a `Reader` replaces it.
+        silos: silo → how its table differs from this schema, a `TableMapping` or a table of its fields.
 
     Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
     one-hot ones, then those given as codes, in the order given here. With codes the inputs of the model are two arrays
@@ -110,6 +114,7 @@ class Schema:
     reader: Reader = field(default_factory=Reader)
     readers: Mapping[str, Any] = field(default_factory=dict)
     label_typical: Sequence[float] | None = None
+    silos: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_type("data.schema.kind", self.kind, str)
@@ -181,6 +186,75 @@ class Schema:
                     code="data.schema",
                     field=self.find_setting(column),
                 )
+        if not isinstance(self.silos, Mapping):
+            raise _refusal(f"silos is {short(self.silos)}; give silo → its mapping", "data.schema", "silos")
+        silos = {
+            silo: self._check_mapping(silo, read_mapping(silo, given)) for silo, given in self.silos.items()
+        }
+        object.__setattr__(self, "silos", silos)
+
+    def _check_mapping(self, silo: str, mapping: TableMapping) -> TableMapping:
+        """Return a mapping with all values as texts; it gives every column its own name, and cells declared values."""
+        where = f"silos.{silo}"
+        for section in (mapping.columns, mapping.values):
+            for column in section:
+                if column not in self.columns:
+                    remedy = (
+                        suggest_name(str(column), self.columns) or "name a column that the schema declares"
+                    )
+                    raise _refusal(
+                        f"{where} maps {column!r}, which is no column; {remedy}", "data.schema", where
+                    )
+        names = [mapping.columns.get(column, column) for column in self.columns]
+        for name in names:
+            if not isinstance(name, str) or not name.strip():
+                raise _refusal(
+                    f"{where}.columns names {name!r}; give the header's text",
+                    "data.schema",
+                    f"{where}.columns",
+                )
+        for name, number in Counter(map(header_text, names)).items():
+            if number > 1:
+                raise _refusal(
+                    f"{where}.columns takes two columns from {name!r}; give each a name of its own",
+                    "data.schema",
+                    f"{where}.columns",
+                )
+        for column, values in mapping.values.items():
+            declared = self._list_declared(column)
+            setting = f"{where}.values.{column}"
+            if not declared:
+                raise _refusal(
+                    f"{setting} maps values of a column without public values; map those of categories, classes, "
+                    "events and splits only",
+                    "data.schema",
+                    setting,
+                )
+            if len(set(map(text_of, values))) < len(values):
+                raise _refusal(f"{setting} has two values for one text; keep one", "data.schema", setting)
+            for value in values.values():
+                if to_cell(value) not in declared:
+                    raise _refusal(
+                        f"{setting} has the value {short(value)}, which is not declared; choose one of "
+                        f"{', '.join(declared)}",
+                        "data.schema",
+                        setting,
+                    )
+        texts = {
+            column: {text_of(text): to_cell(value) for text, value in values.items()}
+            for column, values in mapping.values.items()
+        }
+        return TableMapping(dict(mapping.columns), texts)
+
+    def _list_declared(self, column: str) -> list[str]:
+        """Return the texts of the values that a column may have; none where it has numbers, keys or days."""
+        listed: Mapping[str | None, Sequence[Any]] = {
+            **{name: found.categories for name, found in self.categorical_columns().items()},
+            **({self.label: self.classes} if self.classes is not None else {}),
+            self.event: (0, 1),
+            self.split: ("train", "test"),
+        }
+        return [to_cell(value) for value in listed.get(column, ())]
 
     def _check_dates(self) -> None:
         """Check that readers name layouts for columns of dates only; a misspelled one would be left out in silence."""
@@ -240,23 +314,25 @@ class Schema:
             _check_values("classes", self.classes)
 
     def list_silo_settings(self) -> tuple[str, ...]:
-        """Return the names of the settings that the reader of a silo changes, in the order of `SETTINGS`."""
-        return tuple(
+        """Return the names of the settings that a silo changes: of its reader in the order of `SETTINGS`, or silos."""
+        changed = [
             name
             for name in SETTINGS
             if any(getattr(one, name) != getattr(self.reader, name) for one in self.readers.values())
-        )
+        ]
+        return (*changed, *(["silos"] if self.silos else []))
 
     def check_readers(self, silos: Sequence[str]) -> None:
-        """Check that every silo in `readers` is one of these; else a misspelled name would be left out in silence."""
-        for silo in self.readers:
-            if silo not in silos:
-                hint = suggest_name(silo, silos) or f"the silos are {', '.join(silos)}."
-                raise SilodpError(
-                    f"data.schema.readers.{silo} names no silo: {hint}",
-                    code="data.schema",
-                    field=f"readers.{silo}",
-                )
+        """Check that `readers` and `silos` name these; else a misspelled name would be left out in silence."""
+        for section in ("readers", "silos"):
+            for silo in getattr(self, section):
+                if silo not in silos:
+                    hint = suggest_name(silo, silos) or f"the silos are {', '.join(silos)}."
+                    raise SilodpError(
+                        f"data.schema.{section}.{silo} names no silo: {hint}",
+                        code="data.schema",
+                        field=f"{section}.{silo}",
+                    )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -438,6 +514,11 @@ def text_of(value: object) -> str:
     return whole[1] if whole else text
 
 
+def to_cell(value: object) -> str:
+    """Return the text of a cell that has a declared value."""
+    return str(value).lower() if isinstance(value, bool) else text_of(value)
+
+
 def is_test_person(key: str, share: float) -> bool:
     """Return whether a person's records are for testing: a public function of their key, equal in every silo.
 
@@ -453,7 +534,7 @@ def normalize_key(value: object) -> str:
     """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
     An identity profile replaces this rule (see `IdentityProfile`). "007" and "7" stay two keys here (see
-    `federation.find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
+    `linkage.find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
     removed together. For one of them it is weaker: one person's removal may move a sum by up to twice the clip.
     """
     return text_of(value)

@@ -1,0 +1,172 @@
+"""Signs that keys do not name persons: one person under several keys, or several persons under one.
+
+A person whose keys differ is two persons to every method: each part is clipped and protected for itself, and the
+guarantee for all records of the person does not hold. Persons who share a key are protected together only. The
+sentences have private counts and no key: they are for the owner of the records alone.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from silodp.data._identifiers import to_ascii_digit
+from silodp.data.federation import Federation
+from silodp.errors import counted
+
+MANY_TIMES, MANY_ROWS = 20, 50
+"""A key has very many rows where it has this many times the median, and at least this many."""
+
+_FEWEST_KEYS, _FEWEST_ROWS, _LEAST_SHARE, _TIMES_NEXT = 5, 10, 0.1, 4
+"""In a small table: of this many keys one has so many rows, this share of all, and so many times the next one's."""
+
+_TIMES_MEDIAN = 4
+"""A number such as 0 or 9999, which may name a person, is a placeholder where it has so many times the median."""
+
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0]")
+"""Characters without a shape of their own that Unicode counts among letters, marks and symbols."""
+_PLACEHOLDER = re.compile(
+    r"-(1|9+)|(.)\2{7,}|x{2,}|[?.*]+|(unknown|unbekannt|inconnu|desconocido|sconosciuto|onbekend|ukendt|missing|fehlt|fehlend|"
+    r"leer|empty|blank|keine?|no[ _-]?id|kein(e)? id|not known|nicht bekannt|ohne|anonym(ous|e|o)?|dummy|test|tbd|"
+    r"undefined|unassigned|not available|k\.? ?a\.?|n\.a\.?|nil)"
+)
+_MAYBE_PLACEHOLDER = re.compile(r"-\d+|0+|9+|(.)\1{2,}|12345\d*")
+
+
+def find_linkage_doubts(federation: Federation) -> list[str]:
+    """Return a sentence for each sign in the training records of a federation; nothing without keys."""
+    keys = federation.user_keys
+    if keys is None:
+        return []
+    counts = federation.counts()
+    doubts = []
+    if len(federation.silos) > 1 and not ((counts > 0).sum(axis=0) > 1).any():
+        doubts.append(
+            "no person appears in more than one silo: if people have records in several, their keys differ there "
+            "(data.schema.user), and nobody is protected across silos"
+        )
+    tables = {
+        silo.name: {keys[user]: int(row[user]) for user in np.flatnonzero(row)}
+        for silo, row in zip(federation.silos, counts, strict=True)
+    }
+    return doubts + find_key_doubts(tables)
+
+
+def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a sentence for each sign in the keys of some tables.
+
+    Args:
+        tables: name of a silo, file or list → key → its number of rows there.
+    """
+    similar = set(_find_similar({key for table in tables.values() for key in table}))
+    doubts = []
+    if similar:
+        persons = len({_fold_key(key) for key in similar})
+        where = ", ".join(name for name, table in tables.items() if similar & table.keys())
+        doubts.append(
+            f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case, the kind of "
+            "punctuation, the shape of digits and letters, and invisible characters were ignored: where they mean the "
+            "same people, write them alike in all tables, because only equal keys are protected as one person"
+        )
+    for name, table in tables.items():
+        rows = sum(table.values())
+        # Those of another table may be the same keys in plain characters, which this party cannot see.
+        odd = sum(map(_has_odd_characters, table))
+        if odd:
+            doubts.append(
+                f"{counted(odd, 'person key')} (in {name}) with invisible characters, or with digits and letters in "
+                "another shape than in plain text: write them plainly in all tables, because only equal keys are one "
+                "person"
+            )
+        none = list(_find_placeholders(table))
+        if none:
+            doubts.append(
+                f"{counted(len(none), 'person key')} (in {name}) as programs write for unknown persons, such as 0, -1, "
+                f"9999 or unknown, with {sum(table[key] for key in none):,} of {rows:,} rows: where several people "
+                "stand behind one of them, all of them count as one person, so give each row the key of its person, "
+                "or leave these rows out"
+            )
+        many = set(_find_outlying(table)) - set(none)
+        if many:
+            doubts.append(
+                f"{counted(len(many), 'person key')} (in {name}) with far more rows than all others there, "
+                f"{sum(table[key] for key in many):,} of {rows:,}: where several people stand behind one of them, all "
+                "of them count as one person, so give each row the key of its person, or leave these rows out"
+            )
+    return doubts
+
+
+def find_many_rows(rows: Mapping[str, int]) -> list[str]:
+    """Return the keys with very many rows, the one with most rows first."""
+    if not rows:
+        return []
+    least = max(MANY_ROWS, MANY_TIMES * median(rows.values()))
+    found = [value for value, number in rows.items() if number >= least]
+    return sorted(found, key=lambda value: (-rows[value], value))
+
+
+def _find_outlying(rows: Mapping[str, int]) -> list[str]:
+    """Return the keys with very many rows; in a small table those above a gap in the numbers of rows."""
+    ranked = Counter(rows).most_common()
+    least = max(_FEWEST_ROWS, _LEAST_SHARE * sum(rows.values()))
+    if len(ranked) >= _FEWEST_KEYS:
+        for place, ((_, number), (_, following)) in enumerate(pairwise(ranked[: len(ranked) // 2])):
+            if number < least:
+                break
+            if number >= _TIMES_NEXT * following:
+                return [key for key, _ in ranked[: place + 1]]
+    return find_many_rows(rows)
+
+
+def _find_placeholders(rows: Mapping[str, int]) -> Iterator[str]:
+    """Yield the keys that are usual placeholders; numbers that may name persons only where they have many rows."""
+    least = max(_FEWEST_ROWS / 2, _TIMES_MEDIAN * median(rows.values())) if rows else 0
+    for key, number in rows.items():
+        plain = unicodedata.normalize("NFKC", key).casefold().strip(" <>()[]")
+        if _PLACEHOLDER.fullmatch(plain) or (number >= least and _MAYBE_PLACEHOLDER.fullmatch(plain)):
+            yield key
+
+
+def _find_similar(keys: Iterable[str]) -> list[str]:
+    """Return the keys that differ from another one in what `_fold_key` leaves out."""
+    groups = defaultdict[str, list[str]](list)
+    for key in keys:
+        groups[_fold_key(key)].append(key)
+    return [key for group in groups.values() if len(group) > 1 for key in group]
+
+
+def _fold_key(key: str) -> str:
+    """Return what keys that may mean one person have in common."""
+    compatible = unicodedata.normalize("NFKC", _INVISIBLE.sub("", key)).casefold()
+    if not compatible.isascii():
+        compatible = "".join(map(to_ascii_digit, compatible))
+    if not compatible.isalnum():  # the loop takes most of the time
+        kept = ((c, unicodedata.category(c)) for c in compatible if not c.isspace())
+        compatible = "".join(
+            "-" if kind[0] in "PS" else c for c, kind in kept if kind not in ("Cf", "Cc")
+        ).strip("-")
+    return _LEADING_ZEROS.sub("", compatible)
+
+
+def _has_odd_characters(key: str) -> bool:
+    """Return whether a key has characters that are not seen, or digits and letters in another shape."""
+    if key.isascii():
+        return not key.isprintable()
+    return any(map(_is_odd, key))
+
+
+@cache
+def _is_odd(character: str) -> bool:
+    if character.isascii():
+        return not character.isprintable()
+    is_hidden = unicodedata.category(character) in ("Cf", "Cc", "Zs", "Zl", "Zp")
+    has_shape = unicodedata.normalize("NFKC", character) != unicodedata.normalize("NFC", character)
+    return bool(is_hidden or has_shape or character.isdecimal() or _INVISIBLE.match(character))
