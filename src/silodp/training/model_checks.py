@@ -32,6 +32,7 @@ _TOLERANCE = 1e-4
 # parameters, which torch.func replaces.)
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
 _SCALARS = Number | str | bytes | np.generic | None
+_DRAWS = 10  # of random layers, until every parameter has had a gradient
 _FEW = 8  # records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
 _PADDINGS = (1, 3)
@@ -404,6 +405,36 @@ def inspect_loss(
             code="loss.counts_masked_records",
             field="task.loss",
         )
+
+
+def inspect_parameters(model: nn.Module, x: Any) -> None:
+    """Refuse trainable parameters that get no gradient: noise alone would move them, and it adds to that of the others.
+
+    Args:
+        model: left as it came, and such that autograd can differentiate it.
+        x: (n, ...) made-up records.
+
+    Raises:
+        SilodpError: the outputs do not depend on a parameter, or its gradient is lost on the way (model.no_gradient).
+    """
+    idle = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    count = len(idle)
+    devices = [p.device for p in idle.values() if p.is_cuda][:1]
+    with _in_mode(model, training=True), torch.enable_grad(), torch.random.fork_rng(devices=devices):
+        for seed in range(_DRAWS):  # a model may leave layers out at random
+            torch.manual_seed(seed)
+            found = torch.autograd.grad(call_model(model, x).sum(), list(idle.values()), allow_unused=True)
+            idle = {name: p for (name, p), g in zip(idle.items(), found, strict=True) if g is None}
+            if not idle:
+                return
+    shown = ", ".join(f"'{name}'" for name in list(idle)[:3]) + (" and others" if len(idle) > 3 else "")
+    raise SilodpError(
+        f"{len(idle)} of the {count} trainable parameters of {type(model).__name__} get no gradient, so noise alone "
+        f"would move them: {shown}. Freeze or remove what the forward does not use (requires_grad_(False)), take "
+        ".detach() out, and set use_reentrant=False where torch.utils.checkpoint runs a layer.",
+        code="model.no_gradient",
+        field="task.model",
+    )
 
 
 def _counts_masked_records(loss: Loss, outputs: Tensor, y: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -260,6 +261,31 @@ class Detached(nn.Linear):
         return super().forward(x).detach()
 
 
+class Idle(nn.Module):
+    """A network whose first layer, or a layer that is never called, gets no gradient."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)
+        if way == "unused":
+            self.later = nn.Linear(4, 9)
+
+    def forward(self, x):
+        if self.way in ("reentrant", "not reentrant"):
+            hidden = checkpoint(self.first, x, use_reentrant=self.way == "reentrant")
+        else:
+            hidden = self.first(x).detach() if self.way == "detached" else self.first(x)
+        return self.last(hidden)
+
+
+class LayerDrop(Idle):
+    """Leaves a layer out at random, so that a single draw may not use it."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden if torch.rand(()) < 0.5 else hidden.detach())
+
+
 class Embedded(nn.Module):
     """Token ids as a federation would have them: whole numbers in a float table."""
 
@@ -288,6 +314,7 @@ def old_weight_norm() -> nn.Module:
         return nn.utils.weight_norm(nn.Linear(3, 2))
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     ("model", "code"),
     [
@@ -296,6 +323,9 @@ def old_weight_norm() -> nn.Module:
         (Raises(3, 2), "model.raised"),
         (Leaves(3, 2), "model.raised"),
         (Detached(3, 2), "model.no_gradient"),
+        (Idle("unused"), "model.no_gradient"),  # noise alone would move these layers
+        (Idle("detached"), "model.no_gradient"),
+        (Idle("reentrant"), "model.no_gradient"),
         (Embedded(), "model.integer_inputs"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(6, 2)), "model.integer_inputs"),
         (nn.LSTM(3, 2), "model.output_shape"),
@@ -307,6 +337,17 @@ def test_a_model_is_refused_on_made_up_records_with_a_code(model, code):
     with pytest.raises(SilodpError) as caught:
         Task(model, cross_entropy()).check(X, Y)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("model", [Idle("not reentrant"), LayerDrop("random")])
+def test_a_model_whose_parameters_all_get_gradients_at_times_is_fine(model):
+    Task(model, cross_entropy()).check(X, Y)
+
+
+def test_a_layer_without_gradient_is_fine_if_it_is_frozen():
+    model = Idle("detached")
+    model.first.requires_grad_(False)
+    Task(model, cross_entropy()).check(X, Y)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
