@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
+import silodp
+
+ROOT = Path(__file__).parents[2]
 HEAVY = {
     "torch",
     "pandas",
@@ -102,6 +107,20 @@ def test_the_package_has_all_that_it_exports():
         "for m in (silodp, t, d, s):\n    for name in m.__all__: getattr(m, name)\nassert silodp.__version__"
     )
     _imported(code + check)
+
+
+def test_what_code_of_the_documentation_names_is_there_after_import_silodp():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    blocks = [
+        block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    code = "\n".join(line for block in blocks for line in block.splitlines() if "import" not in line)
+    names = set(re.findall(r"\bsilodp(?:\.\w+)+", code))
+    assert "silodp.training.cross_entropy" in names
+    # What is only there because something else has imported it is not in the list of exports.
+    assert {name.split(".")[1] for name in names} <= {*silodp.__all__, "__version__"}
+    for name in names:
+        assert reduce(getattr, name.split(".")[1:], silodp) is not None
 
 
 def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None:
