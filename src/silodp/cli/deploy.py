@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, Trackers, log, show
+from silodp.cli._console import Config, Json, Set, Trackers, format_command, log, show
 from silodp.cli._logging import log_lines
 from silodp.errors import SilodpError, counted
 
@@ -88,7 +88,7 @@ def init(
         lines = [
             f"Wrote {out}: public/, server/ and silos/ with test keys and the records of every silo.",
             "Everything is on this machine, so this consortium protects nobody. Start it:",
-            f"  silodp deploy up {out}",
+            f"  {format_command('deploy', 'up', out)}",
         ]
     else:
         spec = draft_public(settings, out / "public", settings.public_data(users))
@@ -96,8 +96,9 @@ def init(
         lines = [
             f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
             "Each of them runs this command, and sends you the request file that it writes:",
-            *(f"  silodp deploy keys {name}" for name in ("server", *spec.names)),
-            f"Put the requests into {out / 'requests'}, then run: silodp deploy seal {out} --host NAME",
+            *(f"  {format_command('deploy', 'keys', name)}" for name in ("server", *spec.names)),
+            f"Put the requests into {out / 'requests'}, then run: "
+            f"{format_command('deploy', 'seal', out)} --host NAME",
         ]
     show(result, as_json, lines)
 
@@ -229,7 +230,7 @@ def accept_command(
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
-        f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}",
+        f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 

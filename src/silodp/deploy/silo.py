@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -382,7 +383,8 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     """
     if not (folder / POLICY).exists():
         raise SilodpError(
-            f"{folder} has no {POLICY}: run 'silodp deploy accept PUBLIC {folder} --data FILE' first.",
+            f"{folder} has no {POLICY}: run this first: "
+            f"silodp deploy accept PUBLIC {shlex.quote(str(folder))} --data FILE",
             code="policy.missing",
         )
     policy = Policy.load(folder / POLICY)
