@@ -73,6 +73,13 @@ def inspect_model(model: nn.Module) -> None:
                 code="argument.type",
                 field="task.model",
             )
+        if (wrapper := _find_wrapper(module)) is not None:
+            raise SilodpError(
+                f"{where} is a module wrapped by {wrapper[0]}, which silodp cannot run for one person at a time: give "
+                f"the module inside it ({wrapper[1]})",
+                code="argument.type",
+                field="task.model",
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
             raise _refuse_batch_norm(where)
         tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
@@ -107,6 +114,16 @@ def inspect_model(model: nn.Module) -> None:
             field="task.model",
         )
     _inspect_state(model)
+
+
+def _find_wrapper(module: nn.Module) -> tuple[str, str] | None:
+    """Return what wrapped a module to run it in another way, and where the module is; None where nothing did."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return type(module).__name__, "model.module"
+    # By its name: torch imports the compiler when it is used, which takes seconds.
+    if type(module).__module__.startswith("torch._dynamo"):
+        return "torch.compile", "model._orig_mod, or what torch.compile was given"
+    return None
 
 
 def is_frozen_norm(module: nn.Module) -> bool:
@@ -665,12 +682,28 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                 ) from problem
     if not isinstance(final, Tensor):
         raise SilodpError(
-            f"the model must return one tensor, not {type(final).__name__}",
+            f"the model must return one tensor, not {type(final).__name__}: {_suggest_output(final)}",
             code="model.output_shape",
             field="task.model",
         )
     found[""] = final
     return found
+
+
+def _suggest_output(outputs: object) -> str:
+    """Return how a forward gives one tensor in place of a container of several things."""
+    if isinstance(outputs, Mapping):  # as the outputs of transformers are, too
+        names, place = list(outputs), "outputs[{!r}]"
+    elif isinstance(outputs, tuple | list) and not hasattr(outputs, "_fields"):
+        names, place = [0], "outputs[{}]"
+    else:
+        names, place = (
+            list(getattr(outputs, "_fields", None) or getattr(outputs, "__dict__", ())),
+            "outputs.{}",
+        )
+    if not names:
+        return "return the logits alone in its forward"
+    return f"return {place.format('logits' if 'logits' in names else names[0])} in its forward"
 
 
 def _refuse_lookup(

@@ -1,7 +1,10 @@
 """Models and losses that cannot be trained or stored: refused on made-up records, and what is close to them trains."""
 
 import copy
+import re
 import warnings
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -261,6 +264,22 @@ class Detached(nn.Linear):
         return super().forward(x).detach()
 
 
+class Wraps(nn.Linear):
+    """Gives its outputs in a container of several things."""
+
+    def __init__(self, wrap):
+        super().__init__(3, 2)
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(super().forward(x))
+
+
+class NamedOutputs(NamedTuple):
+    hidden: Any
+    logits: Any
+
+
 class Idle(nn.Module):
     """A network whose first layer, or a layer that is never called, gets no gradient."""
 
@@ -312,6 +331,31 @@ def old_weight_norm() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return nn.utils.weight_norm(nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda found: {"loss": None, "logits": found}, "outputs['logits']"),
+        (lambda found: (found, None), "outputs[0]"),
+        (lambda found: SimpleNamespace(hidden=None, logits=found), "outputs.logits"),
+        (lambda found: NamedOutputs(None, found), "outputs.logits"),
+    ],
+)
+def test_outputs_in_a_container_are_refused_with_the_place_of_the_tensor(wrap, place):
+    model = Wraps(wrap)
+    with pytest.raises(SilodpError, match=re.escape(place)) as caught:
+        Task(model, cross_entropy()).check(X, Y)
+    assert caught.value.code == "model.output_shape"
+    # What the sentence names is the tensor.
+    assert eval(place, {"outputs": model(torch.tensor(X))}).shape == (len(X), 2)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_a_module_that_is_wrapped_to_run_in_another_way_is_refused_at_sight(wrap):
+    with pytest.raises(SilodpError) as caught:
+        Task(nn.Sequential(wrap(nn.Linear(3, 2))), cross_entropy())
+    assert caught.value.code == "argument.type"
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
