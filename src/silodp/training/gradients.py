@@ -316,7 +316,8 @@ def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> 
 
     with torch.enable_grad():
         # The model carries the values in the backward pass, too: gradient checkpointing runs its layers again there.
-        return task.call_with(tuple(leaves), differentiate)
+        found: tuple[Tensor, ...] = task.call_with(tuple(leaves), differentiate)
+        return found
 
 
 class _ReplaceFunctions(TorchFunctionMode):

@@ -698,7 +698,7 @@ def _suggest_output(outputs: object) -> str:
         names, place = [0], "outputs[{}]"
     else:
         names, place = (
-            list(getattr(outputs, "_fields", None) or getattr(outputs, "__dict__", ())),
+            list(getattr(outputs, "_fields", getattr(outputs, "__dict__", ()))),
             "outputs.{}",
         )
     if not names:

@@ -96,9 +96,11 @@ def read_tables(
         held_out = None
         if schema.split is not None or schema.test_share is not None:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
-            held_out = SiloData(silo, x[test], y[test], number)
+            held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
         budgets = table.budgets(train)
-        silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
+        silos.append(
+            SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers, schema.kind)
+        )
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
@@ -111,7 +113,7 @@ def read_tables(
     test_data = None
     if schema.split is not None or schema.test_share is not None:
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
-        test_data = SiloData("test", x, y, user)
+        test_data = SiloData("test", x, y, user, labels=schema.kind)
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
 
 
