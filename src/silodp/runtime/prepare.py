@@ -315,9 +315,10 @@ def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evalua
             field="task.loss",
         )
     # Where labels are classes, the loss itself refuses: which one fits them depends on the outputs of the model.
-    if data.labels not in ("classes", *(task.loss.labels or [data.labels])):
+    known = task.loss.labels or (data.labels,)
+    if data.labels not in ("classes", *known):
         raise SilodpError(
-            f"the loss '{task.loss.name}' is for labels of the kind {' or '.join(task.loss.labels)}, and these are "
+            f"the loss '{task.loss.name}' is for labels of the kind {' or '.join(known)}, and these are "
             f"'{data.labels}': use {suggest_loss(data.labels)}.",
             code="loss.wrong_labels",
             field="task.loss",

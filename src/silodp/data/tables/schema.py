@@ -113,7 +113,7 @@ class Schema:
     test_share: float | None = None
     reader: Reader = field(default_factory=Reader)
     readers: Mapping[str, Any] = field(default_factory=dict)
-    label_typical: Sequence[float] | None = None
+    label_typical: Sequence[float | Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LabelKind):
