@@ -55,8 +55,8 @@ def _imported(code: str) -> set[str]:
     return names | {name.partition(".")[0] for name in names}
 
 
-def _after_commands(*commands: list[str]) -> set[str]:
-    """What one process has imported after some commands: that it lacks something says so of each."""
+def _after_commands(*commands: list[str], expected: int = 0) -> set[str]:
+    """What one process has imported after commands with this status: that it lacks something says so of each."""
     return _imported(
         f"""
 import sys
@@ -68,13 +68,30 @@ for arguments in {list(commands)!r}:
         status = main()
     except SystemExit as stop:
         status = stop.code
-    assert not status, (arguments, status)
+    assert (status or 0) == {expected}, (arguments, status)
 """
     )
 
 
 def test_help_imports_nothing_heavy():
     assert not _after_commands(["--help"]) & (HEAVY | {"numpy", "pydantic"})
+
+
+def test_what_is_refused_at_sight_imports_nothing_heavy(tmp_path):
+    """A refusal takes half a second; torch alone takes two."""
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    wrong = [str(path), "--set", "rounds=-1"]
+    refused = [
+        ["--bogus"],
+        ["run", "missing.toml"],
+        ["run", *wrong],
+        ["run", str(tmp_path), "--resume", "--bogus"],
+        ["plan", *wrong],
+        ["compare", *wrong, "--methods", "uldp-avg"],
+        ["deploy", "init", *wrong, "--out", str(tmp_path / "out")],
+    ]
+    assert not _after_commands(*refused, expected=2) & HEAVY - {"safetensors"}
 
 
 def test_epsilon_is_computed_without_torch_pandas_or_matplotlib():

@@ -108,7 +108,7 @@ class TrainedModel:
             if labels == "multilabel" and known:
                 found = torch.sigmoid(found)
             elif self.description.label_typical is not None and known:
-                center, spread = torch.tensor(self.description.label_typical, dtype=torch.float64).T
+                center, spread = torch.tensor(self.description.label_typical, dtype=torch.float64).unbind(-1)
                 found = center + spread * found
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))

@@ -71,9 +71,10 @@ def init(
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.schema import load_config
-    from silodp.deploy.setup import draft_public, find_list_doubts, make_local
 
     settings = load_config(config, set_ or ())
+    from silodp.deploy.setup import draft_public, find_list_doubts, make_local
+
     if settings.seed is not None and not local:
         log(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "

@@ -62,11 +62,12 @@ def plan(
     """Compute ε and traffic of a run in advance. No data are read."""
     from silodp.config.public_spec import build_public_spec
     from silodp.config.schema import load_config
-    from silodp.planning.epsilon import list_delta_remarks
-    from silodp.planning.plan import format_plan, plan_run
 
     _refuse_unused_options(tune)
     settings = load_config(config, set_ or ())
+    from silodp.planning.epsilon import list_delta_remarks
+    from silodp.planning.plan import format_plan, plan_run
+
     spec, assumed = build_public_spec(settings, users)
     if tune:
         _tune(settings, spec, assumed, target_epsilon, records_per_person, prevalence, as_json)

@@ -39,9 +39,8 @@ class Message:
         blobs: byte strings.
 
     Raises:
-        SilodpError: kind and run are not names, round and attempt not whole numbers, or the fields no dictionary. False
-            counts as 0 and is written otherwise: a silo that kept answers by the written name would draw twice for one
-            round.
+        SilodpError: kind and run are not names, or round and attempt not whole numbers. False counts as 0 and is
+            written otherwise: a silo that kept answers by the written name would draw twice for one round.
     """
 
     kind: str
@@ -60,8 +59,6 @@ class Message:
         for name, number in (("round", self.round), ("attempt", self.attempt)):
             if type(number) is not int or not 0 <= number <= _MOST_NUMBER:
                 self._refuse_name(name, number, "a whole number ≥ 0")
-        if type(self.fields) is not dict:  # JSON of any type can be signed
-            self._refuse_name("fields", self.fields, "an object")
 
     def _refuse_name(self, name: str, value: object, due: str) -> None:
         raise SilodpError(
