@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -172,8 +173,8 @@ def _tune(
 
 
 def _make_progress() -> Callable[[int, int], None]:
-    """Return a function that prints how many trainings are done, every ten seconds."""
-    last = time.monotonic()
+    """Return a function that prints how many trainings are done: after the first, and then every ten seconds."""
+    last = -math.inf
 
     def show_progress(done: int, planned: int) -> None:
         nonlocal last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,12 @@ if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
 
     from silodp.training.task import Task
+
+_log = logging.getLogger(__name__)
+_LARGE = 20_000_000
+"""Parameters of a model whose checks take long enough to say so beforehand."""
+_CHECKED_PER_SECOND = 5_000_000
+"""Parameters; measured on two cores for up to 5.8e8."""
 
 
 # --- methods and aggregators ---------------------------------------------------------------------------------------
@@ -146,6 +153,15 @@ def build_task(
     if not is_reference(model):
         _check_inputs(model, public)
     network, architecture = _build_model(model, options or {}, public, seed)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    if size > _LARGE:
+        _log.warning(
+            "the model has %s parameters (%.1f GB): trying it on made-up records takes about %d seconds, and the noise "
+            "of a round grows with the root of their number",
+            f"{size:,}",
+            size * 4 / 1e9,
+            round(size / _CHECKED_PER_SECOND, -1),
+        )
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
     elif loss is None:

@@ -11,7 +11,9 @@ import pytest
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Plain
+from silodp.config.build import build_task
 from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.training.sgd.local import LocalTraining
@@ -419,3 +421,12 @@ def test_a_seed_fixes_parameters_that_no_layer_resets(base: Path, tmp_path: Path
     first, second = (config.task(federation).initial(1).numpy() for _ in range(2))
     assert np.array_equal(first, second)
     assert math.isfinite(first.sum())
+
+
+def test_a_large_model_is_named_before_it_is_tried(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A plan of 5.8e8 parameters took two minutes without a word."""
+    monkeypatch.setattr("silodp.config.build._LARGE", 1000)
+    public = PublicData("toy", ("a", "b"), 9, (4,), "classes", 2)
+    for width, expected in ((3, 0), (300, 1)):
+        build_task(public, model="mlp", options={"width": width, "layers": 1})
+        assert sum("2,401 parameters" in message for message in caplog.messages) == expected
