@@ -137,7 +137,7 @@ def load_demo() -> RunConfig:
 
 @app.command()
 def demo(out: Out = None, as_json: Json = False) -> None:
-    """Train on an included example. Real records, no network, less than a minute."""
+    """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
     settings = load_demo()
     if _is_run_of(settings, directory):

@@ -429,4 +429,4 @@ def test_a_large_model_is_named_before_it_is_tried(monkeypatch: pytest.MonkeyPat
     public = PublicData("toy", ("a", "b"), 9, (4,), "classes", 2)
     for width, expected in ((6, 0), (300, 1)):
         build_task(public, model="mlp", options={"width": width, "layers": 1})
-        assert sum("2,401 parameters" in message for message in caplog.messages) == expected
+        assert sum("2,702 parameters" in message for message in caplog.messages) == expected
