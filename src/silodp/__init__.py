@@ -12,7 +12,7 @@ from silodp._lazy import export_lazily, find_version
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp import data, methods, tracking
+    from silodp import data, methods, tracking, training
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
     from silodp.bundle.trained_model import TrainedModel, load
@@ -46,6 +46,7 @@ __all__ = [
     "methods",
     "tracking",
     "train",
+    "training",
 ]
 
 _HOMES = {
@@ -66,6 +67,7 @@ _HOMES = {
     "methods": "silodp.methods",
     "tracking": "silodp.tracking",
     "train": "silodp.runtime.train",
+    "training": "silodp.training",
 }
 
 

@@ -6,7 +6,6 @@ A package imports a module when one of its names is first used, since torch and 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,8 +27,24 @@ def export_lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any
     return get
 
 
+class LazyModule:
+    """A module of another project that is imported when one of its names is first used.
+
+    Args:
+        name: with dots, for example "scipy.special".
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 def find_version() -> str:
     """Return the version of silodp; "0.0.0" in a checkout that is not installed."""
+    import importlib.metadata  # takes a tenth of a second
+
     try:
         return importlib.metadata.version("silodp")
     except importlib.metadata.PackageNotFoundError:

@@ -7,10 +7,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+
+from silodp._lazy import LazyModule
+
+if TYPE_CHECKING:
+    from scipy import optimize, special
+else:
+    optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")
 
 Array = NDArray[np.float64]
 

@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
+from silodp._lazy import LazyModule
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import ORDERS, TwoStage, check_budgets
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = LazyModule("scipy.optimize")
 
 Array = NDArray[np.float64]
 

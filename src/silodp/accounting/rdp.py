@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import dp_accounting
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
 
+from silodp._lazy import LazyModule
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
     Additive,
@@ -32,8 +31,26 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 
+if TYPE_CHECKING:
+    import dp_accounting
+    from dp_accounting.rdp import rdp_privacy_accountant as library
+    from scipy import special
+else:  # half a second, and a configuration is refused without them
+    dp_accounting = LazyModule("dp_accounting")
+    library = LazyModule("dp_accounting.rdp.rdp_privacy_accountant")
+    special = LazyModule("scipy.special")
+
 ORDERS: tuple[float, ...] = tuple(
-    float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
+    sorted(
+        {
+            *(1 + tenth / 10 for tenth in range(1, 100)),
+            *map(float, range(2, 257)),
+            512.0,
+            1024.0,
+            2048.0,
+            4096.0,
+        }
+    )
 )
 """The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096."""
 
@@ -164,13 +181,15 @@ def compute_sampled_moments(
     """
     l = np.arange(2, orders.max() + 1)  # noqa: E741
     growth = (l - 1) * compute_release_rdp(event, l)
-    beyond = _log_expm1(growth) - gammaln(l + 1)
+    beyond = _log_expm1(growth) - special.gammaln(l + 1)
     odds, log_rest = np.log(q) - np.log1p(-q), np.log1p(-q)
     moments = np.empty((len(orders), len(q)))
     for i, alpha in enumerate(orders):
         upto = l[: int(alpha) - 1]
         terms = np.multiply.outer(upto, odds)
-        terms += (beyond[: len(upto)] + gammaln(alpha + 1) - gammaln(alpha - upto + 1))[:, None]
+        terms += (beyond[: len(upto)] + special.gammaln(alpha + 1) - special.gammaln(alpha - upto + 1))[
+            :, None
+        ]
         top = terms.max(axis=0)
         terms -= top
         np.exp(terms, out=terms)
@@ -229,12 +248,15 @@ def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDA
     j = np.arange(2, orders.max() + 1)
     growth = (j - 1) * compute_release_rdp(event, j)
     terms = np.minimum(j * math.log(2) + _log_expm1(growth), math.log(2) + growth)
-    terms += j * math.log(q) - (j - 1) * math.log1p(-q) - gammaln(j + 1)
+    terms += j * math.log(q) - (j - 1) * math.log1p(-q) - special.gammaln(j + 1)
     moments = np.empty(len(orders))
     for i, alpha in enumerate(orders):
         upto = slice(int(alpha) - 1)
         moments[i] = np.logaddexp(
-            0.0, logsumexp(terms[upto] + gammaln(alpha + 1) - gammaln(alpha - j[upto] + 1))
+            0.0,
+            special.logsumexp(
+                terms[upto] + special.gammaln(alpha + 1) - special.gammaln(alpha - j[upto] + 1)
+            ),
         )
     return moments
 

@@ -130,8 +130,8 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
         return CountTable("survival", bins=settings.bins, times=settings.times)
     if data.labels != "classes" or data.classes is None:
         raise SilodpError(
-            "evaluation by sums of counts is for classes and survival, and the labels are real numbers: set "
-            'evaluation.across = "local" or "none".',
+            f"evaluation by sums of counts is for one class or survival, and the labels are of kind '{data.labels}': "
+            'set evaluation.across = "local" or "none".',
             code="evaluation.labels",
             field="evaluation.across",
         )

@@ -232,17 +232,21 @@ def _list_once(guarantees: Iterable[Guarantee], name: str) -> list[str]:
 
 def _format_data(facts: _Facts) -> list[str]:
     described, card = facts.description, facts.card
-    kind = {"classes": "a class", "real": "a number", "survival": "the time of an event"}[described.labels]
+    kind = {
+        "classes": "a class",
+        "real": "a number" if described.targets is None else f"{described.targets} numbers",
+        "survival": "the time of an event",
+        "multilabel": f"{described.targets} answers of yes or no",
+    }[described.labels]
     target = f" `{'`, `'.join(map(_code, described.target))}`" if described.target else ""
     silos, users = facts.spec.get("silos"), facts.spec.get("users")
     classes = ", ".join(f"`{_code(name)}`" for name in described.classes)
     scaled = ""
     if described.label_typical is not None:
-        center, spread = described.label_typical
-        scaled = (
-            f", typically {center:.15g} ± {spread:.15g}; "
-            f"the model is trained on (value − {center:.15g})/{spread:.15g}"
-        )
+        pairs: Any = [described.label_typical] if described.targets is None else described.label_typical
+        usual = ", ".join(f"{center:.15g} ± {spread:.15g}" for center, spread in pairs)
+        rules = ", ".join(f"(value − {center:.15g})/{spread:.15g}" for center, spread in pairs)
+        scaled = f", typically {usual}; the model is trained on {rules}"
         if described.predicts_labels:
             scaled += ", and predictions of silodp are in the unit of the value"
     assumed = {text for guarantee in facts.run.guarantees.values() for text in guarantee.assumptions}

@@ -76,9 +76,14 @@ class TrainedModel:
         if self.description.labels == "classes":
             what = "probability" if self.description.predicts_labels else "score"
             return tuple(f"{what}_{name}" for name in self.description.classes)
-        if not self.description.predicts_labels:
-            return ("output",)
-        return ("log_hazard",) if self.description.labels == "survival" else ("prediction",)
+        described = self.description
+        what = "output"
+        if described.predicts_labels:
+            kinds = {"multilabel": "probability", "survival": "log_hazard"}
+            what = kinds.get(described.labels, "prediction")
+        if described.targets is None:
+            return (what,)
+        return tuple(f"{what}_{name}" for name in described.target or range(described.targets))
 
     def predict(self, data: TableOrInputs) -> NDArray[np.float64]:
         """Predict for every row, in the order of the rows.
@@ -90,7 +95,8 @@ class TrainedModel:
 
         Returns:
             (n, K) probabilities of the classes, (n, 1) numbers in the unit of the label, or (n, 1) log hazards, of
-            which a larger one is a higher risk; the columns are `columns`. Where the loss is none of silodp's or
+            which a larger one is a higher risk; the columns are `columns`. For k labels of a record, (n, k)
+            probabilities of yes, or numbers in the units of the labels. Where the loss is none of silodp's or
             torch's, it is not known what outputs mean: (n, K) scores of classes, which are between 0 and 1 and sum to
             1, or (n, 1) outputs as they are.
 
@@ -101,10 +107,14 @@ class TrainedModel:
         outputs = torch.from_numpy(self.compute_outputs(data)).double()
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
-        if labels != "classes" and single:
-            scaling = self.description.label_typical if self.description.predicts_labels else None
-            center, spread = scaling or (0.0, 1.0)
-            found = center + spread * flatten_outputs(outputs)[:, None]
+        targets, known = self.description.targets, self.description.predicts_labels
+        if labels != "classes" and (single if targets is None else tuple(outputs.shape[1:]) == (targets,)):
+            found = flatten_outputs(outputs)[:, None] if targets is None else outputs
+            if labels == "multilabel" and known:
+                found = torch.sigmoid(found)
+            elif self.description.label_typical is not None and known:
+                center, spread = torch.tensor(self.description.label_typical, dtype=torch.float64).unbind(-1)
+                found = center + spread * found
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))
             found = torch.stack([1 - positive, positive], dim=1)
@@ -113,10 +123,16 @@ class TrainedModel:
         else:
             raise SilodpError(
                 f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, which are no predictions of "
-                f"{'classes' if labels == 'classes' else 'one number'}: take them from compute_outputs.",
+                f"{self._describe_shape()}: take them from compute_outputs.",
                 code="bundle.outputs",
             )
         return np.asarray(found.numpy())
+
+    def _describe_shape(self) -> str:
+        """Return what an output stands for, for an error."""
+        if self.description.labels == "classes":
+            return "classes"
+        return "one number" if self.description.targets is None else f"{self.description.targets} labels"
 
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -94,6 +95,11 @@ def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
             json.dumps(result, allow_nan=False, ensure_ascii=False) if as_json else "\n".join(lines),
             flush=True,
         )
+
+
+def format_command(*words: object) -> str:
+    """Return a command line of silodp that a shell reads as these words; a path may have spaces."""
+    return shlex.join(["silodp", *map(str, words)])
 
 
 def log(text: str) -> None:

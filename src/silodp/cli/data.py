@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,11 @@ def data_fetch(name: Name, root: Root = None, as_json: Json = False) -> None:
     folder = root or Path(os.environ.get("SILODP_DATA") or "data")
     paths = fetch(name, folder)
     result = {"name": name, "root": str(folder), "files": [str(path) for path in paths]}
-    show(result, as_json, [*result["files"], f"to use it: export SILODP_DATA={folder.resolve()}"])
+    show(
+        result,
+        as_json,
+        [*result["files"], f"to use it: export SILODP_DATA={shlex.quote(str(folder.resolve()))}"],
+    )
 
 
 @data_app.command("inspect")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, Trackers, log, show
+from silodp.cli._console import Config, Json, Set, Trackers, format_command, log, show
 from silodp.cli._logging import log_lines
 from silodp.errors import SilodpError, counted
 
@@ -106,7 +106,7 @@ def init(
         lines = [
             f"Wrote {out}: public/, server/ and silos/ with test keys and the records of every silo.",
             "Everything is on this machine, so this consortium protects nobody. Start it:",
-            f"  silodp deploy up {out}",
+            f"  {format_command('deploy', 'up', out)}",
         ]
     else:
         data = settings.public_data(users)
@@ -127,9 +127,9 @@ def init(
                 if asked
                 else []
             ),
-            *(f"  silodp deploy keys {name}" for name in asked),
+            *(f"  {format_command('deploy', 'keys', name)}" for name in asked),
             *([f"Put the requests into {out / 'requests'}."] if asked else []),
-            f"Then run: silodp deploy seal {out} --host NAME",
+            f"Then run: {format_command('deploy', 'seal', out)} --host NAME",
         ]
     show(result, as_json, lines)
 
@@ -302,7 +302,7 @@ def accept_command(
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
-        f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}",
+        f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
     result = {"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}
     show(result | {"exceeded_limits": sorted(short)}, as_json, lines)

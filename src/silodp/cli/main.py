@@ -104,15 +104,30 @@ def run(
 ) -> None:
     """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/ and the name of the
     configuration)."""
-    from silodp.cli.run import find_config
     from silodp.config.schema import load_config
 
     if resume and config.is_dir():
-        out, config = out or config, find_config(config)
+        out, config = out or config, _find_config(config)
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
     settings = load_config(config, set_ or ())
     _train(settings, out or Path("runs") / settings.name, resume, as_json, log_ or (), log_private)
+
+
+def _find_config(directory: Path) -> Path:
+    """Return the configuration in the directory of a run.
+
+    Raises:
+        SilodpError: there is none.
+    """
+    path = directory / "config.toml"
+    if not path.is_file():
+        raise SilodpError(
+            f"{directory} has no config.toml, so 'silodp run' has not trained there: name a configuration and the "
+            "directory, silodp run CONFIG.toml --out DIR --resume.",
+            code="config.path",
+        )
+    return path
 
 
 def load_demo() -> RunConfig:
@@ -124,7 +139,7 @@ def load_demo() -> RunConfig:
 
 @app.command()
 def demo(out: Out = None, as_json: Json = False) -> None:
-    """Train on an included example. Real records, no network, less than a minute."""
+    """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
     settings = load_demo()
     if _is_run_of(settings, directory):
@@ -157,12 +172,13 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
-    from silodp.cli.compare import compare_methods
     from silodp.config.schema import load_config
-    from silodp.report.compare_page import format_table
 
     settings = load_config(config, set_ or ())
     specs = settings.specs(methods)
+    from silodp.cli.compare import compare_methods
+    from silodp.report.compare_page import format_table
+
     directory = out or Path("runs") / f"{settings.name}-compare"
     try:
         with _redirect_prints():

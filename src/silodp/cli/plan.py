@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import click
 import typer
@@ -56,20 +57,28 @@ def plan(
             help="For --tune: share of the second of two classes; a public guess. Default: .1 to .5."
         ),
     ] = None,
+    give_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADVERSARY",
+            help="For --tune: server or silo, against whom the settings need no ε. Can be repeated. Default: nobody.",
+        ),
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
     """Compute ε and traffic of a run in advance. No data are read."""
     from silodp.config.public_spec import build_public_spec
     from silodp.config.schema import load_config
-    from silodp.planning.epsilon import list_delta_remarks
-    from silodp.planning.plan import format_plan, plan_run
 
     _refuse_unused_options(tune)
     settings = load_config(config, set_ or ())
+    from silodp.planning.epsilon import list_delta_remarks
+    from silodp.planning.plan import format_plan, plan_run
+
     spec, assumed = build_public_spec(settings, users)
     if tune:
-        _tune(settings, spec, assumed, target_epsilon, records_per_person, prevalence, as_json)
+        _tune(settings, spec, assumed, target_epsilon, records_per_person, prevalence, give_up or (), as_json)
         return
     result = plan_run(
         spec,
@@ -100,7 +109,7 @@ def plan(
 def _refuse_unused_options(tune: bool) -> None:
     """Refuse options that have a meaning only with --tune, or only without it."""
     context = click.get_current_context()
-    unused = ("plot",) if tune else ("records_per_person", "prevalence")
+    unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up")
     for option in context.command.params:
         name = option.name or ""
         if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -123,6 +132,7 @@ def _tune(
     target: float | None,
     records: float,
     prevalence: float | None,
+    give_up: Sequence[str],
     as_json: bool,
 ) -> None:
     """Choose settings for a target ε, and show them."""
@@ -160,6 +170,7 @@ def _tune(
         guess=Guess(records, prevalence=prevalence),
         accountant=settings.build_accountant(),
         on_progress=_make_progress(),
+        give_up=cast(Any, give_up),  # checked there
     )
     remarks = list_delta_remarks(settings.delta, None if assumed else spec.population.users)
     lines = [*([_remark_on_users(spec)] if assumed else []), *(f"  ({remark})" for remark in remarks)]
@@ -168,8 +179,8 @@ def _tune(
 
 
 def _make_progress() -> Callable[[int, int], None]:
-    """Return a function that prints how many trainings are done, every ten seconds."""
-    last = time.monotonic()
+    """Return a function that prints how many trainings are done: after the first, and then every ten seconds."""
+    last = -math.inf
 
     def show_progress(done: int, planned: int) -> None:
         nonlocal last

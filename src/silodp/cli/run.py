@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
-from silodp.cli._console import Interrupted, log
+from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.plugins import is_reference
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config
@@ -369,7 +368,7 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
     """
     if is_other or not (directory / "config.toml").exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
-    command = shlex.join(["silodp", "run", str(directory), "--resume"])
+    command = format_command("run", directory, "--resume")
     return f"interrupted after round {_find_last_round(directory)}; continue with: {command}"
 
 

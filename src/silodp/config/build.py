@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,12 @@ if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
 
     from silodp.training.task import Task
+
+_log = logging.getLogger(__name__)
+_LARGE = 20_000_000
+"""Parameters of a model whose checks take long enough to say so beforehand."""
+_CHECKED_PER_SECOND = 5_000_000
+"""Parameters; measured on two cores for up to 5.8e8."""
 
 
 # --- methods and aggregators ---------------------------------------------------------------------------------------
@@ -122,7 +129,7 @@ def build_task(
         public: facts of the data: shape of a record, number of classes, kind of label.
         dataset: its defaults of model, loss and metrics.
         model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
-            `classes` and `categories` (of ids) if it takes them.
+            `classes`, `categories` (of ids) and `outputs` (number of labels, where there are several) if it takes them.
         options: further arguments of that function.
         loss: a name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
             object in a file), or to an f(outputs, targets) -> (n,).
@@ -146,6 +153,15 @@ def build_task(
     if not is_reference(model):
         _check_inputs(model, public)
     network, architecture = _build_model(model, options or {}, public, seed)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    if size > _LARGE:
+        _log.warning(
+            "the model has %s parameters (%.1f GB): trying it on made-up records takes about %d seconds, and the noise "
+            "of a round grows with the root of their number",
+            f"{size:,}",
+            size * 4 / 1e9,
+            round(size / _CHECKED_PER_SECOND, -1),
+        )
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
     elif loss is None:
@@ -154,6 +170,8 @@ def build_task(
         metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
     elif metrics is None and survival:
         metrics = ("concordance",)
+    elif metrics is None and public.labels == "multilabel":
+        metrics = ("accuracy", "roc_auc")
     elif metrics is None:  # of another loss it is not known whether the outputs predict the label itself
         metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
     found = {_short_name(name): _find_metric(name, public) for name in metrics}
@@ -244,7 +262,12 @@ def _build_model(
     from torch import nn
 
     builder = _find(name, MODELS, "task.model")
-    public = {"features": data.feature_count, "classes": data.classes, "categories": data.categories}
+    public = {
+        "features": data.feature_count,
+        "classes": data.classes,
+        "categories": data.categories,
+        "outputs": data.targets,
+    }
     given: dict[str, Any] = {}
     if not isinstance(builder, nn.Module):
         fields = get_fields(builder) if callable(builder) else {}
@@ -353,7 +376,9 @@ def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module
 def _find_metric(name: str, public: PublicData) -> Metric:
     metric: Metric = _find(name, METRICS, "task.metrics")
     if metric is mean_absolute_error and public.label_typical is not None:
-        return partial(mean_absolute_error, spread=public.label_typical[1])
+        typical = public.label_typical
+        spread = typical[1] if public.targets is None else [spread for _, spread in typical]
+        return partial(mean_absolute_error, spread=spread)
     return metric
 
 

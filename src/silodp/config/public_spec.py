@@ -62,7 +62,15 @@ def _count_parameters(config: RunConfig, data: PublicData) -> ModelSpec | None:
     options = task.options or task.loss_options
     is_image = name.startswith("cnn_")
     fits = data.record_shape == (1, 28, 28) and data.classes if is_image else len(data.record_shape) == 1
-    if name not in SIZES or options or not given or not fits or data.inputs or 0 in data.record_shape:
+    if (
+        name not in SIZES
+        or options
+        or not given
+        or not fits
+        or data.inputs
+        or 0 in data.record_shape
+        or data.targets
+    ):
         return None
     return ModelSpec(SIZES[name](data.record_shape[0], data.classes or 1))
 

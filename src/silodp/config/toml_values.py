@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ def read_toml(path: Path) -> TomlTable:
             raise SilodpError(
                 f"configuration {path} cannot be read, it is a directory: name a TOML file"
                 + (
-                    f", here {path / 'config.toml'}; to continue the run there: silodp run {path} --resume."
+                    f", here {path / 'config.toml'}; to continue the run there: "
+                    f"silodp run {shlex.quote(str(path))} --resume."
                     if (path / "config.toml").exists()
                     else ", such as examples/heart_disease.toml."
                 ),

@@ -39,6 +39,7 @@ class TableDataset(Dataset):
             identity_digest="" if profile is None else profile.digest,
             inputs=inputs,
             label_typical=schema.label_typical,
+            targets=schema.targets,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

@@ -56,8 +56,9 @@ class Dataset:
             `allocation`, where "own" makes every record a user.
         record_shape: shape of one record's features; () for several named arrays.
         inputs: the arrays of a record, where they are not one array of real numbers.
-        labels: "classes", "real" or "survival".
+        labels: "classes", "real", "survival" or "multilabel".
         classes: number of classes; None for the other kinds of label.
+        targets: number of labels of a record, where it has several yes/no labels or numbers.
         features: names of the features, or () where they have none.
         silos: names of the silos where they are fixed; () where the loader has an argument `silos`.
         users: U where it is fixed; None where it follows from the arguments, or is known only after loading.
@@ -87,6 +88,7 @@ class Dataset:
     schema: Schema | None = None
     origin: Origin | None = None
     inputs: tuple[Input, ...] = ()
+    targets: int | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.loader):
@@ -140,6 +142,7 @@ class Dataset:
             assumptions=(self.private_scaling,) if private and self.private_scaling else (),
             record_budgets=self.has_record_budgets(arguments),
             inputs=self.inputs,
+            targets=self.targets,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from silodp.data.budget_distributions import PREFERENCES, Preference
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.public import LabelKind, PublicData, digest_user_index
-from silodp.data.silo_data import SiloData, check_budgets
+from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
 from silodp.data.tables.schema import Schema
 from silodp.errors import MOST_WHOLE, SilodpError, check_declared_types, check_list, shorten
 
@@ -114,10 +114,12 @@ class Federation:
         if fault is not None:
             remedy = ", and ids within the public categories" if self.inputs else ""
             raise self._refusal(f"silo {silo.name!r}: {fault}; give all silos the same columns{remedy}")
-        if silo.y.dtype != first.y.dtype or silo.y.shape[1:] != first.y.shape[1:]:
+        found, wanted = ((one.labels, one.y.dtype, one.y.shape[1:]) for one in (silo, first))
+        if found != wanted:
+            shown = [f"'{kind}', {dtype}{shape}" for kind, dtype, shape in (found, wanted)]
             raise self._refusal(
-                f"silo {silo.name!r} has labels {silo.y.dtype}{silo.y.shape[1:]} but silo {first.name!r} "
-                f"{first.y.dtype}{first.y.shape[1:]}; give all silos the same kind of label"
+                f"silo {silo.name!r} has labels {shown[0]} but silo {first.name!r} {shown[1]}; give all silos the same "
+                "kind of label"
             )
         outside = silo.user[(silo.user < lowest_user) | (silo.user >= self.users)]
         if outside.size:
@@ -167,8 +169,13 @@ class Federation:
     @property
     def labels(self) -> LabelKind:
         """The kind of label that all silos have."""
-        y = self.silos[0].y
-        return "survival" if y.ndim == 2 else "classes" if y.dtype == np.int64 else "real"
+        first = self.silos[0]
+        return first.labels or find_label_kind(first.y)
+
+    @property
+    def targets(self) -> int | None:
+        """The number of labels of a record, where it has several yes/no labels or several numbers."""
+        return None if self.labels == "survival" or self.silos[0].y.ndim == 1 else self.silos[0].y.shape[1]
 
     def public(self, with_records: bool = False) -> PublicData:
         """Return the facts that everyone may know, with the digest of the users' index and of their budgets.
@@ -199,6 +206,7 @@ class Federation:
             identity_digest=self.identity_digest,
             inputs=self.inputs,
             label_typical=None if self.schema is None else self.schema.label_typical,
+            targets=self.targets,
         )
 
     def counts(self) -> NDArray[np.int64]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from silodp.data.inputs import CODES, NUMERIC, Input, NamedArrays
 from silodp.errors import SilodpError
 
-LabelKind = Literal["classes", "real", "survival"]
+LabelKind = Literal["classes", "real", "survival", "multilabel"]
+"""One class of several, one or several numbers, [event, time], or several yes/no labels."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class PublicData:
         silos: (S,) names in order; "silo-1", "silo-2" and so on where they are not known before loading.
         users: U ≥ 1; None where only the tables tell how many users there are.
         record_shape: shape of one record's features, such as (30,) or (1, 28, 28); () for several named arrays.
-        labels: "classes" (int64), "real" (float32) or "survival" (float32 [event, time]).
+        labels: "classes" (int64), "real" (float32), "survival" (float32 [event, time]) or "multilabel" (float32 0/1).
         classes: number of classes; None for the other kinds of label.
+        targets: k ≥ 2 where a record has k yes/no labels or k numbers; None where it has one label, or survival.
         features: names of the features, or () where they have none.
         assumptions: what the guarantee rests on or does not cover, one sentence each.
         user_budgets: (U,) the ε that each user may be charged; None where users have none.
@@ -44,7 +46,8 @@ class PublicData:
         identity_digest: SHA-256 (hex) of the identity profile by which silos read the keys of persons; "" without one.
         inputs: the arrays of a record, where they are not one array of real numbers; ids have a public number of
             categories.
-        label_typical: (center, spread) by which labels of kind "real" were scaled; None where they are as they came.
+        label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
+            where they are as they came.
 
     Raises:
         SilodpError: there are no silos.
@@ -65,7 +68,8 @@ class PublicData:
     index_digest: str = ""
     identity_digest: str = ""
     inputs: tuple[Input, ...] = ()
-    label_typical: Sequence[float] | None = None
+    label_typical: Sequence[Any] | None = None
+    targets: int | None = None
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -82,6 +86,8 @@ class PublicData:
             del facts["inputs"]
         if self.label_typical is None:  # and runs on labels as they are
             del facts["label_typical"]
+        if self.targets is None:  # and runs on single labels
+            del facts["targets"]
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
         if self.inputs:
             facts["inputs"] = [one.to_dict() for one in self.inputs]
@@ -103,6 +109,8 @@ class PublicData:
         }
         if "inputs" in facts:
             made["inputs"] = tuple(Input.from_dict(one) for one in facts["inputs"])
+        if facts.get("targets") is not None and facts.get("label_typical") is not None:
+            made["label_typical"] = tuple(map(tuple, facts["label_typical"]))
         if "silo_budgets" in facts:
             made["silo_budgets"] = tuple(
                 np.repeat(np.array([b for b, _ in level], np.float64), [n for _, n in level])
@@ -161,7 +169,10 @@ class PublicData:
             classes = self.classes or 2
             distinct = np.linspace(0, classes - 1, min(count, classes)).round().astype(np.int64)
             return x, np.resize(distinct, count)
-        return x, np.linspace(0, 1, count, dtype=np.float32)
+        if self.labels == "multilabel":
+            return x, (np.add.outer(np.arange(count), np.arange(self.targets or 2)) % 2).astype(np.float32)
+        numbers = np.linspace(0, 1, count, dtype=np.float32)
+        return x, numbers if self.targets is None else np.stack([numbers] * self.targets, axis=1)
 
 
 def digest_user_index(

@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays
-from silodp.errors import SilodpError, check_list, shorten
+from silodp.data.public import LabelKind
+from silodp.errors import SilodpError, check_choice, check_list, shorten
 
 MAX_NAME_LENGTH = 100
 """Characters of a silo's name: it is part of what silos sign and send each other."""
@@ -27,7 +28,8 @@ class SiloData:
         x: (n, ...) float32 features, finite, which public constants have scaled already; or (n, ...) int64 ids of
             tokens or categories, whose number `Federation.categories` declares; or a mapping of names to such arrays,
             which the model gets as keyword arguments (kept as `NamedArrays`).
-        y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
+        y: (n,) int64 class numbers, (n,) float32 real targets, (n, 2) float32 [event 0/1, time ≥ 0], or (n, k) float32
+            several labels, whose kind `labels` declares.
         user: (n,) int64, the number 0..U-1 of the user to whom each record belongs; the numbering is public. In
             test data, -1 marks a record that is assigned to no user.
         budget: (n,) float64, the ε that each record may be charged, finite and above 0; None if records have no
@@ -37,6 +39,8 @@ class SiloData:
             None where it has none.
         identifiers: what identifies the users, by their numbers, the same text in all silos; None where all silos
             number users alike. It is private.
+        labels: kind of y: "multilabel" for k ≥ 2 yes/no labels, "real" for one number or several, "classes" or
+            "survival". None: by its type and shape, where two columns are event and time.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -51,6 +55,7 @@ class SiloData:
     budget: NDArray[np.float64] | None = None
     test: SiloData | None = None
     identifiers: tuple[str, ...] | None = None
+    labels: LabelKind | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -69,6 +74,8 @@ class SiloData:
         for field, array in arrays.items():
             self._check_features(field, array)
         self._check_types()
+        if self.labels is None:
+            object.__setattr__(self, "labels", find_label_kind(self.y))
         if len({len(array) for array in arrays.values()}) > 1:
             raise self._refusal(
                 "the arrays of x have different numbers of records; give one row of each per record"
@@ -91,10 +98,14 @@ class SiloData:
                 raise self._refusal(
                     f"{field} of record {record} is not finite; replace or drop NaN and infinite values before training"
                 )
-        if self.y.ndim == 2 and not (np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()):
+        if self.labels == "multilabel" and not np.isin(self.y, (0, 1)).all():
+            raise self._refusal("y holds a label other than 0 or 1; give 1 for yes and 0 for no")
+        if self.labels == "survival" and not (
+            np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()
+        ):
             raise self._refusal(
                 "y holds an event other than 0 or 1, or a negative time; give [event, time] with event 0 (censored) "
-                "or 1 and time ≥ 0"
+                "or 1 and time ≥ 0, or declare what the columns are (labels='real' or 'multilabel')"
             )
 
     def _check_test(self, test: SiloData) -> None:
@@ -102,6 +113,7 @@ class SiloData:
         if not isinstance(test, SiloData):
             raise self._refusal(f"test is a {type(test).__name__}; give a SiloData")
         alike = get_kind(test.x) == get_kind(self.x) and test.y.shape[1:] == self.y.shape[1:]
+        alike = alike and test.labels == self.labels
         if not alike or test.y.dtype != self.y.dtype:
             raise self._refusal(
                 "test has records of another shape or kind; give both the same columns and label"
@@ -137,11 +149,23 @@ class SiloData:
     def _check_types(self) -> None:
         """Check shapes and dtypes of y and user."""
         y, user = self.y, self.user
-        is_survival = y.dtype == np.float32 and y.ndim == 2 and y.shape[1] == 2
-        if not is_survival and not (y.dtype in (np.int64, np.float32) and y.ndim == 1):
+        if self.labels is not None:
+            check_choice("labels", self.labels, get_args(LabelKind))
+        is_table = y.dtype == np.float32 and y.ndim == 2 and y.shape[1] >= 2
+        is_single = y.dtype == (np.int64 if self.labels == "classes" else np.float32) and y.ndim == 1
+        fits = {
+            None: (y.dtype in (np.int64, np.float32) and y.ndim == 1) or (is_table and y.shape[1] == 2),
+            "classes": is_single,
+            "real": is_single or is_table,
+            "survival": is_table and y.shape[1] == 2,
+            "multilabel": is_table,
+        }
+        if not fits[self.labels]:
+            declared = "" if self.labels is None else f" (labels='{self.labels}')"
             raise self._refusal(
-                f"y has shape {y.shape} and dtype {y.dtype}; give (n,) int64 classes, (n,) float32 targets or (n, 2) "
-                "float32 [event, time]"
+                f"y has shape {y.shape} and dtype {y.dtype}{declared}; give (n,) int64 classes, (n,) float32 targets, "
+                "(n, 2) float32 [event, time], or (n, k) float32 with labels='multilabel' (k labels of 0 and 1) or "
+                "labels='real' (k numbers)"
             )
         if user.dtype != np.int64 or user.ndim != 1:
             raise self._refusal(
@@ -173,7 +197,7 @@ class SiloData:
         """The held-out records, of which there may be none."""
         if self.test is not None:
             return self.test
-        return SiloData(self.name, self.x[:0], self.y[:0], self.user[:0])
+        return SiloData(self.name, self.x[:0], self.y[:0], self.user[:0], labels=self.labels)
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the name and of the shapes, dtypes and bytes of all arrays.
@@ -187,9 +211,16 @@ class SiloData:
         for array in (*features, self.y, self.user, *(() if self.budget is None else (self.budget,))):
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
+        if self.labels != find_label_kind(self.y):
+            hasher.update(str(self.labels).encode())
         if self.identifiers is not None:
             hasher.update(json.dumps(self.identifiers).encode())
         return hasher.hexdigest()
+
+
+def find_label_kind(y: NDArray[Any]) -> LabelKind:
+    """Return the kind of labels whose kind nobody declared."""
+    return "survival" if y.ndim == 2 else "classes" if y.dtype == np.int64 else "real"
 
 
 def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:

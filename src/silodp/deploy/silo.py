@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -494,7 +495,8 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     """
     if not (folder / POLICY).exists():
         raise SilodpError(
-            f"{folder} has no {POLICY}: run 'silodp deploy accept PUBLIC {folder} --data FILE' first.",
+            f"{folder} has no {POLICY}: run this first: "
+            f"silodp deploy accept PUBLIC {shlex.quote(str(folder))} --data FILE",
             code="policy.missing",
         )
     policy = Policy.load(folder / POLICY)
@@ -560,12 +562,17 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 test = None
+                kind = (
+                    None if public.targets is None else public.labels
+                )  # one label is of the kind that it looks like
                 if "test_y" in arrays:
-                    test = SiloData(name, _load_x(arrays, "test_x"), arrays["test_y"], arrays["test_user"])
+                    x = _load_x(arrays, "test_x")
+                    test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
                 names = arrays.get("identifiers")
                 known = None if names is None else tuple(names.tolist())
                 budget = arrays.get("budget")
-                data = SiloData(name, _load_x(arrays, "x"), arrays["y"], arrays["user"], budget, test, known)
+                x = _load_x(arrays, "x")
+                data = SiloData(name, x, arrays["y"], arrays["user"], budget, test, known, kind)
         except SilodpError as error:
             raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
@@ -635,6 +642,8 @@ def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
 
 def _has_label(data: SiloData, public: PublicData) -> bool:
     """Return whether labels are of the kind that the consortium agreed on."""
+    if public.targets is not None:
+        return (data.labels, data.y.shape[1:]) == (public.labels, (public.targets,))
     if public.labels == "survival":
         return data.y.shape[1:] == (2,)
     if data.y.shape[1:] != ():

@@ -75,11 +75,13 @@ def draw_federation(
     y = _draw_labels(public, guess, x, codes, generator)
     inputs = _name_arrays(x, codes) if public.has_codes else x
     silos = tuple(
-        SiloData(name, inputs[:records][silo == s], y[:records][silo == s], user[silo == s])
+        SiloData(
+            name, inputs[:records][silo == s], y[:records][silo == s], user[silo == s], labels=public.labels
+        )
         for s, name in enumerate(public.silos)
     )
     nobody = np.full(_TEST_RECORDS, -1, np.int64)
-    test = SiloData("test", inputs[records:], y[records:], nobody)
+    test = SiloData("test", inputs[records:], y[records:], nobody, labels=public.labels)
     return Federation(
         silos, users, test, name="synthetic", classes=public.classes, categories=public.categories
     )
@@ -140,13 +142,24 @@ def _draw_labels(
     codes: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> NDArray[np.int64] | NDArray[np.float32]:
-    """Draw (n,) classes or real numbers, or (n, 2) [event, time], from scores linear in numbers and categories."""
-    outputs = max(1, public.classes or 1)
+    """Draw labels of the declared kind from scores linear in numbers and categories."""
+    outputs = public.targets or max(1, public.classes or 1)
     effects = generator.standard_normal((x.shape[1], outputs)) * generator.exponential(size=(x.shape[1], 1))
     scores = (x - x.mean(axis=0)) @ effects
     for column, size in zip(codes.T, _list_sizes(public), strict=True):
         scores += (generator.standard_normal((size, outputs)) * generator.exponential())[column]
     scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
+    if public.targets is not None:
+        scores += generator.logistic(size=scores.shape)
+        if public.labels == "multilabel":
+            shares = (
+                generator.uniform(0.1, 0.5, outputs)
+                if guess.prevalence is None
+                else [guess.prevalence] * outputs
+            )
+            ends = [np.quantile(one, 1 - share) for one, share in zip(scores.T, shares, strict=True)]
+            return np.asarray(scores > ends, dtype=np.float32)
+        return np.asarray((scores - scores.mean(0)) / scores.std(0), dtype=np.float32)
     if public.labels == "real":
         numbers = scores[:, 0] + generator.standard_normal(len(x))
         # Of the schema's label_typical: center 0 and spread 1.

@@ -14,7 +14,7 @@ import torch
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.aggregators.plain import share_in_clear
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task
@@ -22,7 +22,7 @@ from silodp.config.schema import RunConfig
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_choice, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
@@ -89,14 +89,16 @@ def tune(
     seed: int = 0,
     accountant: Accountant | str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    give_up: Sequence[Adversary] = (),
 ) -> dict[str, Any]:
     """Choose T, σ, step, weighting, local epochs and model size for a target ε.
 
     Every candidate is trained on synthetic federations of the declared schema, with the noise of the target. All are
     tried on two federations; the best eight on all of them; then variants of the best. The best is chosen if it is
     better than T = 10 and step 1 by more than two standard errors of the gain; else these are kept. A weighting that
-    has no ε against some adversary must be as clearly better than one that has an ε against everyone. σ meets the
-    silos' own limits, too.
+    has no ε against an adversary, where another one has, is chosen only if that adversary is in `give_up`; else the
+    result says what it would gain. It must then be as clearly better than one that has an ε against everyone. σ meets
+    the silos' own limits, too.
 
     Args:
         config: the run's; its model and metric are tried.
@@ -107,13 +109,15 @@ def tune(
         seed: of the federations and the trainings; nothing of it is in the run.
         accountant: None takes the tightest that knows the noise.
         on_progress: called with the number of trainings done and planned.
+        give_up: adversaries against whom the settings need no ε.
 
     Returns:
         JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "default_kept", whether another candidate
         was better, but not clearly; "dropped_weighting", one that has no ε against somebody and is not clearly better
-        than the chosen one, which has one against everyone; "candidates" with the mean and the spread of the metric;
-        "loss", the mean and the largest difference to the best candidate of each federation; "no_guarantee", also in
-        every candidate: the adversaries against whom these settings have no ε.
+        than the chosen one, which has one against everyone; "declined", the best weighting that was not chosen since
+        it has no ε against some adversary: with its mean "gain" and these adversaries; "candidates" with the mean and
+        the spread of the metric; "loss", the mean and the largest difference to the best candidate of each federation;
+        "no_guarantee", also in every candidate: the adversaries against whom these settings have no ε.
 
     Raises:
         SilodpError: records are no table, no weighting has an ε against the adversary, the evaluation costs ε, or
@@ -130,9 +134,11 @@ def tune(
         )
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
+    for adversary in give_up:
+        check_choice("give_up", adversary, ADVERSARIES)
     options = config.task_section.loss_options or {}
     guess = replace(guess or Guess(), typical_time=float(options.get("typical_time", 1.0)))
-    tuner = _Tuner(config, spec, target, guess, federations, seed, accountant, on_progress)
+    tuner = _Tuner(config, spec, target, guess, federations, seed, accountant, on_progress, give_up)
     return tuner.run()
 
 
@@ -149,6 +155,7 @@ class _Tuner:
         seed: int,
         accountant: Accountant | str | None,
         on_progress: Callable[[int, int], None] | None,
+        give_up: Sequence[Adversary] = (),
     ) -> None:
         self.spec, self.target, self.seed = spec, target, seed
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
@@ -167,9 +174,11 @@ class _Tuner:
         self._sigmas: dict[tuple[int, Weighting, str], float] = {}
         self._on_progress = on_progress
         self._done = 0
+        self._give_up = set(give_up)
 
     def run(self) -> dict[str, Any]:
-        weightings = self._list_weightings()
+        possible = self._list_weightings()
+        weightings = self._select_weightings(possible)
         first = "records" if "records" in weightings else weightings[0]
         models = list(self.tasks)
         grid = [
@@ -197,6 +206,8 @@ class _Tuner:
             self._try([default], everywhere)
             kept = not self._is_clearly_better(leader, default)
         chosen = default if kept else leader
+        declined = [replace(chosen, weighting=other) for other in possible if other not in weightings]
+        self._try(declined, everywhere)
         missing = self._list_without_guarantee(chosen.weighting)
         if missing:  # a weighting that costs the ε against somebody must be worth it
             others = [w for w in weightings if not self._list_without_guarantee(w)]
@@ -204,8 +215,15 @@ class _Tuner:
             self._try(complete, everywhere)
             for other in self._rank(complete)[:1]:
                 if not self._is_clearly_better(chosen, other):
-                    return self._describe(other, kept, dropped=chosen.weighting)
-        return self._describe(chosen, kept)
+                    return self._describe(other, kept, declined, dropped=chosen.weighting)
+        return self._describe(chosen, kept, declined)
+
+    def _select_weightings(self, possible: Sequence[Weighting]) -> list[Weighting]:
+        """Return those that cost an ε against nobody whom another one has an ε against, but those to be given up."""
+        missing = {weighting: set(self._list_without_guarantee(weighting)) for weighting in possible}
+        unavoidable = set.intersection(*missing.values())
+        found = [weighting for weighting in possible if missing[weighting] <= unavoidable | self._give_up]
+        return found or [min(possible, key=lambda weighting: len(missing[weighting]))]
 
     def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
@@ -290,7 +308,11 @@ class _Tuner:
         return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
 
     def _describe(
-        self, chosen: Candidate, default_kept: bool, dropped: Weighting | None = None
+        self,
+        chosen: Candidate,
+        default_kept: bool,
+        declined: Sequence[Candidate],
+        dropped: Weighting | None = None,
     ) -> dict[str, Any]:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
@@ -316,6 +338,7 @@ class _Tuner:
             },
             "default_kept": default_kept,
             "dropped_weighting": dropped,
+            "declined": self._describe_declined(chosen, declined),
             "no_guarantee": missing[chosen.weighting],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [
@@ -332,6 +355,17 @@ class _Tuner:
                 for name, task in self.tasks.items()
             },
         }
+
+    def _describe_declined(self, chosen: Candidate, declined: Sequence[Candidate]) -> dict[str, Any] | None:
+        """Return what the best weighting would gain that has no ε against an adversary whom the chosen one covers."""
+        for other in self._rank(declined)[:1]:
+            gains = [self.scores[other][number] - score for number, score in self.scores[chosen].items()]
+            return {
+                "weighting": other.weighting,
+                "gain": float(np.mean(gains)),
+                "no_guarantee": self._list_without_guarantee(other.weighting),
+            }
+        return None
 
 
 def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
@@ -439,6 +473,14 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  weighting {result['dropped_weighting']} is not clearly better than {chosen['weighting']}, and has no ε "
             f"against some adversary, so {chosen['weighting']} is chosen"
+        )
+    declined = result["declined"]
+    if declined and declined["gain"] > 0:
+        against = declined["no_guarantee"]
+        lines.append(
+            f"  weighting {declined['weighting']} would change {metric} by {declined['gain']:.3f} for the better, and "
+            f"gives no ε against {' and '.join(against)}: to allow it, add "
+            f"{' '.join(f'--give-up {adversary}' for adversary in against)}"
         )
     if result["no_guarantee"]:
         lines.append(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,8 @@ class ModelDescription:
 
     Attributes:
         run: random id of the run, as in guarantee.json.
-        labels: kind of label: "classes", "real" or "survival".
-        target: column of the label, or those of event and time; () where there is no schema.
+        labels: kind of label, as in `PublicData`.
+        target: column or columns of the label, or those of event and time; () where there is no schema.
         classes: names of the classes in the order of their numbers; () for other kinds.
         record_shape: shape of one input.
         features: names of the inputs' columns, or () where they have none.
@@ -82,8 +82,10 @@ class ModelDescription:
         silo_settings: names of the reader's settings that silos had for themselves, for tables written in other ways.
         weights: SHA-256 (hex) of model.safetensors.
         versions: of silodp, torch and python.
-        label_typical: (center, spread) by which labels of kind "real" were scaled; None where they were not.
+        label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
+            where they were not.
         is_sealed: whether a digest in the file has shown that it is as it was written; False for earlier versions.
+        targets: number of labels of a record, where it has several.
     """
 
     run: str
@@ -102,8 +104,9 @@ class ModelDescription:
     guarantee: str | None = None
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    label_typical: Sequence[float] | None = None
+    label_typical: Sequence[Any] | None = None
     is_sealed: bool = True
+    targets: int | None = None
 
     @classmethod
     def of_run(
@@ -130,10 +133,11 @@ class ModelDescription:
         data = spec.data
         target: tuple[str, ...] = ()
         if schema is not None and schema.features == data.features:
-            target = tuple(name for name in (schema.label, schema.event, schema.time) if name is not None)
+            named = (*schema.label_columns, schema.event, schema.time)
+            target = tuple(name for name in named if name is not None)
         else:
             schema = None
-        named = dict(model.named_parameters(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         return cls(
             run=spec.run,
             labels=data.labels,
@@ -144,7 +148,7 @@ class ModelDescription:
             inputs=None if schema is None else schema.describe_inputs(),
             architecture=architecture,
             tensors={
-                name: StoredTensor.of(tensor, name in named and named[name].requires_grad)
+                name: StoredTensor.of(tensor, name in parameters and parameters[name].requires_grad)
                 for name, tensor in model.state_dict().items()
             },
             weights=hashlib.sha256(weights).hexdigest(),
@@ -159,6 +163,7 @@ class ModelDescription:
                 "python": platform.python_version(),
             },
             label_typical=data.label_typical,
+            targets=data.targets,
         )
 
     def to_json(self) -> str:
@@ -170,6 +175,8 @@ class ModelDescription:
             "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
         }
         del fields["is_sealed"]
+        if self.targets is None:  # a record has one label
+            del fields["targets"]
         return json.dumps(fields | {"digest": _digest(fields)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -257,12 +264,21 @@ class ModelDescription:
         made["silo_settings"] = tuple(_check_text(name) for name in settings)
         if type(fields.get("predicts_labels", False)) is not bool:
             raise ValueError
-        if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(
-            fields["weights"]
+        if fields["labels"] not in get_args(LabelKind) or not _SHA256.fullmatch(fields["weights"]):
+            raise ValueError
+        targets, is_several = fields.get("targets"), fields["labels"] in ("real", "multilabel")
+        if targets is None:
+            if fields["labels"] == "multilabel":
+                raise ValueError
+        elif (
+            type(targets) is not int
+            or targets < 2
+            or not is_several
+            or len(made["target"]) not in (0, targets)
         ):
             raise ValueError
         if fields.get("label_typical") is not None:
-            made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"])
+            made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"], targets)
         made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
         description = cls(**made)
         if description.inputs is not None and description.schema.features != description.features:
@@ -318,10 +334,14 @@ def _read_architecture(fields: Mapping[str, Any]) -> Architecture:
     return architecture
 
 
-def _read_scaling(labels: str, values: Any) -> tuple[float, float]:
-    """Return center and spread of a label of numbers."""
+def _read_scaling(labels: str, values: Any, targets: int | None) -> tuple[Any, ...]:
+    """Return center and spread of a label of numbers, or such a pair for each of several."""
     if labels != "real" or not isinstance(values, list):
         raise ValueError
+    if targets is not None:
+        if len(values) != targets:
+            raise ValueError
+        return tuple(_read_scaling(labels, pair, None) for pair in values)
     center, spread = map(float, values)
     if not (math.isfinite(center) and 0 < spread < math.inf):
         raise ValueError

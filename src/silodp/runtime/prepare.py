@@ -311,7 +311,7 @@ def _check_limits_affordable(spec: RunSpec) -> None:
 
 def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
     """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count."""
-    from silodp.training.losses import suggest_class_loss
+    from silodp.training.losses import suggest_class_loss, suggest_loss
     from silodp.training.task import Task
 
     check_type("task", task, Task, "Task(model, loss, metrics)")
@@ -320,6 +320,15 @@ def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evalua
         raise SilodpError(
             f"the loss '{task.loss.name}' is for {learns}, and the labels have {data.classes} classes: use "
             f"{suggest_class_loss(data.classes)}.",
+            code="loss.wrong_labels",
+            field="task.loss",
+        )
+    # Where labels are classes, the loss itself refuses: which one fits them depends on the outputs of the model.
+    known = task.loss.labels or (data.labels,)
+    if data.labels not in ("classes", *known):
+        raise SilodpError(
+            f"the loss '{task.loss.name}' is for labels of the kind {' or '.join(known)}, and these are "
+            f"'{data.labels}': use {suggest_loss(data.labels)}.",
             code="loss.wrong_labels",
             field="task.loss",
         )

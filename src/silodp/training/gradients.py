@@ -308,10 +308,16 @@ def _announce_loop(task: Task, reason: str) -> None:
 
 def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     """Return the gradient of one user's loss by ordinary autograd."""
-    with torch.enable_grad():
-        leaves = [p.detach().requires_grad_() for p in params]
+    leaves = [p.detach().requires_grad_() for p in params]
+
+    def differentiate() -> tuple[Tensor, ...]:
         loss = task.objective(tuple(leaves), x, y, mask)
         return torch.autograd.grad(loss, leaves, materialize_grads=True)
+
+    with torch.enable_grad():
+        # The model carries the values in the backward pass, too: gradient checkpointing runs its layers again there.
+        found: tuple[Tensor, ...] = task.call_with(tuple(leaves), differentiate)
+        return found
 
 
 class _ReplaceFunctions(TorchFunctionMode):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from silodp.data.public import LabelKind
+
 
 # Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
 _PAIRWISE_LIMIT = 1024
@@ -38,6 +40,7 @@ class Loss:
         per_class: whether it needs one output of the model for every class, and no more.
         predicts_labels: whether a model trained by it gives logits of classes, the label, or a log hazard. Of another
             loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
+        labels: kinds of labels that it can learn; None where that is not known.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -49,6 +52,7 @@ class Loss:
     most_classes: int | None = None
     per_class: bool = False
     predicts_labels: bool = False
+    labels: tuple[LabelKind, ...] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -142,6 +146,9 @@ _REFUSED = {
     "BCEWithLogitsLoss",
     "SoftMarginLoss": "takes labels of -1 and 1, and labels here are 0 and 1: give BCEWithLogitsLoss",
 }
+# A loss of logits also learns shares between 0 and 1, which are real numbers.
+_OF_LOGITS: tuple[LabelKind, ...] = ("classes", "real", "multilabel")
+_OF_NUMBERS: tuple[LabelKind, ...] = ("real",)
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
 
 
@@ -189,11 +196,14 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
     most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
-    return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class))
+    labels: tuple[LabelKind, ...] = ("classes",) if by_class else _OF_NUMBERS
+    if name == "BCEWithLogitsLoss":
+        labels = _OF_LOGITS
+    return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class), *labels)
 
 
-def _mark_predicting(loss: Loss) -> Loss:
-    return replace(loss, predicts_labels=True)
+def _mark_predicting(loss: Loss, *labels: LabelKind) -> Loss:
+    return replace(loss, predicts_labels=True, labels=labels)
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
@@ -252,27 +262,31 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
-    return _mark_predicting(Loss.per_record("cross_entropy", softmax_loss, per_class=True))
+    return _mark_predicting(Loss.per_record("cross_entropy", softmax_loss, per_class=True), "classes")
 
 
 def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
-    """Make the logistic loss of one logit: outputs (n,) or (n, 1), targets (n,) of 0/1, integer or float.
+    """Make the logistic loss: outputs (n,) or (n, 1) logits and targets (n,) of 0/1, integer or float.
+
+    For k yes/no labels (kind "multilabel"), outputs and targets are (n, k), and a record's loss is the mean of theirs.
 
     Args:
-        class_weights: (weight of class 0, weight of class 1), **public** constants.
+        class_weights: (weight of 0, weight of 1), **public** constants.
 
     Raises:
         SilodpError: weights that are not two finite numbers ≥ 0.
     """
     if class_weights is None:
-        return _mark_predicting(Loss.per_record("binary_cross_entropy", _logistic, most_classes=2))
+        return _mark_predicting(
+            Loss.per_record("binary_cross_entropy", _average_logistic, most_classes=2), *_OF_LOGITS
+        )
     zero, one = _validate_weights(class_weights, length=2)
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         positive = targets.to(outputs.dtype)
-        return (zero + (one - zero) * positive) * _logistic(outputs, positive)
+        return _average_targets((zero + (one - zero) * positive) * _logistic(outputs, positive))
 
-    return _mark_predicting(Loss.per_record("binary_cross_entropy", weighted, most_classes=2))
+    return _mark_predicting(Loss.per_record("binary_cross_entropy", weighted, most_classes=2), *_OF_LOGITS)
 
 
 def squared_error() -> Loss:
@@ -282,7 +296,7 @@ def squared_error() -> Loss:
         rows, wanted = _match_targets("squared_error", outputs, targets)
         return (rows - wanted).square().sum(1)
 
-    return _mark_predicting(Loss.per_record("squared_error", error, most_classes=0))
+    return _mark_predicting(Loss.per_record("squared_error", error, most_classes=0), *_OF_NUMBERS)
 
 
 def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,9 +307,7 @@ def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
         width = wanted.shape[1]
         remedy = f"end it in a layer of width {width}, or choose another loss"
         if width == 2:
-            remedy = (
-                "use cox if the labels are pairs of event and time, or end the model in a layer of width 2"
-            )
+            remedy = f"use cox if the labels are pairs of event and time; if they are two labels, {remedy}"
         raise SilodpError(
             f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
             f"{width}: {remedy}.",
@@ -315,7 +327,7 @@ def cox() -> Loss:
     The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event has
     loss 0 and gradient 0.
     """
-    return _mark_predicting(Loss("cox", _cox))
+    return _mark_predicting(Loss("cox", _cox), "survival")
 
 
 def exponential_survival(typical_time: float) -> Loss:
@@ -344,15 +356,31 @@ def exponential_survival(typical_time: float) -> Loss:
         score, event, time = _split_survival("exponential_survival", outputs, targets)
         return score.exp() * (time / typical_time) - event * score
 
-    return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood))
+    return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood), "survival")
+
+
+def _average_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _average_targets(_logistic(outputs, targets))
+
+
+def _average_targets(values: Tensor) -> Tensor:
+    """Return the mean (n,) of the losses of a record's labels (n, k), or its only one (n,)."""
+    return values.mean(1) if values.dim() > 1 else values
 
 
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the logistic loss of each label, shaped like `targets`."""
     import torch.nn.functional as F
 
-    if targets.dim() != 1:
-        raise _refuse_labels("binary_cross_entropy", "labels 0 and 1", outputs, targets)
-    logit = flatten_outputs(outputs, ", or use cross_entropy")
+    if targets.dim() > 1 and outputs.shape != targets.shape:
+        raise SilodpError(
+            f"binary_cross_entropy needs one output for each yes/no label, and the model gives "
+            f"{tuple(outputs.shape[1:])} for labels of shape {tuple(targets.shape[1:])}: end it in a layer as wide as "
+            "there are labels, or use cox if the labels are pairs of event and time.",
+            code="loss.wrong_labels",
+            field="task.loss",
+        )
+    logit = outputs if targets.dim() > 1 else flatten_outputs(outputs, ", or use cross_entropy")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
     return F.softplus(logit) - targets.to(logit.dtype) * logit
 
@@ -428,6 +456,17 @@ def _refuse_labels(name: str, needs: str, outputs: Tensor, targets: Tensor) -> S
     )
 
 
+def suggest_loss(labels: LabelKind) -> str:
+    """Return the losses for labels of this kind, for messages."""
+    return {
+        "classes": suggest_class_loss(None),
+        "real": "squared_error, or a loss of torch.nn such as HuberLoss",
+        "multilabel": "binary_cross_entropy",
+        "survival": "cox or exponential_survival; where two columns are not event and time, declare what they are by "
+        "SiloData(labels='multilabel') or 'real'",
+    }[labels]
+
+
 def suggest_class_loss(classes: int | None) -> str:
     """Return the losses for labels that are classes, for messages; None for a number of classes above two."""
     if classes == 2:
@@ -467,5 +506,5 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "exponential_survival": exponential_survival,
 }
 """Name in a config -> builder, which takes [task.loss_options]."""
-DEFAULT_LOSSES = {"real": "squared_error", "survival": "cox"}
+DEFAULT_LOSSES = {"real": "squared_error", "survival": "cox", "multilabel": "binary_cross_entropy"}
 """Kind of label -> name of the loss where none is named; that of classes follows from the outputs of the model."""

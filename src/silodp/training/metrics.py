@@ -6,13 +6,16 @@ A metric that is undefined on these records (one class only, no comparable pair,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -23,19 +26,19 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Compute the share of records that are classified right.
+    """Compute the share of records that are classified right; of several yes/no labels, the share of right labels.
 
     Args:
-        outputs: (n, K) logits; or one logit (n,) or (n, 1), positive for class 1.
-        targets: (n,) class numbers.
+        outputs: (n, K) logits; or one logit (n,) or (n, 1), positive for class 1; or (n, k) logits of k labels.
+        targets: (n,) class numbers, or (n, k) of 0/1.
 
     Raises:
         SilodpError: targets that are not class numbers.
     """
     if outputs.shape[0] == 0:
         return float("nan")
-    _check_class_numbers("accuracy", targets)
-    predicted = find_predicted_classes(outputs)
+    _check_class_numbers("accuracy", outputs, targets)
+    predicted = outputs > 0 if targets.dim() == 2 else find_predicted_classes(outputs)
     return float((predicted == targets.to(predicted.device)).double().mean())
 
 
@@ -48,11 +51,12 @@ def roc_auc(outputs: Tensor, targets: Tensor) -> float:
     """Compute the area under the ROC curve of a two-class model (scikit-learn).
 
     Args:
-        outputs: (n,), (n, 1) or (n, 2) logits.
-        targets: (n,) of 0/1.
+        outputs: (n,), (n, 1) or (n, 2) logits; or (n, k) logits of k yes/no labels.
+        targets: (n,) of 0/1, or (n, k).
 
     Returns:
-        The area; nan if only one class is present, or a score is not finite.
+        The area; nan if only one class is present, or a score is not finite. Of several labels the mean of the areas
+        that are not nan.
 
     Raises:
         SilodpError: more than two classes, or targets that are not class numbers.
@@ -107,64 +111,86 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     return half_wins / (2 * usable) if usable and hazard.isfinite().all() else float("nan")
 
 
-def mean_absolute_error(outputs: Tensor, targets: Tensor, spread: float = 1.0) -> float:
+def mean_absolute_error(outputs: Tensor, targets: Tensor, spread: float | Sequence[float] = 1.0) -> float:
     """Compute the mean absolute error of a model of real numbers (scikit-learn).
 
     Args:
-        outputs: (n,) or (n, 1) real numbers.
-        targets: (n,) real numbers.
-        spread: of the label, by which targets were divided (`label_typical` of a schema): the error is then in the
-            unit of the label. A configured task sets it.
+        outputs: (n,) or (n, 1) real numbers, or (n, k).
+        targets: (n,) real numbers, or (n, k).
+        spread: of the label, by which targets were divided (`label_typical` of a schema), or one of each: the error is
+            then in the unit of the label. A configured task sets it.
 
     Returns:
-        The error; nan without records, or where an output is not finite.
+        The error, of several numbers the mean of theirs; nan without records, or where an output is not finite.
 
     Raises:
         SilodpError: outputs or targets of another shape.
     """
     from sklearn.metrics import mean_absolute_error as measure
 
-    return spread * _measure_numbers("mean_absolute_error", measure, outputs, targets)
+    return _measure_numbers("mean_absolute_error", measure, outputs, targets, spread)
 
 
 def r2(outputs: Tensor, targets: Tensor) -> float:
     """Compute the coefficient of determination R² of a model of real numbers (scikit-learn).
 
     Args:
-        outputs: (n,) or (n, 1) real numbers.
-        targets: (n,) real numbers.
+        outputs: (n,) or (n, 1) real numbers, or (n, k).
+        targets: (n,) real numbers, or (n, k).
 
     Returns:
         1 minus the squared error divided by that of the mean of these targets; nan for fewer than two records, for
-        targets that are all equal, or where an output is not finite.
+        targets that are all equal, or where an output is not finite. Of several numbers the mean of those that are not
+        nan.
 
     Raises:
         SilodpError: outputs or targets of another shape.
     """
     from sklearn.metrics import r2_score
 
-    if len(targets) and bool((targets == targets.flatten()[0]).all()):
-        return float("nan")
-    return _measure_numbers("r2", r2_score, outputs, targets)
+    def score(wanted: NDArray[np.float64], found: NDArray[np.float64]) -> float:
+        return float("nan") if (wanted == wanted[0]).all() else float(r2_score(wanted, found))
+
+    return _measure_numbers("r2", score, outputs, targets)
 
 
-def _measure_numbers(name: str, metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
-    """Return scikit-learn's `metric(targets, outputs)` of finite numbers, else nan."""
-    if targets.dim() != 1 or outputs.numel() != len(targets):
+def _measure_numbers(
+    name: str,
+    metric: Callable[..., float],
+    outputs: Tensor,
+    targets: Tensor,
+    spread: float | Sequence[float] = 1.0,
+) -> float:
+    """Return scikit-learn's `metric(targets, outputs)` of finite numbers times their spread, else nan."""
+    if targets.dim() == 2 and outputs.shape == targets.shape:
+        spreads = [spread] * targets.shape[1] if isinstance(spread, int | float) else spread
+        columns = zip(outputs.unbind(1), targets.unbind(1), spreads, strict=True)
+        return _average(_measure_numbers(name, metric, *column) for column in columns)
+    if targets.dim() != 1 or outputs.numel() != len(targets) or not isinstance(spread, int | float):
         raise SilodpError(
-            f"{name} needs one number per record, and the outputs are of shape {tuple(outputs.shape[1:])} and the "
-            f"labels of {tuple(targets.shape[1:])}: use another metric.",
+            f"{name} needs one output for each number of a record, and the outputs are of shape "
+            f"{tuple(outputs.shape[1:])} and the labels of {tuple(targets.shape[1:])}: use another metric.",
             code="metric.wrong_labels",
             field="task.metrics",
         )
     found, wanted = (one.detach().double().cpu() for one in (outputs.reshape(-1), targets))
     if len(wanted) == 0 or not bool(found.isfinite().all()):
         return float("nan")
-    return float(metric(wanted.numpy(), found.numpy()))
+    return spread * float(metric(wanted.numpy(), found.numpy()))
+
+
+def _average(values: Iterable[float]) -> float:
+    """Return the mean of the values that are not nan; nan where there are none."""
+    defined = [value for value in values if not math.isnan(value)]
+    return sum(defined) / len(defined) if defined else float("nan")
 
 
 def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
     """Return scikit-learn's `metric(positive, score)` where it is defined, else nan."""
+    if targets.dim() == 2:
+        _check_class_numbers("roc_auc or average_precision", outputs, targets)
+        columns = zip(outputs.unbind(1), targets.unbind(1), strict=True)
+        return _average(_measure_two_classes(metric, *column) for column in columns)
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         outputs = outputs[:, 1] - outputs[:, 0]
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
@@ -173,15 +199,21 @@ def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets:
             code="metric.wrong_labels",
             field="task.metrics",
         )
-    _check_class_numbers("roc_auc or average_precision", targets)
+    _check_class_numbers("roc_auc or average_precision", outputs, targets)
     score, positive = flatten_outputs(outputs).detach().double().cpu(), (targets > 0).cpu()
     if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):
         return float("nan")
     return float(metric(positive.numpy(), score.numpy()))
 
 
-def _check_class_numbers(name: str, targets: Tensor) -> None:
-    """Raise for targets that are not class numbers (n,), for example real numbers or pairs of event and time."""
+def _check_class_numbers(name: str, outputs: Tensor, targets: Tensor) -> None:
+    """Raise for targets that are not class numbers (n,) or yes/no labels (n, k), such as real numbers or survival."""
+    if (
+        targets.dim() == 2
+        and targets.shape == outputs.shape
+        and bool(((targets == 0) | (targets == 1)).all())
+    ):
+        return
     if targets.dim() != 1 or (targets.is_floating_point() and bool((targets != targets.round()).any())):
         raise SilodpError(
             f"{name} needs one class number per record, and the labels are of shape {tuple(targets.shape[1:])} and "

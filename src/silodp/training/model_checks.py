@@ -32,6 +32,7 @@ _TOLERANCE = 1e-4
 # parameters, which torch.func replaces.)
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
 _SCALARS = Number | str | bytes | np.generic | None
+_DRAWS = 10  # of random layers, until every parameter has had a gradient
 _FEW = 8  # records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
 _PADDINGS = (1, 3)
@@ -72,6 +73,13 @@ def inspect_model(model: nn.Module) -> None:
                 code="argument.type",
                 field="task.model",
             )
+        if (wrapper := _find_wrapper(module)) is not None:
+            raise SilodpError(
+                f"{where} is a module wrapped by {wrapper[0]}, which silodp cannot run for one person at a time: give "
+                f"the module inside it ({wrapper[1]})",
+                code="argument.type",
+                field="task.model",
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
             raise _refuse_batch_norm(where)
         tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
@@ -106,6 +114,16 @@ def inspect_model(model: nn.Module) -> None:
             field="task.model",
         )
     _inspect_state(model)
+
+
+def _find_wrapper(module: nn.Module) -> tuple[str, str] | None:
+    """Return what wrapped a module to run it in another way, and where the module is; None where nothing did."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return type(module).__name__, "model.module"
+    # By its name: torch imports the compiler when it is used, which takes seconds.
+    if type(module).__module__.startswith("torch._dynamo"):
+        return "torch.compile", "model._orig_mod, or what torch.compile was given"
+    return None
 
 
 def is_frozen_norm(module: nn.Module) -> bool:
@@ -406,6 +424,36 @@ def inspect_loss(
         )
 
 
+def inspect_parameters(model: nn.Module, x: Any) -> None:
+    """Refuse trainable parameters that get no gradient: noise alone would move them, and it adds to that of the others.
+
+    Args:
+        model: left as it came, and such that autograd can differentiate it.
+        x: (n, ...) made-up records.
+
+    Raises:
+        SilodpError: the outputs do not depend on a parameter, or its gradient is lost on the way (model.no_gradient).
+    """
+    idle = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    count = len(idle)
+    devices = [p.device for p in idle.values() if p.is_cuda][:1]
+    with _in_mode(model, training=True), torch.enable_grad(), torch.random.fork_rng(devices=devices):
+        for seed in range(_DRAWS):  # a model may leave layers out at random
+            torch.manual_seed(seed)
+            found = torch.autograd.grad(call_model(model, x).sum(), list(idle.values()), allow_unused=True)
+            idle = {name: p for (name, p), g in zip(idle.items(), found, strict=True) if g is None}
+            if not idle:
+                return
+    shown = ", ".join(f"'{name}'" for name in list(idle)[:3]) + (" and others" if len(idle) > 3 else "")
+    raise SilodpError(
+        f"{len(idle)} of the {count} trainable parameters of {type(model).__name__} get no gradient, so noise alone "
+        f"would move them: {shown}. Freeze or remove what the forward does not use (requires_grad_(False)), take "
+        ".detach() out, and set use_reentrant=False where torch.utils.checkpoint runs a layer.",
+        code="model.no_gradient",
+        field="task.model",
+    )
+
+
 def _counts_masked_records(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
     """Return whether loss or gradient of some records differ where other records, with mask 0, stand beside them.
 
@@ -634,12 +682,28 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                 ) from problem
     if not isinstance(final, Tensor):
         raise SilodpError(
-            f"the model must return one tensor, not {type(final).__name__}",
+            f"the model must return one tensor, not {type(final).__name__}: {_suggest_output(final)}",
             code="model.output_shape",
             field="task.model",
         )
     found[""] = final
     return found
+
+
+def _suggest_output(outputs: object) -> str:
+    """Return how a forward gives one tensor in place of a container of several things."""
+    if isinstance(outputs, Mapping):  # as the outputs of transformers are, too
+        names, place = list(outputs), "outputs[{!r}]"
+    elif isinstance(outputs, tuple | list) and not hasattr(outputs, "_fields"):
+        names, place = [0], "outputs[{}]"
+    else:
+        names, place = (
+            list(getattr(outputs, "_fields", getattr(outputs, "__dict__", ()))),
+            "outputs.{}",
+        )
+    if not names:
+        return "return the logits alone in its forward"
+    return f"return {place.format('logits' if 'logits' in names else names[0])} in its forward"
 
 
 def _refuse_lookup(

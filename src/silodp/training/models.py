@@ -56,29 +56,40 @@ def logistic(features: int, classes: int = 2) -> nn.Module:
     return nn.Linear(_check_least("features", features, 1), 1 if classes == 2 else classes)
 
 
-def cox_linear(features: int) -> nn.Module:
-    """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters)."""
+def cox_linear(features: int, outputs: int = 1) -> nn.Module:
+    """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters).
+
+    Args:
+        features: of a record.
+        outputs: of the layer, where a record has several labels.
+    """
     from torch import nn
 
-    return nn.Linear(_check_least("features", features, 1), 1)
+    return nn.Linear(_check_least("features", features, 1), _check_least("outputs", outputs, 1))
 
 
 def embedding(
-    categories: Sequence[int], features: int = 0, classes: int | None = None, dimension: int = 2
+    categories: Sequence[int],
+    features: int = 0,
+    classes: int | None = None,
+    dimension: int = 2,
+    outputs: int = 1,
 ) -> nn.Module:
     """Build a linear model of numbers and embedded categories; its inputs are the arrays "numeric" and "codes".
 
     Args:
         categories: their number in each column of codes.
         features: columns of numbers; with 0 there is no array "numeric".
-        classes: one logit for two, else one per class; None: one number or log hazard.
+        classes: one logit for two, else one per class; None: `outputs` decides.
         dimension: numbers that embed a category.
+        outputs: without classes: one number or log hazard, or as many as a record has labels.
     """
     import torch
     from torch import nn
 
     _check_least("dimension", dimension, 1)
-    outputs = 1 if classes is None or _check_least("classes", classes, 2) == 2 else classes
+    if classes is not None:
+        outputs = 1 if _check_least("classes", classes, 2) == 2 else classes
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
@@ -95,16 +106,22 @@ def embedding(
 
 
 def mlp(
-    features: int = 30, classes: int | None = 2, width: int = 30, layers: int = 5, groups: int = 3
+    features: int = 30,
+    classes: int | None = 2,
+    width: int = 30,
+    layers: int = 5,
+    groups: int = 3,
+    outputs: int = 1,
 ) -> nn.Module:
     """Build `layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network.
 
     Args:
         features: of a record.
-        classes: logits of the last layer; None: one number or log hazard.
+        classes: logits of the last layer; None: `outputs` decides.
         width: of every hidden layer, a multiple of `groups`.
         layers: hidden layers.
         groups: of GroupNorm.
+        outputs: without classes: one number or log hazard, or as many as a record has labels.
 
     Returns:
         The model; with the defaults it has 5,012 parameters.
@@ -122,7 +139,7 @@ def mlp(
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
-    return nn.Sequential(*blocks, nn.Linear(width, classes or 1))
+    return nn.Sequential(*blocks, nn.Linear(width, classes or _check_least("outputs", outputs, 1)))
 
 
 def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:

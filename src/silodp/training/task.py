@@ -27,6 +27,7 @@ from silodp.training.model_checks import (
     inspect_loss,
     inspect_model,
     inspect_on,
+    inspect_parameters,
     is_frozen_norm,
     list_numeric_attributes,
     refuse_changes,
@@ -224,12 +225,20 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        found = dict(zip(self.names, params, strict=True)) | self._constants
-        values = {place: found[name] for place, name in self._places.items()}
         args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
         # With tie_weights, torch sets a module with two names twice and puts back what it set first.
-        outputs: Tensor = functional_call(self.model, values, args, named, tie_weights=False)
+        outputs: Tensor = functional_call(self.model, self._place(params), args, named, tie_weights=False)
         return outputs
+
+    def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
+        """Return what a function returns while the model carries the given parameters, one tensor per name."""
+        values = {f"model.{place}": value for place, value in self._place(params).items()}
+        return functional_call(_Caller(self.model), values, (function,), tie_weights=False)
+
+    def _place(self, params: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """Return the given parameters and the constants, by the places in the model that hold them."""
+        found = dict(zip(self.names, params, strict=True)) | self._constants
+        return {place: found[name] for place, name in self._places.items()}
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
@@ -316,9 +325,21 @@ class Task:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels, classes)
             select_user_gradient(self, example, labels)
+            inspect_parameters(self.model, example)
         # Running a model may have left in it what cannot be copied, or must not stay.
         _copy(self.model)
         refuse_changes(self.model, before)
+
+
+class _Caller(nn.Module):
+    """Calls a function; `functional_call` on it puts parameters into a model for as long as that takes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
 
 
 class LruCache:

@@ -1,5 +1,6 @@
 """ε against the tables of docs/privacy.md, identities, and integrals computed without the package."""
 
+import importlib
 import logging
 import math
 import warnings
@@ -492,3 +493,11 @@ def test_delta_of_a_release_that_tells_next_to_nothing(q):
     event = PoissonSampled(q, Gaussian(5.0))
     for accountant in ("rdp", "pld"):
         assert 0 <= compute_delta([(event, 2)], 0.0, accountant) < 1e-6
+
+
+def test_the_orders_are_those_of_the_library_and_more():
+    """They are written down, so that a configuration is refused without importing the library."""
+    library = importlib.import_module("dp_accounting.rdp.rdp_privacy_accountant")
+    wanted = {*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096}
+    assert tuple(float(order) for order in sorted(wanted)) == rdp.ORDERS
+    assert all(type(order) is float for order in rdp.ORDERS)

@@ -11,7 +11,9 @@ import pytest
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Plain
+from silodp.config.build import build_task
 from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.training.sgd.local import LocalTraining
@@ -450,3 +452,12 @@ def test_values_of_methods_may_be_a_part(base: Path) -> None:
     (spec,) = config.specs("uldp-avg")
     assert isinstance(spec.method, UldpAvg)
     assert spec.method.local == LocalTraining(learning_rate=0.01, epochs=3)
+
+
+def test_a_large_model_is_named_before_it_is_tried(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A plan of 5.8e8 parameters took two minutes without a word."""
+    monkeypatch.setattr("silodp.config.build._LARGE", 1000)
+    public = PublicData("toy", ("a", "b"), 9, (4,), "classes", 2)
+    for width, expected in ((6, 0), (300, 1)):
+        build_task(public, model="mlp", options={"width": width, "layers": 1})
+        assert sum("2,702 parameters" in message for message in caplog.messages) == expected

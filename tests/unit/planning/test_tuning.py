@@ -202,7 +202,8 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
     monkeypatch.setattr(tuning, "train_without_parties", measured)
     monkeypatch.setattr(tuning, "measure", scored)
     config = load_config(configured(tmp_path), ())
-    found = tune(config, build_public_spec(config)[0], 2.0, federations=3)
+    spec = build_public_spec(config)[0]
+    found = tune(config, spec, 2.0, federations=3, give_up=["server", "silo"])
     chosen = found["chosen"]
     assert found["default_kept"] is kept
     # With the default settings both weightings are equally good, and only uniform has an ε against everyone.
@@ -213,6 +214,38 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
     assert any("is not clearly better than uniform" in line for line in format_tuning(found)) is kept
     assert found["candidates"][0]["rounds"] == 5, "on average it is better in both cases"
     assert any("so these are kept" in line for line in format_tuning(found)) is kept
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("give_up", [(), ("server",), ("server", "silo")])
+def test_an_adversary_is_given_up_only_where_that_is_asked_for(tmp_path, monkeypatch, give_up):
+    """Weights by home are clearly better, and have no ε against server and silos."""
+
+    def scored(task, method, federation, metric):
+        number = next(n for n, each in enumerate(drawn) if each is federation)
+        return 0.8 + 0.01 * number + 0.1 * (method.weighting == "home") - (method.step != 1.0)
+
+    drawn = []
+    draw = tuning.draw_federation
+    monkeypatch.setattr(tuning, "draw_federation", lambda *some: drawn.append(draw(*some)) or drawn[-1])
+    monkeypatch.setattr(tuning, "train_without_parties", lambda method, *_: method)
+    monkeypatch.setattr(tuning, "measure", scored)
+    config = load_config(configured(tmp_path), ())
+    found = tune(config, build_public_spec(config)[0], 2.0, federations=3, give_up=give_up)
+    asked = len(give_up) == 2
+    assert found["chosen"]["weighting"] == ("home" if asked else "uniform")
+    assert found["no_guarantee"] == (["server", "silo"] if asked else [])
+    declined = {"weighting": "home", "gain": pytest.approx(0.1), "no_guarantee": ["server", "silo"]}
+    assert found["declined"] == (None if asked else declined)
+    offered = [line for line in format_tuning(found) if "--give-up server --give-up silo" in line]
+    assert len(offered) == (not asked)
+
+
+def test_only_adversaries_are_given_up(tmp_path, silodp):
+    path = configured(tmp_path)
+    outcome = silodp("plan", path, "--tune", "--target-epsilon", 2, "--give-up", "nobody")
+    assert_sentence(outcome, code="argument.value")
+    assert_sentence(silodp("plan", path, "--give-up", "server"), "--give-up", code="argument.conflict")
 
 
 def test_an_evaluation_that_costs_has_no_place_in_a_target(tmp_path, silodp):
@@ -262,6 +295,7 @@ RESULT = {
     },
     "default_kept": False,
     "dropped_weighting": None,
+    "declined": None,
     "no_guarantee": [],
     "loss": {"mean": 0.0, "largest": 0.0},
     "candidates": [],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Loss, Task, cross_entropy, gradients, record_gradients, silo_update
@@ -38,6 +39,17 @@ class Branches(nn.Module):
         return torch.stack([self.last(r if r[0].item() > 0 else r.square()) for r in x])
 
 
+class Recomputes(nn.Module):
+    """Runs its first layer again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
 def own_loss() -> Loss:
     """A loss that vmap cannot run."""
 
@@ -53,10 +65,11 @@ def tasks() -> list[Task]:
         Task(WritesInPlace().double(), cross_entropy()),
         Task(Branches().double(), cross_entropy()),
         Task(nn.Linear(3, 2).double(), own_loss()),
+        Task(Recomputes().double(), cross_entropy()),
     ]
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("local", [LocalTraining(0.1, 3), LocalTraining(0.1, 30, 2, 0.9, 0.01)])
 def test_users_are_trained_one_after_another_where_vmap_fails(which, local):
     task = tasks()[which]
@@ -70,7 +83,7 @@ def test_users_are_trained_one_after_another_where_vmap_fails(which, local):
     assert_equal_updates({0: whole}, looped(task, start, x, y, everyone, local, 2), 1e-10)
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(4))
 def test_gradients_of_records_are_taken_one_after_another_where_vmap_fails(which):
     task = tasks()[which]
     x, y, _ = ragged([9], 1)

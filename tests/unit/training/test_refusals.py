@@ -1,7 +1,10 @@
 """Models and losses that cannot be trained or stored: refused on made-up records, and what is close to them trains."""
 
 import copy
+import re
 import warnings
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -260,6 +264,47 @@ class Detached(nn.Linear):
         return super().forward(x).detach()
 
 
+class Wraps(nn.Linear):
+    """Gives its outputs in a container of several things."""
+
+    def __init__(self, wrap):
+        super().__init__(3, 2)
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(super().forward(x))
+
+
+class NamedOutputs(NamedTuple):
+    hidden: Any
+    logits: Any
+
+
+class Idle(nn.Module):
+    """A network whose first layer, or a layer that is never called, gets no gradient."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)
+        if way == "unused":
+            self.later = nn.Linear(4, 9)
+
+    def forward(self, x):
+        if self.way in ("reentrant", "not reentrant"):
+            hidden = checkpoint(self.first, x, use_reentrant=self.way == "reentrant")
+        else:
+            hidden = self.first(x).detach() if self.way == "detached" else self.first(x)
+        return self.last(hidden)
+
+
+class LayerDrop(Idle):
+    """Leaves a layer out at random, so that a single draw may not use it."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden if torch.rand(()) < 0.5 else hidden.detach())
+
+
 class Embedded(nn.Module):
     """Token ids as a federation would have them: whole numbers in a float table."""
 
@@ -289,6 +334,32 @@ def old_weight_norm() -> nn.Module:
 
 
 @pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda found: {"loss": None, "logits": found}, "outputs['logits']"),
+        (lambda found: (found, None), "outputs[0]"),
+        (lambda found: SimpleNamespace(hidden=None, logits=found), "outputs.logits"),
+        (lambda found: NamedOutputs(None, found), "outputs.logits"),
+    ],
+)
+def test_outputs_in_a_container_are_refused_with_the_place_of_the_tensor(wrap, place):
+    model = Wraps(wrap)
+    with pytest.raises(SilodpError, match=re.escape(place)) as caught:
+        Task(model, cross_entropy()).check(X, Y)
+    assert caught.value.code == "model.output_shape"
+    # What the sentence names is the tensor.
+    assert eval(place, {"outputs": model(torch.tensor(X))}).shape == (len(X), 2)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_a_module_that_is_wrapped_to_run_in_another_way_is_refused_at_sight(wrap):
+    with pytest.raises(SilodpError) as caught:
+        Task(nn.Sequential(wrap(nn.Linear(3, 2))), cross_entropy())
+    assert caught.value.code == "argument.type"
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
     ("model", "code"),
     [
         (ComplexState(), "model.not_storable"),
@@ -296,6 +367,9 @@ def old_weight_norm() -> nn.Module:
         (Raises(3, 2), "model.raised"),
         (Leaves(3, 2), "model.raised"),
         (Detached(3, 2), "model.no_gradient"),
+        (Idle("unused"), "model.no_gradient"),  # noise alone would move these layers
+        (Idle("detached"), "model.no_gradient"),
+        (Idle("reentrant"), "model.no_gradient"),
         (Embedded(), "model.integer_inputs"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(6, 2)), "model.integer_inputs"),
         (nn.LSTM(3, 2), "model.output_shape"),
@@ -307,6 +381,17 @@ def test_a_model_is_refused_on_made_up_records_with_a_code(model, code):
     with pytest.raises(SilodpError) as caught:
         Task(model, cross_entropy()).check(X, Y)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("model", [Idle("not reentrant"), LayerDrop("random")])
+def test_a_model_whose_parameters_all_get_gradients_at_times_is_fine(model):
+    Task(model, cross_entropy()).check(X, Y)
+
+
+def test_a_layer_without_gradient_is_fine_if_it_is_frozen():
+    model = Idle("detached")
+    model.first.requires_grad_(False)
+    Task(model, cross_entropy()).check(X, Y)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

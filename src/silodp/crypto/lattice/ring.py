@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.fft
 from numpy.typing import NDArray
 
+from silodp._lazy import LazyModule
 from silodp.crypto.streams import Bytes, Integers, Words, draw_words
+
+if TYPE_CHECKING:
+    from scipy import fft
+else:
+    fft = LazyModule("scipy.fft")
 
 _ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
 
@@ -46,7 +51,7 @@ class FourierTransform:
             folded = np.empty((*some.shape[:2], half), np.complex128)
             folded.real, folded.imag = some[..., :half], some[..., half:]
             folded *= self._twist
-            values = scipy.fft.fft(folded, axis=-1, overwrite_x=True)
+            values = fft.fft(folded, axis=-1, overwrite_x=True)
             spectrum[:, first : first + step] = values.transpose(2, 0, 1)
         return spectrum
 
@@ -57,7 +62,7 @@ class FourierTransform:
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
         for first in range(0, rows, step):
             values = np.ascontiguousarray(spectrum[:, first : first + step].transpose(1, 2, 0))
-            folded = scipy.fft.ifft(values, axis=-1, overwrite_x=True)
+            folded = fft.ifft(values, axis=-1, overwrite_x=True)
             folded *= self._twist.conj()
             some = polynomials[first : first + step]
             with np.errstate(invalid="ignore"):  # beyond 2^63 is garbage, which the check of products finds

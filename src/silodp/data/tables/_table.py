@@ -287,7 +287,7 @@ class Table:
             *schema.numeric,
             schema.time,
             schema.budget,
-            schema.label if schema.kind == "real" else None,
+            *(schema.label_columns if schema.kind == "real" else ()),
         }
         if self.reader.missing and column in numeric:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
@@ -386,7 +386,7 @@ class Table:
                 remedy = "export the table without separators of thousands, and with decimal commas"
                 self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
         remedy = "fill in or drop missing and infinite values"
-        if column == self.schema.label:
+        if column in self.schema.label_columns:
             remedy += ", or, for a label that is text, leave out kind and list its classes"
         if column in self.schema.numeric:
             remedy += ', or declare missing = "indicator" or a public number for the column'
@@ -576,9 +576,9 @@ class Table:
         return [scaled, missing.astype(np.float32)] if constants.has_indicator else [scaled]
 
     def labels(self) -> NDArray[Any]:
-        """Return (n,) int64, (n,) float32 or (n, 2) float32, by the schema's kind."""
+        """Return (n,) int64, (n,) float32, (n, 2) or (n, k) float32, by the schema's kind."""
         schema = self.schema
-        if schema.classes is not None and schema.label is not None:
+        if schema.classes is not None and isinstance(schema.label, str):
             remedy = (
                 "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
                 "classes out, and where it is the time until an event, kind = 'survival'"
@@ -587,17 +587,31 @@ class Table:
                 remedy = "set classes = [false, true]"
             return self._codes(schema.label, schema.classes, remedy, "leave out rows without a label")
         if schema.event is None or schema.time is None:
-            column = schema.label or ""  # Schema has checked that label is there
-            center, spread = schema.label_typical or (0.0, 1.0)
-            return self._single(column, (self._numbers(column) - center) / spread)
-        words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
-        event = np.array([words.get(text.lower(), np.nan) for text in self.columns[schema.event]])
-        self._refuse(
-            schema.event, ~np.isin(event, (0, 1)), "is no event", "write 1 for an event, 0 for censored"
-        )
+            columns = schema.label_columns
+            if schema.kind == "multilabel":
+                answers = [
+                    self._answers(name, "is no yes or no", "write 1 for yes, 0 for no") for name in columns
+                ]
+                return np.stack(answers, axis=1).astype(np.float32)
+            pairs: Any = schema.label_typical or [(0.0, 1.0)] * len(columns)
+            if schema.targets is None and schema.label_typical is not None:
+                pairs = [schema.label_typical]
+            numbers = [
+                self._single(column, (self._numbers(column) - center) / spread)
+                for column, (center, spread) in zip(columns, pairs, strict=True)
+            ]
+            return numbers[0] if schema.targets is None else np.stack(numbers, axis=1)
+        event = self._answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
         duration = self._numbers(schema.time)
         self._refuse(schema.time, duration < 0, "is a negative time", "give a time of 0 or more")
         return np.stack([event, self._single(schema.time, duration)], axis=1).astype(np.float32)
+
+    def _answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
+        """Return (n,) 1 and 0 for cells that say yes and no."""
+        words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
+        found = np.array([words.get(text.lower(), np.nan) for text in self.columns[column]])
+        self._refuse(column, ~np.isin(found, (0, 1)), why, remedy)
+        return found
 
     def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values as float32, which models compute in."""

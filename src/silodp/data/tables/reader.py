@@ -101,8 +101,10 @@ def read_tables(
         held_out = None
         if schema.split is not None or schema.test_share is not None:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
-            held_out = SiloData(silo, x[test], y[test], number)
-        silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
+            held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
+        silos.append(
+            SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers, schema.kind)
+        )
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
@@ -115,7 +117,7 @@ def read_tables(
     test_data = None
     if schema.split is not None or schema.test_share is not None:
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
-        test_data = SiloData("test", x, y, user)
+        test_data = SiloData("test", x, y, user, labels=schema.kind)
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
 
 

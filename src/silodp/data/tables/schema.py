@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
+from silodp.data.public import LabelKind
 from silodp.data.tables.columns import (
     SETTINGS,
     CategoricalColumn,
@@ -67,11 +68,14 @@ class Schema:
 
     Attributes:
         user: column of the key that names a user, equal in all silos.
-        label: column of the label (kinds "classes" and "real").
-        kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
+        label: column of the label (kinds "classes" and "real"), or a list of columns where a record has several (kinds
+            "real" and "multilabel").
+        kind: "classes", "real" (a number), "multilabel" (several columns of yes and no) or "survival" (`event` and
+            `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
-        label_typical: (center, spread) of ordinary labels (kind "real"): the model learns (label − center)/spread, and
-            its predictions are in the unit of the label again. Without it the label is used as it is.
+        label_typical: (center, spread) of ordinary labels (kind "real"), a pair for each of several: the model learns
+            (label − center)/spread, and its predictions are in the unit of the label again. Without it the label is
+            used as it is.
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
         numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
             fields, which may also give typical = (center, spread), by which values are standardized.
@@ -98,8 +102,8 @@ class Schema:
     """
 
     user: str
-    label: str | None = None
-    kind: Literal["classes", "real", "survival"] = "classes"
+    label: str | Sequence[str] | None = None
+    kind: LabelKind = "classes"
     classes: Sequence[Any] | None = None
     event: str | None = None
     time: str | None = None
@@ -113,15 +117,17 @@ class Schema:
     test_share: float | None = None
     reader: Reader = field(default_factory=Reader)
     readers: Mapping[str, Any] = field(default_factory=dict)
-    label_typical: Sequence[float] | None = None
+    label_typical: Sequence[float | Sequence[float]] | None = None
     silos: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_type("data.schema.kind", self.kind, str)
         check_type("data.schema.out_of_range", self.out_of_range, str)
-        if self.kind not in ("classes", "real", "survival"):
+        if self.kind not in get_args(LabelKind):
             raise _refusal(
-                f"kind is {self.kind!r}; choose 'classes', 'real' or 'survival'", "data.kind", "kind"
+                f"kind is {self.kind!r}; choose 'classes', 'real', 'multilabel' or 'survival'",
+                "data.kind",
+                "kind",
             )
         if self.out_of_range not in ("refuse", "clip"):
             raise _refusal(
@@ -271,6 +277,24 @@ class Schema:
 
     def _check_label(self) -> None:
         """Check that the kind of label and the columns that hold it go together."""
+        if not isinstance(self.label, str | None):
+            if not isinstance(self.label, Sequence) or not all(isinstance(name, str) for name in self.label):
+                raise _refusal(
+                    f"label is {short(self.label)}; give the name of a column, or a list of names",
+                    "data.schema",
+                    "label",
+                )
+            object.__setattr__(self, "label", tuple(self.label))
+        is_several = isinstance(self.label, tuple)
+        if (is_several and (self.kind not in ("real", "multilabel") or len(self.label_columns) < 2)) or (
+            self.kind == "multilabel" and not is_several
+        ):
+            raise _refusal(
+                f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
+                "(yes and no) or 'real' (numbers), and name one for all others",
+                "data.kind",
+                "label",
+            )
         if self.label_typical is not None:
             if self.kind != "real":
                 raise _refusal(
@@ -279,10 +303,19 @@ class Schema:
                     "data.kind",
                     "label_typical",
                 )
-            check_typical(f"the label {self.label!r}", self.label_typical, "label_typical")
+            pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
+            if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
+                raise _refusal(
+                    f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give "
+                    "one pair [center, spread] for each column",
+                    "data.schema",
+                    "label_typical",
+                )
+            for column, pair in zip(self.label_columns, pairs, strict=True):
+                check_typical(f"the label {column!r}", pair, "label_typical")
             # Floats, so that all parties write the same digits into their specifications.
-            center, spread = map(float, self.label_typical)
-            object.__setattr__(self, "label_typical", (center, spread))
+            given = tuple((float(center), float(spread)) for center, spread in pairs)
+            object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
                 raise _refusal(
@@ -296,7 +329,7 @@ class Schema:
                 "data.kind",
                 "kind",
             )
-        if self.kind == "real" and self.classes is not None:
+        if self.kind in ("real", "multilabel") and self.classes is not None:
             raise _refusal(
                 f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
                 "data.kind",
@@ -343,15 +376,29 @@ class Schema:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column the tables must have."""
-        named = (self.user, self.label, self.event, self.time, self.split, self.budget)
+        named = (self.user, *self.label_columns, self.event, self.time, self.split, self.budget)
         return (*(column for column in named if column is not None), *self.feature_columns)
 
     def find_setting(self, column: str) -> str:
         """Return the setting that declares a column, for example "data.schema.label" or "data.schema.numeric.age"."""
-        for name in ("user", "label", "event", "time", "split", "budget"):
+        for name in ("user", "event", "time", "split", "budget"):
             if getattr(self, name) == column:
                 return f"data.schema.{name}"
+        if column in self.label_columns:
+            return "data.schema.label"
         return f"data.schema.{'numeric' if column in self.numeric else 'categorical'}.{column}"
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the label, of which there may be several; none for survival."""
+        if self.label is None:
+            return ()
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
+
+    @property
+    def targets(self) -> int | None:
+        """The number of labels of a record, where it has several."""
+        return None if isinstance(self.label, str | None) else len(self.label)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
