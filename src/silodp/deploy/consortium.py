@@ -275,8 +275,9 @@ class Consortium:
     def labels(self) -> tuple[str, ...]:
         """The columns that a model learns to predict: the label, or event and time; () where no schema names them."""
         schema = self.config.resolve_data()[1].get("schema")
-        named = (getattr(schema, field, None) for field in ("label", "event", "time"))
-        return tuple(column for column in named if column is not None)
+        if schema is None:
+            return ()
+        return (*schema.label_columns, *(column for column in (schema.event, schema.time) if column is not None))
 
     @cached_property
     def digest(self) -> str:

@@ -254,9 +254,10 @@ class Schema:
 
     def _list_declared(self, column: str) -> list[str]:
         """Return the texts of the values that a column may have; none where it has numbers, keys or days."""
+        of_labels = (0, 1) if self.kind == "multilabel" else self.classes or ()
         listed: Mapping[str | None, Sequence[Any]] = {
             **{name: found.categories for name, found in self.categorical_columns().items()},
-            **({self.label: self.classes} if self.classes is not None else {}),
+            **dict.fromkeys(self.label_columns, of_labels),
             self.event: (0, 1),
             self.split: ("train", "test"),
         }
