@@ -16,7 +16,7 @@ import numpy as np
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.bundle.model_card import CARD, write_card
+from silodp.bundle.model_card import write_card
 from silodp.cli._console import Interrupted, log
 from silodp.config.plugins import is_reference
 from silodp.config.public_spec import build_public_spec
@@ -32,6 +32,7 @@ from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
 from silodp.runtime.guarantees import delta_warning
+from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
