@@ -277,7 +277,10 @@ class Consortium:
         schema = self.config.resolve_data()[1].get("schema")
         if schema is None:
             return ()
-        return (*schema.label_columns, *(column for column in (schema.event, schema.time) if column is not None))
+        return (
+            *schema.label_columns,
+            *(column for column in (schema.event, schema.time) if column is not None),
+        )
 
     @cached_property
     def digest(self) -> str:
