@@ -19,6 +19,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, WorstOf
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.schema import load_config
+from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
@@ -31,6 +32,7 @@ from silodp.deploy.silo import (
     load_identity,
     load_records,
     open_silo,
+    save_records,
 )
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
@@ -414,6 +416,18 @@ def test_a_silo_is_warned_of_two_spellings_in_its_table(
         )
         assert ("2 person keys" in caplog.text) == is_warned
         assert not any(key in caplog.text for key in keys)
+
+
+def test_a_silo_without_a_training_record_is_warned(
+    public: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = load_config(tmp_path / "one.toml").federation().silos[0]
+    empty = SiloData(whole.name, whole.x[:0], whole.y[:0], whole.user[:0])
+    for data in (whole, empty):
+        caplog.clear()
+        save_records(tmp_path / "records.npz", data)
+        load_records(tmp_path / "records.npz", whole.name, Consortium.load(public))
+        assert ("no training record" in caplog.text) == (data is empty)
 
 
 def test_the_status_has_two_writers(tmp_path: Path) -> None:
