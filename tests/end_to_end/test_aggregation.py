@@ -457,6 +457,11 @@ def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: P
     Path("a/metrics.jsonl").write_text(
         "".join(json.dumps({k: v for k, v in row.items() if k != "bytes"}) + "\n" for row in rows)
     )
+    # A run of an earlier version: its ledger does not bind files.
+    ledger = Path("a/checkpoint/ledger.jsonl")
+    charges = [line for line in ledger.read_text().splitlines(True) if '"files"' not in line]
+    ledger.write_text("".join(charges))
+    Path("a/model.json").unlink()
     assert silodp("report", "a").status == 0
     assert "to the silos</th>" not in Path("a/report.html").read_text()
 
@@ -465,6 +470,7 @@ def test_the_guarantee_names_the_aggregator_of_a_run_from_python(silodp: Silodp,
     assert silodp("run", config, "--out", "a").status == 0
     Path("a/config.toml").unlink()
     Path("a/checkpoint/ledger.jsonl").unlink()  # it would contradict another aggregator's name
+    Path("a/model.json").unlink()  # it names the digest of the guarantee
     said = json.loads(Path("a/guarantee.json").read_text())
 
     def page(aggregator: Any) -> str:

@@ -211,6 +211,8 @@ def ledger_of(path: Path) -> dict[str, Any]:
     head, *lines = (json.loads(line) for line in path.read_text().splitlines())
     charges: list[dict[str, Any]] = []
     for line in lines:
+        if "round" not in line:  # the digests of the files of a finished run
+            continue
         at = [line["round"], line["release"]]
         events = numbers_in({key: value for key, value in line.items() if key not in ("round", "release")})
         if charges and charges[-1]["line"] == events:

@@ -82,7 +82,6 @@ def init(
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.schema import load_config
-    from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
 
     if local and after is not None:
         raise SilodpError(
@@ -92,6 +91,8 @@ def init(
         )
 
     settings = load_config(config, set_ or ())
+    from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
+
     if settings.seed is not None and not local:
         log(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
@@ -283,7 +284,8 @@ def accept_command(
         )
     if is_server:
         accept_digest(folder, consortium.digest)
-        lines = [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: silodp server {public} {folder}"]
+        start = format_command("server", public, folder)
+        lines = [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: {start}"]
         show({"digest": consortium.digest, "policy": None, "agreement": agreed}, as_json, lines)
         return
     table = _find_file(folder, "data", str(data))

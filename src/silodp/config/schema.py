@@ -230,6 +230,13 @@ class RunConfig(_Section):
         """
         dataset, arguments = self.resolve_data()
         federation = dataset.load(arguments)
+        if not any(map(len, federation.silos)):
+            raise SilodpError(
+                "no silo has a training record, so each round would spend ε and learn nothing: check the tables, and "
+                "which of their records are held out.",
+                code="data.no_records",
+                field="data",
+            )
         budgets = self.budget_distribution()
         return federation if budgets is None else budgets.assign_to(federation)
 

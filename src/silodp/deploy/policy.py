@@ -5,6 +5,7 @@ Without either, a party executes nothing of a public folder.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
@@ -216,7 +217,8 @@ def check_accepted(folder: Path, digest: str) -> None:
     if digest not in _read_accepted(folder):
         raise SilodpError(
             f"the public folder has the digest {digest[:16]}, which {folder / ACCEPTED} does not list, so none of its "
-            f"code was run: compare it with the coordinator, and run 'silodp deploy accept PUBLIC {folder}'.",
+            "code was run: compare it with the coordinator, and run 'silodp deploy accept PUBLIC "
+            f"{shlex.quote(str(folder))}'.",
             code="policy.digest",
             field="accepted",
         )

@@ -89,13 +89,6 @@ def prepare_run(
     _check_method(method)
     evaluation = _make_evaluation(evaluation)
     if isinstance(data, Federation):
-        if not any(map(len, data.silos)):
-            raise SilodpError(
-                "no silo has a training record, so each round would spend ε and learn nothing: check the tables, and "
-                "which of their records are held out.",
-                code="data.no_records",
-                field="federation",
-            )
         tested = data.test is not None and len(data.test) > 0
         asks_silos = evaluation is not None and evaluation.across != "none"
         if asks_silos and all(silo.test is None for silo in data.silos):

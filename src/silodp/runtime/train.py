@@ -159,12 +159,6 @@ def train(
     if out is not None:
         check_path("out", out)
     check_type("resume", resume, bool)
-    if on_round is not None and not callable(on_round):
-        raise SilodpError(
-            f"on_round is a {type(on_round).__name__}: give a function of a RoundResult.",
-            code="argument.type",
-            field="on_round",
-        )
     spec = prepare_run(
         federation,
         task,

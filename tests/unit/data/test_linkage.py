@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 from test_tables import read, schema, write
 
+from silodp.config.schema import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
 from silodp.data.linkage import find_key_doubts, find_linkage_doubts
-from silodp.methods import UldpSgd
-from silodp.runtime.prepare import prepare_run
-from support.oracles import logistic_task
 from support.refusals import refused
 
 HEADER = "patient,age,sex,ill\n"
@@ -192,11 +190,28 @@ def test_an_error_of_a_spreadsheet_is_no_person(tmp_path, key):
     assert read(tmp_path, berlin=table(["17", "#17", "#AB12", "#REF!x"])).users == 4
 
 
-def test_a_run_without_a_training_record_is_refused():
-    silos = tuple(
-        SiloData(name, np.zeros((0, 1), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        for name in "ab"
+def test_a_run_without_a_training_record_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("id,age,y\n")
+    (tmp_path / "users.txt").write_text("p1\np2\n")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        """
+        rounds = 1
+        [data]
+        source = "tables"
+        files = ["a.csv", "b.csv"]
+        [data.schema]
+        user = "id"
+        label = "y"
+        classes = [0, 1]
+        numeric = { age = [0, 100] }
+        users = "users.txt"
+        [method]
+        name = "uldp-sgd"
+        noise_multiplier = 5.0
+        clip = 1.0
+        """
     )
-    federation = Federation(silos, users=5, test=None, classes=2)
     with refused("data.no_records"):
-        prepare_run(federation, logistic_task(), UldpSgd(5.0, 1.0), rounds=1)
+        load_config(config).federation()

@@ -97,8 +97,8 @@ class _Faults:
         rows: column → (n,) bool, the rows that a fault in `found` is about.
     """
 
-    found: list[SilodpError] | None = None
-    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    found: list[SilodpError] | None = field(default=None, repr=False)
+    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
