@@ -234,6 +234,8 @@ def test_the_walk_over_the_declarations_finds_the_fields_that_name_code(
         "method.server_optimizer.name",
         'method.server_optimizer.name="tail-average".last=1.optimizer.name',
         "methods.<name>",
+        "methods.uldp-avg.server_optimizer.name",
+        'methods.uldp-avg.server_optimizer.name="tail-average".last=1.optimizer.name',
         "task.loss",
         "task.metrics",
         "task.model",
