@@ -202,7 +202,7 @@ def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: 
         processes.kill("server")
         copy = Processes(tmp_path / "copy", forked=True)
         shutil.copytree(processes.public, copy.public)
-        shutil.copytree(processes.home("server"), copy.home("server"))
+        shutil.copytree(processes.home("server"), copy.home("server"), symlinks=True)  # as cp -a
         (copy.home("server") / "log.txt").unlink()
         processes.start("server")
         wait_for_round(processes, 6)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from silodp.accounting import compute_epsilon
+from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError
 from support.bad_arguments import list_calls, list_cases
 
@@ -61,3 +63,9 @@ def test_what_was_accepted_or_raised_something_else(
     with pytest.raises(SilodpError) as caught:
         function(**{**arguments, argument: value})
     assert caught.value.code != "data.files", "it is refused for another reason"
+
+
+def test_a_disclosure_may_be_as_small_as_that_of_ciphertexts() -> None:
+    """`lattice` has one of 10⁻¹⁰¹, far below what settings may be."""
+    charges = [(Gaussian(5.0), 3)]
+    assert compute_epsilon(charges, 1e-5, disclosure=9e-102) == pytest.approx(compute_epsilon(charges, 1e-5))

@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from typing import Any, Generic, TypeVar, cast
 
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import SilodpError, check_delta, check_real, shorten
+from silodp.errors import MOST_REAL, SilodpError, check_delta, shorten
 
 _MOST_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -200,7 +201,7 @@ def compute_epsilon(
         SilodpError: an event's parameter, δ or the accountant is out of range.
     """
     check_delta("delta", delta)
-    check_real("disclosure", disclosure, least=0)
+    _check_not_negative("disclosure", disclosure)
     found = find_accountant(accountant)
     composition = found.compose(_check_charges(charges))
 
@@ -242,8 +243,20 @@ def compute_delta(
     Raises:
         SilodpError: an event's parameter, ε or the accountant is out of range.
     """
-    check_real("epsilon", epsilon, least=0)
+    _check_not_negative("epsilon", epsilon)
     return find_accountant(accountant).compose(_check_charges(charges)).delta(float(epsilon))
+
+
+def _check_not_negative(name: str, value: object) -> None:
+    """Check for a number of at least 0, however small: a total variation distance may be 1e-100."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_within(value):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set a number of at least 0.", code="argument.value", field=name
+        )
+
+
+def _is_within(value: Any) -> bool:
+    return bool(0 <= value <= MOST_REAL)
 
 
 def _check_charges(charges: object) -> list[EventCount]:
