@@ -247,16 +247,13 @@ def compute_delta(
     return find_accountant(accountant).compose(_check_charges(charges)).delta(float(epsilon))
 
 
-def _check_not_negative(name: str, value: object) -> None:
+def _check_not_negative(name: str, value: Any) -> None:
     """Check for a number of at least 0, however small: a total variation distance may be 1e-100."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not _is_within(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and 0 <= value <= MOST_REAL):
         raise SilodpError(
             f"{name} = {shorten(value)}: set a number of at least 0.", code="argument.value", field=name
         )
-
-
-def _is_within(value: Any) -> bool:
-    return bool(0 <= value <= MOST_REAL)
 
 
 def _check_charges(charges: object) -> list[EventCount]:

@@ -343,22 +343,6 @@ def show_progress(rounds: int) -> Iterator[OnRound]:
 # --- runs that were stopped ----------------------------------------------------------------------------------------
 
 
-def find_config(directory: Path) -> Path:
-    """Return the configuration in the directory of a run.
-
-    Raises:
-        SilodpError: there is none.
-    """
-    path = directory / "config.toml"
-    if not path.is_file():
-        raise SilodpError(
-            f"{directory} has no config.toml, so 'silodp run' has not trained there: name a configuration and the "
-            "directory, silodp run CONFIG.toml --out DIR --resume.",
-            code="config.path",
-        )
-    return path
-
-
 def _describe_interruption(directory: Path, is_other: bool) -> str:
     """Return the line after Ctrl-C: the last round, and the command that continues.
 

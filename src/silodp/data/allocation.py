@@ -8,13 +8,12 @@ Source: ULDP-FL, section 5.1.1.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.errors import SilodpError, check_choice, check_real, check_type, check_whole, counted
+from silodp.errors import MOST_WHOLE, SilodpError, check_choice, check_real, check_whole, counted
 
 Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
@@ -25,7 +24,6 @@ USER_EXPONENT = 0.5
 SILO_EXPONENT = 2.0
 """Share of a user's records in a silo ∝ rank^-2; the silos are ranked in a random order for each user."""
 
-_MOST_DRAWN = 10**9  # users or silos: an array of them must fit in memory
 MAIN_SHARE = 0.8
 """Share of a user's records in one silo, where silos are fixed."""
 
@@ -290,7 +288,7 @@ def allocate(
         )
     if scheme != "own":
         check_real("users", users)
-        check_whole("users", users, most=_MOST_DRAWN)
+        check_whole("users", users)
     if sizes is not None:
         if any(option is not None for option in (records, silos, labels_per_user, labels_per_silo)):
             raise SilodpError(
@@ -303,9 +301,8 @@ def allocate(
         law = uniform_fixed if scheme == "uniform" else zipf_fixed
         per_silo = law(sizes, users, generator, pairs)
         return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
-    check_type("silos", silos, (Integral, type(None)))
     if silos is not None:
-        check_whole("silos", max(int(silos), 1), most=_MOST_DRAWN)
+        check_whole("silos", silos, -MOST_WHOLE)  # below 1 it is refused as missing
     if records is None or silos is None or silos < 1:
         raise SilodpError(
             f"records is {records} and silos is {silos}; give both, or sizes for fixed silos",

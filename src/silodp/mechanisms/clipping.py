@@ -46,10 +46,14 @@ class ClippedRows:
         """Number of rows that were not finite, and count as zero."""
         return int((self.factors == 0).sum())
 
+    def compute_clipped_norms(self) -> Tensor:
+        """Return ‖factors[i]·rows[i]‖₂, (r,) float64; NaN for rows that are not finite."""
+        norms = compute_norms(self.rows) if self.norms is None else self.norms
+        return self.factors.abs() * norms
+
     def find_within_clip(self) -> Tensor:
         """Return which rows are finite and, multiplied by their factors, no longer than the clip, (r,) bool."""
-        norms = compute_norms(self.rows) if self.norms is None else self.norms
-        return (self.factors != 0) & ((self.factors * norms).abs() <= self.clip)
+        return (self.factors != 0) & (self.compute_clipped_norms() <= self.clip)
 
     @property
     def tensor(self) -> Tensor:

@@ -211,15 +211,20 @@ def render(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     """One for all pages: it keeps the compiled templates."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+    environment = make_environment(Path(__file__).parent)
+    environment.filters |= FILTERS
+    return environment
+
+
+def make_environment(folder: Path) -> Environment:
+    """Return what renders the HTML templates of a folder: every value is escaped, and a missing one is an error."""
+    return Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS
-    return environment
 
 
 class PictureFolder:

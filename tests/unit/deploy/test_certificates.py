@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from silodp.config.schema import load_config
 from silodp.deploy import certificates
 from silodp.deploy.certificates import (
     AUTHORITY_DAYS,
@@ -19,8 +18,7 @@ from silodp.deploy.certificates import (
     make_request,
     read_expiries,
 )
-from silodp.deploy.setup import draft_public, make_keys, seal_public
-from support.commands import CONFIG
+from silodp.deploy.setup import make_keys, seal_public
 from support.refusals import refused
 
 PARTIES = ("server", "north")
@@ -35,15 +33,6 @@ def move_clock(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
             return datetime.now(tz) + timedelta(days=days)
 
     monkeypatch.setattr(certificates, "datetime", Later)
-
-
-@pytest.fixture
-def public(tmp_path: Path) -> Path:
-    path = tmp_path / "one.toml"
-    path.write_text(CONFIG)
-    config = load_config(path)
-    draft_public(config, tmp_path / "public", config.public_data())
-    return tmp_path / "public"
 
 
 def write_public(folder: Path, authority: Authority) -> Path:

@@ -44,15 +44,6 @@ from support.refusals import refused
 PSEUDONYMS = 'identity = "profile.toml"'
 
 
-@pytest.fixture
-def public(tmp_path: Path) -> Path:
-    path = tmp_path / "one.toml"
-    path.write_text(CONFIG)
-    config = load_config(path)
-    draft_public(config, tmp_path / "public", config.public_data())
-    return tmp_path / "public"
-
-
 def charge(ledger: Ledger, round_: int, sigma: float) -> None:
     ledger.charge(round_, 0, {name: Gaussian(sigma) for name in ("released", "server", "silo")})
 

@@ -161,13 +161,6 @@ def _describe_silo(seen: float | None, is_awaited: bool) -> str:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from silodp.report.page import make_environment
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("monitor.html")
+    return make_environment(Path(__file__).parent).get_template("monitor.html")

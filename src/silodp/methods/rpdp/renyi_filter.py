@@ -34,7 +34,6 @@ from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_delta, check_epsilon
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
-from silodp.mechanisms.rows import compute_norms
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
@@ -241,15 +240,16 @@ class _Filter:
         """
         import torch
 
-        norms = (compute_norms(rows.rows) if rows.norms is None else rows.norms) * rows.factors
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
-        price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
+        norms = torch.nan_to_num(rows.compute_clipped_norms(), nan=0.0, posinf=0.0)
+        price = norms.square().cpu().numpy() * (cost * (1 + 1e-9))
         owners = rows.owners.cpu().numpy()
         pays = self.active[owners] & (self.spent[owners] + price <= self.limits[owners])
         self.active[owners[~pays]] = False
         self.spent[owners[pays]] += price[pays]
         kept = torch.from_numpy(np.flatnonzero(pays)).to(rows.factors.device)
-        return ClippedRows(rows.owners[kept.cpu()], rows.rows[kept], rows.factors[kept], rows.clip)
+        known = None if rows.norms is None else rows.norms[kept]
+        return ClippedRows(rows.owners[kept.cpu()], rows.rows[kept], rows.factors[kept], rows.clip, known)
 
 
 @lru_cache(maxsize=256)
