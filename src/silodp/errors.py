@@ -3,6 +3,9 @@
 Every check takes the name of a setting and its value, and raises `SilodpError` with the name as `field`:
 
     check_type         an instance of a class                        argument.type
+    check_list         a list, each item an instance of a class      argument.type
+    check_path         what can be the path of a file                argument.type, .value
+    check_declared_types  fields of a dataclass, by their annotations  argument.type
     check_choice       one of some values                            argument.value
     check_real         a real number, with any bounds                argument.type, .out_of_range, .value
     check_positive     a finite number > 0                           as check_real
@@ -21,6 +24,7 @@ Every check takes the name of a setting and its value, and raises `SilodpError` 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +37,9 @@ from reprlib import Repr
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a write that has no room: on the disk, in a quota, or below the limit on the size of a file."""
 
 
 class SilodpError(ValueError):

@@ -7,7 +7,6 @@ drops it. Any other damage is refused. No file can show by itself that whole lin
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from silodp.errors import SilodpError
+from silodp.errors import DISK_FULL, SilodpError
 
 Fields = dict[str, Any]
 
@@ -71,7 +70,7 @@ class AppendOnlyLog:
             # What reached the disk is unknown, after a failed fsync too: only reading it again can tell.
             self._unsure = str(error) or type(error).__name__
             if isinstance(error, OSError):
-                full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                full = error.errno in DISK_FULL
                 raise SilodpError(
                     f"ledger {self.path} could not be written ({error.strerror}): mend the disk, then resume.",
                     code="run.disk_full" if full else "ledger.write_failed",

@@ -6,7 +6,6 @@ output. This module imports nothing heavy, so that `silodp --help` answers at on
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
@@ -22,7 +21,7 @@ from typing import Annotated, Any, TextIO
 import click
 import typer
 
-from silodp.errors import SilodpError, name_file
+from silodp.errors import DISK_FULL, SilodpError, name_file
 
 Config = Annotated[
     Path,
@@ -83,7 +82,6 @@ UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # as shells report it
 
 _MOST_CHARACTERS = 2000  # of a sentence: it may quote a long value or message
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STANDARD_OUTPUT = "standard output"
 """File name in the error of a result that cannot be written."""
 
@@ -218,7 +216,7 @@ def _field(error: click.ClickException) -> str | None:
 
 def _describe_file_error(error: OSError) -> Failure:
     name = "a file" if error.filename is None else str(error.filename)
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         return Failure(
             MISTAKE,
             "run.disk_full",

@@ -236,7 +236,7 @@ class ExpiryWatch:
         )
         return (
             f"certificates end, of {told}: after this run the coordinator runs 'silodp deploy seal --again', and every "
-            "silo accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)"
+            "party accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)"
         )
 
     def check(self) -> None:
@@ -250,7 +250,7 @@ class ExpiryWatch:
         if ended:
             raise SilodpError(
                 f"the certificate of {' and of '.join(ended)} has ended, by the clock here: the coordinator runs "
-                "'silodp deploy seal --again', and every silo accepts the new public folder "
+                "'silodp deploy seal --again', and every party accepts the new public folder "
                 "(docs/guides/next-run.md); or set the clock right.",
                 code="deploy.certificate",
             )

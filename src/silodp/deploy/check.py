@@ -16,20 +16,19 @@ import httpx
 import silodp
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, Consortium
-from silodp.deploy.history import PersonKey, check_persons
 from silodp.deploy.https import listen_at
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import (
     IDENTITY,
     POLICY,
     TLS_KEY,
+    check_participation,
     describe_shortfall,
     find_name,
     find_shortfall,
     load_identity,
 )
 from silodp.errors import SilodpError, shorten
-from silodp.wire.store import DirectoryStore
 from silodp.wire.transport import SERVER
 
 _MOST_CLOCK_SECONDS = 300.0
@@ -123,16 +122,12 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
         yield Finding("policy", True, f"there is none yet: 'silodp deploy accept' writes {path}")
         return
     try:
-        policy, spec = Policy.load(path), consortium.stated_spec
+        policy = Policy.load(path)
         is_accepted = consortium.digest in policy.accepted
-        policy.model_copy(update={"accepted": [consortium.digest]}).check(
-            consortium.digest, spec, consortium.labels
-        )
-        if spec.method.unit == "user" and (folder / "store").exists():
-            store = DirectoryStore(folder / "store")
-            check_persons(store, folder, PersonKey.of(consortium), policy.persons)
+        accepting = policy.model_copy(update={"accepted": [consortium.digest]})
+        check_participation(folder, consortium, accepting)
         # Of a run that was begun, the ledgers have charges already.
-        short = {} if is_accepted else find_shortfall(folder, spec, name, policy)
+        short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
     except SilodpError as error:
         yield Finding("policy", False, f"{error} [{error.code}]")
         return

@@ -206,8 +206,7 @@ def load_answers(path: Path) -> dict[str, int]:
 
 def _read_error(path: Path) -> str | None:
     """Return the error with which an earlier process stopped, by a status.json that `load_answers` has read."""
-    error = json.loads(path.read_bytes()).get("error") if path.exists() else None
-    return None if error is None else str(error)
+    return read_status(path).get("error") if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from silodp.deploy.consortium import (
     derive_spec,
     write_public,
 )
-from silodp.deploy.history import PersonKey, check_persons
+from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy, accept_digest
 from silodp.deploy.silo import (
     IDENTITY,
@@ -39,7 +39,7 @@ from silodp.deploy.silo import (
     POLICY,
     TLS_KEY,
     check_index,
-    check_policy,
+    check_participation,
     compute_lifetime_cost,
     find_name,
     save_identity,
@@ -49,7 +49,7 @@ from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.planning.epsilon import compute_largest_cost
 from silodp.runtime.lock import hold_lock
-from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
+from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"
@@ -491,9 +491,7 @@ def accept(
             min_silos=spec.min_silos,
             allow_seed=allow_seed,
         )
-    check_policy(policy, consortium)
-    if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
-        check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
+    check_participation(folder, consortium, policy)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 

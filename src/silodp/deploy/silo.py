@@ -524,6 +524,17 @@ def check_policy(policy: Policy, consortium: Consortium) -> None:
     policy.check(consortium.digest, consortium.stated_spec, consortium.labels)
 
 
+def check_participation(folder: Path, consortium: Consortium, policy: Policy) -> None:
+    """Check a run by the policy of a silo, and by who is a person in the earlier runs of its folder.
+
+    Raises:
+        SilodpError: as `check_policy` and `check_persons`.
+    """
+    check_policy(policy, consortium)
+    if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
+        check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
+
+
 def find_name(folder: Path, consortium: Consortium) -> str:
     """Return the name under which the roster lists the key in a folder.
 
