@@ -67,8 +67,8 @@ def _exceeds(values: Tensor, most: float) -> Tensor:
 
 def _announce() -> bool:
     _log.warning(
-        "some records hold numbers beyond ±%g, or targets beyond ±%g: these are computed one after another, so that "
-        "nobody's row can depend on theirs; the results hold, and training is slower: scale inputs to about ±1",
+        "some records hold numbers beyond ±%g, or targets beyond ±%g: they are computed one after another, so that "
+        "they cannot change what others contribute, and training is slower: scale inputs to about ±1",
         MAX_INPUT,
         MAX_TARGET,
     )
