@@ -201,8 +201,8 @@ class ModelDescription:
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SilodpError(
-                f"{path} was changed, or cannot be read ({type(error).__name__}): get it again, or install the version of silodp that "
-                "wrote it.",
+                f"{path} was changed, or cannot be read ({type(error).__name__}): get it again, or install the version "
+                "of silodp that wrote it.",
                 code="bundle.damaged",
             ) from None
 
