@@ -12,7 +12,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -70,6 +70,10 @@ docs: $(DOCUMENTED)
 
 benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
+
+# How large the code is, and how much of it a command enters or imports: a table to look at, without limits.
+house: $(DEVELOPED)
+	$(BIN)/python benchmarks/house.py
 
 # Every training run of docs/results.md that has no line yet in benchmarks/results; ONLY=heart for a part, ARGS=--list for
 # what is missing and its cost, ARGS=--tables to write the tables. SILODP_DATA is the folder of the data sets.

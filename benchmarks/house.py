@@ -1,7 +1,7 @@
-"""How large and how documented the code is, and how much of it a run or a report needs.
+"""How large and how documented the code is, and how much of it a command needs.
 
 python benchmarks/house.py [SRC]: prints a table; SRC is a folder that holds a package `silodp` (by default src/).
-Docstrings, comments and functions are counted without running anything; the last three lines of the table start Python.
+The first lines of the table are counted in the text of the modules; the last ones start Python. No number is a limit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ROOT = Path(__file__).resolve().parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 ENTERED = """
-import sys, threading
+import inspect, sys, threading
 from pathlib import Path
 import silodp
 root, files = str(Path(silodp.__file__).parent), set()
 
 def note(frame, event, argument):
-    if event == "call" and frame.f_code.co_name != "<module>" and frame.f_code.co_filename.startswith(root):
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # the bodies of modules and classes are not
+    if event == "call" and is_function and frame.f_code.co_filename.startswith(root):
         files.add(frame.f_code.co_filename)
 
 threading.setprofile(note)
 sys.setprofile(note)
 from silodp.cli import main
-from silodp.config.schema import load_config
 try:
     main.main(["run", str(Path(main.__file__).with_name("demo.toml")), "--set", "rounds=3", "--out", sys.argv[1]])
 except SystemExit as ended:
@@ -43,17 +43,28 @@ except SystemExit as ended:
 """
 IMPORTED = """
 import sys
-import silodp.report.page
-print(sum(name.split(".")[0] == "silodp" for name in sys.modules), file=sys.stderr)
+from silodp.cli import main
+try:
+    main.main(sys.argv[1:])
+except SystemExit as ended:
+    ended.code and sys.exit(ended.code)
+    own = sum(name.split(".")[0].startswith("silodp") for name in sys.modules)
+    print(own, "with" if "torch" in sys.modules else "without", "torch", file=sys.stderr)
 """
 EXPORTED = """
-import importlib, pkgutil, sys
+import importlib, pkgutil, re, sys
 import silodp
-names = ["silodp", *(f"silodp.{found.name}" for found in pkgutil.iter_modules(silodp.__path__))]
-packages = [package for package in map(importlib.import_module, names) if hasattr(package, "__all__")]
-things = {id(getattr(package, name)) for package in packages for name in package.__all__}
-print(sum(len(package.__all__) for package in packages), len(things), file=sys.stderr)
+found = [found.name for found in pkgutil.iter_modules(silodp.__path__) if found.name != "__main__"]
+packages = [importlib.import_module(name) for name in ["silodp", *(f"silodp.{name}" for name in found)]]
+packages = [package for package in packages if hasattr(package, "__all__")]
+things = {id(thing): thing for package in packages for thing in (getattr(package, n) for n in package.__all__)}
+texts = [thing.__doc__ or "" for thing in things.values() if callable(thing)]
+source = re.compile(r"et al|[Aa]lgorithm|[Tt]heorem|[Ll]emma|[Pp]roposition|[Ee]quation|arXiv|RFC|[Pp]aper|[Ss]ource:")
+sourced = sum(bool(source.search(text)) for text in texts)
+members = max(sum(not n.startswith("_") for n in vars(c)) for c in silodp.methods.Method.__mro__)
+print(sum(len(p.__all__) for p in packages), len(things), sourced, len(texts), members, file=sys.stderr)
 """
+EPSILON = ("epsilon", "--method", "uldp-avg", "--rounds", "10", "--noise-multiplier", "5")
 
 
 class Documented(NamedTuple):
@@ -88,6 +99,29 @@ def count_comments(text: str) -> int:
     return sum(token.type == tokenize.COMMENT and token.line.lstrip().startswith("#") for token in tokens)
 
 
+def count_code(text: str) -> int:
+    """Return the number of lines that hold code: no docstrings, comments or blank lines."""
+    skipped = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    held = {row for t in tokens if t.type not in skipped for row in range(t.start[0], t.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        # a string that is a statement: the docstring of a module, class or function, or the text below a constant
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            held -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(held)
+
+
 def take_shares(values: list[bool]) -> str:
     """Return the part of the values that is true, in percent."""
     return f"{100 * sum(values) / max(1, len(values)):.1f} %"
@@ -98,8 +132,8 @@ def measure_text(package: Path) -> Iterator[tuple[str, str]]:
     texts = {path: path.read_text() for path in sorted(package.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     lines = sorted(len(text.splitlines()) for text in texts.values())
-    yield "lines", f"{sum(lines):,}"
-    yield "files", str(len(texts))
+    code = sum(map(count_code, texts.values()))
+    yield "lines / code lines / files", f"{sum(lines):,} / {code:,} / {len(texts)}"
     yield "file lines, median / longest", f"{statistics.median(lines):.0f} / {lines[-1]}"
     long = [
         (node.end_lineno or 0) - node.lineno + 1 for tree in trees.values() for node in list_functions(tree)
@@ -141,17 +175,30 @@ def run_python(source: Path, code: str, *arguments: str) -> list[str]:
     return done.stderr.splitlines()[-1].split()
 
 
+def measure_runs(source: Path) -> Iterator[tuple[str, str]]:
+    """Yield what Python shows that has imported the package, or run a command of it."""
+    listed, things, sourced, callables, members = run_python(source, EXPORTED)
+    yield "names in __all__ of public packages, distinct", f"{listed}, {things}"
+    yield "exported classes and functions whose docstring names a source", f"{sourced} of {callables}"
+    yield "public members of Method, or of the largest class that it is made of", members
+    yield "modules of silodp after `silodp epsilon`", " ".join(run_python(source, IMPORTED, *EPSILON))
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        yield "files that a three-round demo enters", run_python(source, ENTERED, run)[0]
+        yield "modules after `silodp report`", " ".join(run_python(source, IMPORTED, "report", run))
+        short = ("demo", "--out", str(Path(folder) / "demo"))
+        yield "modules after `silodp demo`", " ".join(run_python(source, IMPORTED, *short))
+
+
 def main() -> None:
     """Print the table."""
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "src"
     found = list(measure_text(source / "silodp"))
-    listed, things = run_python(source, EXPORTED)
-    found.append(("names in __all__ of public packages, distinct", f"{listed}, {things}"))
-    with tempfile.TemporaryDirectory() as folder:
-        (entered,) = run_python(source, ENTERED, str(Path(folder) / "run"))
-    found.append(("files that a three-round demo enters", entered))
-    (imported,) = run_python(source, IMPORTED)
-    found.append(("silodp modules that silodp.report.page imports", imported))
+    for other in sorted(source.glob("silodp_*/")):
+        texts = [path.read_text() for path in other.rglob("*.py")]
+        found.append((f"code lines of the plug-ins {other.name}", f"{sum(map(count_code, texts)):,}"))
+    found.append(("words of README.md", f"{len((ROOT / 'README.md').read_text().split()):,}"))
+    found += measure_runs(source)
     width = max(len(name) for name, _ in found)
     for name, value in found:
         print(f"{name:{width}}  {value}")
