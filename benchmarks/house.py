@@ -34,7 +34,7 @@ def note(frame, event, argument):
 threading.setprofile(note)
 sys.setprofile(note)
 from silodp.cli import main
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 try:
     main.main(["run", str(Path(main.__file__).with_name("demo.toml")), "--set", "rounds=3", "--out", sys.argv[1]])
 except SystemExit as ended:
