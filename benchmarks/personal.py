@@ -18,7 +18,7 @@ import torch
 from silodp import train
 from silodp.accounting.budget_curve import compute_two_stage_curve
 from silodp.accounting.curve_fitting import fit_scf, search_probabilities
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError
 
@@ -78,8 +78,8 @@ def whole_run() -> list[dict[str, Any]]:
     rows = []
     for accountant in ("rdp", "pld"):
         config = load_config(EXAMPLE, [f"accountant={accountant}"])
-        federation = config.federation()
-        task, method = config.task(federation), config.method()
+        federation = config.load_federation()
+        task, method = config.build_task(federation), config.method
         began, used = time.perf_counter(), time.process_time()
         result = train(federation, task, method, **config.settings())
         rows.append(

@@ -86,16 +86,16 @@ class Piece:
     @property
     def id(self) -> str:
         """Digest of everything in the configuration that the result depends on, besides the seed."""
-        config = self.config()
+        config = self.load().config
         left_out = {"name", "seed", "evaluate_every", "methods"}
-        found = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
+        found = config.model_dump(mode="json", exclude_none=True, exclude=left_out)
         # A method in a file is named by its path, which another checkout has elsewhere.
         text = json.dumps(found, sort_keys=True).replace(f"{ROOT}/", "")
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def config(self) -> Any:
+    def load(self) -> Any:
         """Load the configuration."""
-        from silodp.config.schema import load_config
+        from silodp.config.resolve import load_config
 
         return load_config(ROOT / "examples" / f"{self.job.example}.toml", self.overrides())
 
@@ -138,9 +138,9 @@ def run(piece: Piece, out: Path | None = None) -> Line:
     from silodp.runtime.train import train
 
     torch.set_num_threads(1)
-    config = piece.config()
+    resolved = piece.load()
     federation = _load_federation(json.dumps(dict(piece.job.data), sort_keys=True), piece)
-    task = config.task(federation)
+    task = resolved.build_task(federation)
     resume = out is not None and (out / "checkpoint" / "state.safetensors").exists()
     if out is not None and not resume:
         shutil.rmtree(out, ignore_errors=True)  # a run that ended before its first checkpoint
@@ -156,9 +156,9 @@ def run(piece: Piece, out: Path | None = None) -> Line:
     result = train(
         federation,
         task,
-        config.method(),
-        **config.settings(),
-        evaluate_every=config.evaluate_every,
+        resolved.method,
+        **resolved.settings(),
+        evaluate_every=resolved.config.evaluate_every,
         out=out,
         resume=resume,
         on_round=None if out is None else partial(keep, out),
@@ -188,7 +188,7 @@ def _load_federation(key: str, piece: Piece) -> Any:
     key += f"{source_of(piece.job)} {piece.job.budgets}"
     if key not in _loaded:
         _loaded.clear()
-        _loaded[key] = piece.config().federation()
+        _loaded[key] = piece.load().load_federation()
     return _loaded[key]
 
 

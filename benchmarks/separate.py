@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext, Population
@@ -35,8 +35,8 @@ RUNS = {
 def measure(name: str, settings: list[str]) -> dict[bool, float]:
     """Return the seconds of a round, side by side (False) and alone (True)."""
     config = load_config(EXAMPLES / f"{name}.toml", settings)
-    federation = config.federation()
-    task, method = config.task(federation), config.method()
+    federation = config.load_federation()
+    task, method = config.build_task(federation), config.method
     population = Population(len(federation.silos), federation.users)
     weights = torch.from_numpy(method.user_weights(federation.counts(), population).copy())
     params = task.initial(0)

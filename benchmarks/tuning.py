@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from silodp.accounting.calibration import calibrate_noise_multiplier
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.allocation import zipf
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -65,14 +64,14 @@ def main() -> None:
         overrides = [f"{key}={value}" for key, value in settings.items()]
         overrides += ["data.normalize=public", "method={name='uldp-sgd', noise_multiplier=5.0, step=1.0}"]
         config = load_config(f"examples/{example}.toml", overrides)
-        spec, _ = build_public_spec(config)
-        federation = config.federation()
+        spec, _ = config.build_public_spec()
+        federation = config.load_federation()
         if (
             example == "acs_income"
         ):  # there every record is a person: give the records to 200 persons in 10 silos
             federation = allocate(federation, 200, 10)
             spec = replace(spec, data=federation.public())
-        task = config.task(spec.data)
+        task = config.build_task(spec.data)
         for target in targets:
             found = tune(config, spec, target, guess=Guess(records))
             chosen = Candidate(

@@ -33,6 +33,7 @@ from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.deploy import _format_agreement
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS
@@ -204,8 +205,8 @@ def write_evil(public: Path, path: Path_, is_list: bool, reference: str) -> dict
 def use_freely(values: Mapping[str, Any], public: Path) -> None:
     """Read settings, and make all that follows from them, as a program does that trusts them."""
     with suppress(SilodpError):
-        config = parse_config(values, public)
-        for make in (config.settings, config.method, lambda: config.task(config.public_data())):
+        run = resolve(parse_config(values, public))
+        for make in (run.settings, lambda: run.build_task(run.read_public_data())):
             with suppress(SilodpError):
                 make()
 
@@ -318,7 +319,7 @@ def test_code_that_is_not_on_the_list_is_not_run_after_acceptance(
         _ = consortium.task
     assert executed() == set()
     values = put(read_toml(public / "config.toml"), ("accountant",), "evil.py:Evil")
-    vars(consortium)["config"] = parse_config(values, public)
+    vars(consortium)["resolved"] = resolve(parse_config(values, public))
     with refused("report.foreign_code"):
         _ = consortium.stated_spec
     assert executed() == set()

@@ -14,8 +14,9 @@ from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import Masked, Plain
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.compare import compare_methods
-from silodp.config.public_spec import ASSUMED_USERS, build_public_spec
-from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.config.comparison import parse_methods
+from silodp.config.resolve import ASSUMED_USERS, ResolvedRun, load_config, resolve
+from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
@@ -42,13 +43,14 @@ def half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AGGREGATORS, "half", Half)
 
 
-def made(**changes: Any) -> RunConfig:
+def made(**changes: Any) -> ResolvedRun:
     data = {"source": "embedded", "users": 20, "silos": 3}
-    return parse_config({"name": "made", "rounds": 2, "seed": 1, "data": data, "method": METHOD, **changes})
+    values = {"name": "made", "rounds": 2, "seed": 1, "data": data, "method": METHOD, **changes}
+    return resolve(parse_config(values))
 
 
-def planned(config: RunConfig, **more: Any) -> dict[str, Any]:
-    return plan_run(build_public_spec(config)[0], accountant=config.accountant, **more)
+def planned(config: ResolvedRun, **more: Any) -> dict[str, Any]:
+    return plan_run(config.build_public_spec()[0], accountant=config.accountant, **more)
 
 
 # --- settings -----------------------------------------------------------------------------------------------
@@ -57,11 +59,11 @@ def planned(config: RunConfig, **more: Any) -> dict[str, Any]:
 def test_the_table_holds_the_aggregators_fields(config: Path, tmp_path: Path) -> None:
     overrides = ["aggregator=masked", "aggregation.min_silos=3", "aggregation.units=4096"]
     found = load_config(config, overrides)
-    assert found.aggregator() == found.settings()["aggregator"] == Masked(min_silos=3, units=4096)
-    assert load_config(config).aggregator() == Plain()
+    assert found.aggregator == found.settings()["aggregator"] == Masked(min_silos=3, units=4096)
+    assert load_config(config).aggregator == Plain()
     copy = tmp_path / "copy.toml"
-    copy.write_text(found.to_toml())
-    assert load_config(copy) == found.model_copy(update={"name": "small"})
+    copy.write_text(found.config.to_toml())
+    assert load_config(copy).config == found.config.model_copy(update={"name": "small"})
 
 
 @pytest.mark.parametrize(
@@ -93,20 +95,20 @@ def test_a_table_left_over_is_refused_with_what_to_write_instead(config: Path) -
     config.write_text(config.read_text() + "[aggregation]\nunits = 4096\nmin_silos = 2\n")
     with pytest.raises(SilodpError, match=r"take it out of .*by --set 'aggregation={}'"):
         load_config(config, ["aggregator=plain"])
-    assert load_config(config, ["aggregator=plain", "aggregation={}"]).aggregator() == Plain()
+    assert load_config(config, ["aggregator=plain", "aggregation={}"]).aggregator == Plain()
 
 
 @pytest.mark.skipif("lattice" not in AGGREGATORS, reason="not registered")
 def test_settings_that_both_aggregators_have_stay(config: Path) -> None:
     config.write_text(config.read_text() + "[aggregation]\ncount_cap = 7\nattempts = 9\n")
-    assert load_config(config, ["aggregator=lattice"]).aggregator() == AGGREGATORS["lattice"](
+    assert load_config(config, ["aggregator=lattice"]).aggregator == AGGREGATORS["lattice"](
         count_cap=7, attempts=9
     )
     told = r"aggregation.attempts is a setting of lattice.* by --set 'aggregation={count_cap = 7}'"
     with pytest.raises(SilodpError, match=told):
         load_config(config, ["aggregator=paillier"])
     changed = load_config(config, ["aggregator=paillier", "aggregation={count_cap = 7}"])
-    assert changed.aggregator() == AGGREGATORS["paillier"](count_cap=7)
+    assert changed.aggregator == AGGREGATORS["paillier"](count_cap=7)
 
 
 EXAMPLE = ROOT / "examples" / "heart_disease_private_weighting.toml"
@@ -115,12 +117,11 @@ EXAMPLE = ROOT / "examples" / "heart_disease_private_weighting.toml"
 @pytest.mark.skipif("lattice" not in AGGREGATORS, reason="not registered")
 def test_the_example_changes_its_cipher_by_one_setting() -> None:
     found = load_config(EXAMPLE)
-    assert found.aggregator() == AGGREGATORS["lattice"](count_cap=100)
-    assert load_config(EXAMPLE, ["aggregator=paillier"]).aggregator() == AGGREGATORS["paillier"](
-        count_cap=100
-    )
+    assert found.aggregator == AGGREGATORS["lattice"](count_cap=100)
+    assert load_config(EXAMPLE, ["aggregator=paillier"]).aggregator == AGGREGATORS["paillier"](count_cap=100)
     same = load_config(ROOT / "examples" / "heart_disease.toml")
-    assert (found.method(), found.data, found.rounds) == (same.method(), same.data, same.rounds)
+    assert found.method == same.method
+    assert (found.config.data, found.config.rounds) == (same.config.data, same.config.rounds)
     costs = planned(found)["adversaries"]
     assert all(costs[adversary]["private"] for adversary in ("released", "server", "silo"))
 
@@ -136,15 +137,15 @@ def test_the_example_changes_its_cipher_by_one_setting() -> None:
 )
 def test_a_plan_costs_what_the_run_costs(aggregator: str, changes: dict[str, Any]) -> None:
     config = made(aggregator=aggregator, method={**METHOD, **changes})
-    federation = config.federation()
-    result = train(federation, config.task(federation), config.method(), **config.settings())
+    federation = config.load_federation()
+    result = train(federation, config.build_task(federation), config.method, **config.settings())
     found = planned(config)
     assert found["accountant"] == result.guarantees["released"].accountant
     for adversary, guarantee in result.guarantees.items():
         assert found["adversaries"][adversary]["epsilon"] == close(guarantee.epsilon)
         asked = compute_epsilon(
             "uldp-avg",
-            {key: value for key, value in config.method_section.items() if key not in ("name", "local")},
+            {key: value for key, value in config.config.method.items() if key not in ("name", "local")},
             rounds=2,
             adversary=adversary,
             silos=3,
@@ -170,7 +171,7 @@ def test_the_accountant_is_chosen_by_the_noise(silodp: Silodp, config: Path) -> 
         assert done.json["aggregator"] == aggregator
         assert {guarantee["accountant"] for guarantee in done.json["guarantees"].values()} == {accountant}
         assert "accountant" not in (out / "config.toml").read_text()
-        assert load_config(out / "config.toml").aggregator_name == aggregator
+        assert load_config(out / "config.toml").config.aggregator == aggregator
         resumed = silodp("run", out / "config.toml", "--out", out, "--resume", "--set", "rounds=3")
         assert resumed.status == 0, resumed.err
         assert "checked against the ledger (3 rounds)" in (out / "report.html").read_text()
@@ -203,7 +204,7 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
     found = planned(made(aggregator="half"), target=1.0)
     assert found["adversaries"]["released"]["epsilon"] == pytest.approx(spent)
     target = found["target"]["noise_multiplier"]
-    method = replace(made().method(), noise_multiplier=target)  # type: ignore[type-var]
+    method = replace(made().method, noise_multiplier=target)  # type: ignore[type-var]
     event = replace(_view(made())[0], aggregator=Plain(), method=method).round_events()["released"]
     assert 0.999 < accounting.compute_epsilon([(event, 2)], 0.5e-5) <= 1.0
     asked = compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
@@ -222,8 +223,8 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
     )
 
 
-def _view(config: RunConfig) -> tuple[Any, Any]:
-    spec = replace(build_public_spec(config)[0], aggregator=Plain())
+def _view(config: ResolvedRun) -> tuple[Any, Any]:
+    spec = replace(config.build_public_spec()[0], aggregator=Plain())
     return spec, Plain().views(spec.method, 3)["released"]
 
 
@@ -246,7 +247,7 @@ def test_a_plan_says_what_travels_and_refuses_what_a_run_would(silodp: Silodp, c
     assert "  sums modulo: 2^32\n" in text
     found = silodp(*masked, "--json").json
     assert found["aggregation"] == Masked().describe(
-        build_public_spec(load_config(config, ["aggregator=masked", "data.users=20", "data.silos=5"]))[0]
+        load_config(config, ["aggregator=masked", "data.users=20", "data.silos=5"]).build_public_spec()[0]
     )
     assert_sentence(silodp(*masked, "--set", "aggregation.min_silos=2"), "min_silos = 2 of 5")
     assert "  bytes up, per silo and round: 248\n" in silodp("plan", config).out
@@ -295,17 +296,17 @@ def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
     more = {"max_per_state": 3} if source == "acs_income" else {}
     config = made(data={"source": source, **more})
     try:
-        federation = config.federation()
+        federation = config.load_federation()
     except SilodpError as error:
         pytest.skip(str(error))
-    spec, assumed = build_public_spec(config)
+    spec, assumed = config.build_public_spec()
     told, real = spec.data, federation.public()
     assert (told.record_shape, told.labels, told.classes) == (real.record_shape, real.labels, real.classes)
     assert len(told.silos) == len(real.silos)
     assert assumed == (source == "acs_income")
     assert assumed or told.users == federation.users
-    assert config.task(told).size == config.task(federation).size
-    declared, loaded = config.public_data(federation.users), federation.public()
+    assert config.build_task(told).size == config.build_task(federation).size
+    declared, loaded = config.read_public_data(federation.users), federation.public()
     features = declared.features or loaded.features  # tcga_brca's are in its file
     assert replace(declared, features=features, index_digest=loaded.index_digest) == loaded
 
@@ -317,7 +318,7 @@ GROUP = "uldp-group:k=2:record_sampling=0.1:local_steps=1:expected_batch_size=4:
 
 def test_a_comparison_says_which_accountant_was_used(tmp_path: Path) -> None:
     config = made(aggregator="masked", rounds=1)
-    result = compare_methods(config, config.specs(f"uldp-avg,{GROUP}"), 1, tmp_path)
+    result = compare_methods(config, parse_methods(config, f"uldp-avg,{GROUP}"), 1, tmp_path)
     used = {method["label"]: method["accountant"] for method in result["methods"]}
     assert (used["uldp-avg"], used[GROUP]) == ("rdp", "pld")  # groups draw their Gaussian noise themselves
     assert result["accountant"] == "pld and rdp"
@@ -325,7 +326,7 @@ def test_a_comparison_says_which_accountant_was_used(tmp_path: Path) -> None:
     assert "aggregator masked, accountant pld and rdp." in page
     assert "<small>ε by rdp</small>" in page
     assert "ε by rdp is looser than ε by pld" in result["note"]
-    alone = compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
+    alone = compare_methods(config, parse_methods(config, "uldp-avg"), 1, tmp_path)
     assert alone["accountant"] == "rdp"
     assert "looser" not in alone["note"]
     assert "<small>ε by" not in (tmp_path / "compare.html").read_text()
@@ -337,7 +338,7 @@ def test_a_comparison_knows_its_runs_by_what_decides_them(tmp_path: Path) -> Non
     def again(**changes: Any) -> bool:
         config = made(rounds=1, **changes)
         said.clear()
-        compare_methods(config, config.specs("uldp-avg"), 1, tmp_path, said.append)
+        compare_methods(config, parse_methods(config, "uldp-avg"), 1, tmp_path, said.append)
         return "(finished before)" in next(line for line in said if "uldp-avg" in line)
 
     assert not again()
@@ -351,7 +352,9 @@ def test_a_comparison_knows_its_runs_by_what_decides_them(tmp_path: Path) -> Non
 def test_a_budget_that_masking_cannot_promise_leaves_a_reference(tmp_path: Path) -> None:
     budget = {"epsilon": 0.9, "adversary": "server"}  # less than two rounds
     config = made(aggregator="masked", budget=budget)
-    result = compare_methods(config, config.specs("uldp-avg,uldp-avg:weighting=records"), 1, tmp_path)
+    result = compare_methods(
+        config, parse_methods(config, "uldp-avg,uldp-avg:weighting=records"), 1, tmp_path
+    )
     ends = {method["label"]: method["stopped"] for method in result["methods"]}
     assert ends["uldp-avg"] == "budget"
     assert ends["uldp-avg:weighting=records"] == ends["default"] == "rounds"
@@ -370,9 +373,9 @@ def test_training_without_privacy_is_added_up_in_clear(
 
     monkeypatch.setattr("silodp.cli.compare.run", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
-    compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
+    compare_methods(config, parse_methods(config, "uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()
-    assert used["uldp-avg"] == config.aggregator()
+    assert used["uldp-avg"] == config.aggregator
 
 
 # --- sampling that nobody knows -----------------------------------------------------------------------------

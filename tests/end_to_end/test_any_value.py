@@ -17,7 +17,7 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.run import run_config
 from silodp.config.arguments import get_fields, get_table_class
-from silodp.config.public_spec import build_public_spec
+from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
 from silodp.data.catalog import find_dataset
@@ -156,7 +156,7 @@ def cases() -> Iterator[Case]:
             starts.append(
                 (name, base(name, **({"personal": personal} if path[1:2] == ("personal",) else {})), [path])
             )
-    top = [(field.alias or key,) for key, field in RunConfig.model_fields.items()]
+    top = [(key,) for key in RunConfig.model_fields]
     top += [("task", key) for key in TaskSection.model_fields]
     top += [
         ("data", key)
@@ -188,16 +188,17 @@ def cases() -> Iterator[Case]:
 def planned(values: dict[str, Any], target: float | None = None) -> None:
     """What `silodp plan` does, the printing included."""
     config = parse_config(values)
-    spec, _ = build_public_spec(config)
+    run = resolve(config)
+    spec, _ = run.build_public_spec()
     result = plan_run(
         spec,
         accountant=config.accountant,
         target=target,
-        distribution=config.budget_distribution(),
+        distribution=run.budget_distribution,
     )
     format_plan(result)
     json.dumps(result, allow_nan=False).encode()
-    assert parse_config(_read_back(config)).to_toml() == config.to_toml()
+    assert resolve(parse_config(_read_back(config))).config.to_toml() == config.to_toml()
 
 
 def _read_back(config: RunConfig) -> dict[str, Any]:
@@ -280,7 +281,8 @@ def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> Non
         path = random_.choice([path for path in paths if path[1:2] != ("personal",)])
         values = put(base(name), path, random_.choice(small))
         worked += told(
-            f"{path} {values}", lambda v=values, t=turn: run_config(parse_config(v), tmp_path / str(t))
+            f"{path} {values}",
+            lambda v=values, t=turn: run_config(resolve(parse_config(v)), tmp_path / str(t)),
         )
     assert worked > 15
 

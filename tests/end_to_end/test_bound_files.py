@@ -20,7 +20,7 @@ import pytest
 
 import silodp
 from silodp.cli.run import run_config
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.errors import CODES, SilodpError
 from silodp.report.audit import UNBOUND
 from silodp.report.run_record import RunRecord, read_run

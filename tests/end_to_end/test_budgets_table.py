@@ -9,7 +9,8 @@ import pytest
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.config.budgets import build_budget_distribution
-from silodp.config.schema import RunConfig, load_config
+from silodp.config.comparison import parse_methods
+from silodp.config.resolve import ResolvedRun, load_config
 from silodp.errors import SilodpError
 from silodp.methods import Rpdp, UldpAvg, UserBudgets
 from support.commands import CONFIG, Silodp, assert_sentence
@@ -53,26 +54,26 @@ def personal(config: Path) -> Path:
     return path
 
 
-def loaded(path: Path, *overrides: str) -> RunConfig:
+def loaded(path: Path, *overrides: str) -> ResolvedRun:
     return load_config(path, overrides)
 
 
 def test_every_record_gets_a_budget_by_the_seed(personal: Path) -> None:
     made = loaded(personal)
-    federation = made.federation()
+    federation = made.load_federation()
     own = np.concatenate([silo.budget for silo in federation.silos if silo.budget is not None])
     assert len(own) == sum(len(silo) for silo in federation.silos) == federation.users
     values, counts = np.unique(own, return_counts=True)
     assert values.tolist() == [0.5, 1.0, 5.0]
     assert counts / len(own) == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
-    again, other = (loaded(personal, f"budgets.seed={seed}").federation() for seed in (3, 4))
+    again, other = (loaded(personal, f"budgets.seed={seed}").load_federation() for seed in (3, 4))
     assert again.digest() == federation.digest() != other.digest()
 
 
 def test_persons_get_budgets(config: Path) -> None:
     config.write_text(CONFIG + USERS)
     made = loaded(config)
-    federation = made.federation()
+    federation = made.load_federation()
     assert federation.user_budgets is not None
     assert federation.user_budgets.shape == (20,)
     assert all(silo.budget is None for silo in federation.silos)
@@ -81,25 +82,25 @@ def test_persons_get_budgets(config: Path) -> None:
 def test_rounds_and_delta_of_budgets_are_the_runs_unless_others_are_named(
     personal: Path, config: Path
 ) -> None:
-    method = loaded(personal, "rounds=7").method()
+    method = loaded(personal, "rounds=7").method
     assert isinstance(method, Rpdp)
     assert (method.rounds, method.delta) == (7, 1e-4)
-    method = loaded(personal, "method.rounds=9").method()
+    method = loaded(personal, "method.rounds=9").method
     assert isinstance(method, Rpdp)
     assert method.rounds == 9
     config.write_text(CONFIG + USERS)
-    nested = loaded(config, "rounds=7").method()
+    nested = loaded(config, "rounds=7").method
     assert isinstance(nested, UldpAvg)
     assert nested.personal == UserBudgets(by="clip", rounds=7, largest_budget=5.0)
     assert isinstance(
-        plain := loaded(config, "method.personal={by='clip', largest_budget=1, rounds=3}").method(), UldpAvg
+        plain := loaded(config, "method.personal={by='clip', largest_budget=1, rounds=3}").method, UldpAvg
     )
     assert plain.personal == UserBudgets(by="clip", rounds=3, largest_budget=1.0)
 
 
 def test_a_configuration_with_budgets_survives_a_round_trip(personal: Path) -> None:
     made = loaded(personal)
-    personal.write_text(made.to_toml())
+    personal.write_text(made.config.to_toml())
     assert loaded(personal) == made
 
 
@@ -214,7 +215,7 @@ def test_budgets_that_nobody_reads_are_refused(
     assert_sentence(
         silodp("plan", config), "uldp-avg ignores them", "(uldp-sgd or uldp-avg with [method.personal])"
     )
-    labels = [spec.label for spec in loaded(personal).specs("rpdp,default,uldp-avg:sigma=5")]
+    labels = [spec.label for spec in parse_methods(loaded(personal), "rpdp,default,uldp-avg:sigma=5")]
     assert labels == ["rpdp", "default", "uldp-avg:sigma=5"]  # beside one that reads them
 
 
@@ -228,7 +229,7 @@ def test_a_column_tells_who_is_out_of_reach_in_the_report(silodp: Silodp, tmp_pa
 
 
 def test_a_column_of_budgets_will_do(tmp_path: Path) -> None:
-    federation = loaded(tables(tmp_path, ("0.5", "1", "2"))).federation()
+    federation = loaded(tables(tmp_path, ("0.5", "1", "2"))).load_federation()
     assert [silo.budget.tolist() for silo in federation.silos if silo.budget is not None] == [[0.5, 1, 2]] * 2
 
 
@@ -259,7 +260,7 @@ def test_two_sources_of_budgets_are_one_too_many(tmp_path: Path) -> None:
     path = tables(tmp_path, ("1", "2"))
     path.write_text(TABLE.format(more='[budgets]\ndistribution = "pareto"'))
     with pytest.raises(SilodpError, match="take one of them out"):
-        loaded(path).federation()
+        loaded(path).load_federation()
 
 
 def test_options_are_those_of_the_distribution() -> None:

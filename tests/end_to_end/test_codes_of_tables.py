@@ -16,8 +16,7 @@ import torch
 
 import silodp
 from silodp.config.build import build_task
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.tables.schema import is_test_person
 from silodp.planning import tuning
 from support.commands import Silodp, assert_sentence
@@ -133,15 +132,15 @@ def test_a_run_from_tables_is_the_run_from_arrays_bit_for_bit(silodp: Silodp, tm
     assert done.status == 0, done.err
     federation = read_by_hand(tmp_path)
     config = load_config(path)
-    task = config.task(federation)
-    result = library.train(federation, task, config.method(), rounds=2, seed=5)
+    task = config.build_task(federation)
+    result = library.train(federation, task, config.method, rounds=2, seed=5)
     loaded = library.load(tmp_path / "run", code=tmp_path / "run" / "model.py")
     trained, direct = loaded.model.state_dict(), result.model.state_dict()
     assert trained.keys() == direct.keys()
     assert {"embeddings.0.weight", "embeddings.1.weight"} <= trained.keys()
     for name, tensor in trained.items():
         assert torch.equal(tensor, direct[name]), name
-    start = library.train(federation, task, config.method(), rounds=0, seed=5)
+    start = library.train(federation, task, config.method, rounds=0, seed=5)
     assert not torch.equal(result.params, start.params)
 
     # The run directory alone predicts: from a table with other columns and their order, and from arrays.
@@ -207,13 +206,13 @@ def test_a_run_with_another_order_of_categories_is_no_continuation(silodp: Silod
 )
 def test_without_a_model_categories_are_embedded(label: str, outputs: int, tmp_path: Path) -> None:
     config = load_config(write_study(tmp_path, label=label, task=""))
-    federation = config.federation()
-    task = config.task(federation)
+    federation = config.load_federation()
+    task = config.build_task(federation)
     assert [tuple(parameter.shape) for parameter in task.model.parameters()] == [
         (4, 2), (2, 2), (outputs, 3 + 4), (outputs,)
     ]  # fmt: skip
     result = silodp.train(
-        federation, task, config.method(), out=tmp_path / "run", **(config.settings() | {"rounds": 1})
+        federation, task, config.method, out=tmp_path / "run", **(config.settings() | {"rounds": 1})
     )
     assert np.isfinite(result.metrics[-1]["loss"])
     assert np.isfinite(silodp.load(tmp_path / "run").predict(tmp_path / "north.csv")).all()
@@ -251,7 +250,7 @@ def test_settings_are_tuned_for_codes(task: str, tmp_path: Path, monkeypatch: py
     config = load_config(write_study(tmp_path, task=task))
     for name in SILOS:
         (tmp_path / f"{name}.csv").unlink()
-    found = tuning.tune(config, build_public_spec(config)[0], 3.0, federations=2)
+    found = tuning.tune(config, config.build_public_spec()[0], 3.0, federations=2)
     assert found["chosen"]["step"] == 1.0
     assert ("linear" in found["signal"]) is bool(task)
     assert found["signal"].get("linear", found["signal"]["configured"])["parameters"] == 4 * 2 + 2 * 2 + 8

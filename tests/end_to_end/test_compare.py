@@ -14,7 +14,9 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.cli import compare as module
 from silodp.cli.compare import compare_methods
-from silodp.config.schema import MethodSpec, RunConfig, parse_config
+from silodp.config.comparison import MethodSpec, parse_methods
+from silodp.config.resolve import ResolvedRun, resolve
+from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
 from silodp.report.compare_page import format_spread, format_table, is_level
@@ -28,7 +30,7 @@ ROUNDS = 3
 TEXT = "uldp-avg,uldp-avg:weighting=records"
 
 
-def config(**changes: Any) -> RunConfig:
+def config(**changes: Any) -> ResolvedRun:
     method = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.5, "server_learning_rate": 10.0}
     values = {
         "name": "tiny",
@@ -37,14 +39,14 @@ def config(**changes: Any) -> RunConfig:
         "method": {**method, "local": {"learning_rate": 0.1}},
         "methods": {"default": {"server_learning_rate": 1.0}},
     }
-    return parse_config({**values, **changes})
+    return resolve(parse_config({**values, **changes}))
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     out = tmp_path_factory.mktemp("compare")
     said: list[str] = []
-    return out, compare_methods(config(), config().specs(TEXT), 2, out, said.append), said
+    return out, compare_methods(config(), parse_methods(config(), TEXT), 2, out, said.append), said
 
 
 def of(result: dict[str, Any], label: str) -> dict[str, Any]:
@@ -76,9 +78,9 @@ def test_epsilon_is_of_one_run(compared: tuple[Path, dict[str, Any], list[str]])
 def test_means_and_deviations_are_those_of_the_runs(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
     _, result, _ = compared
     settings = config()
-    federation = settings.federation()
-    task = settings.task(federation)
-    runs = [train(federation, task, settings.method(), rounds=ROUNDS, seed=seed) for seed in (0, 1)]
+    federation = settings.load_federation()
+    task = settings.build_task(federation)
+    runs = [train(federation, task, settings.method, rounds=ROUNDS, seed=seed) for seed in (0, 1)]
     method = of(result, "uldp-avg")
     assert method["rounds"] == [0, 1, 2, 3]
     for name in ("loss", "accuracy"):
@@ -117,14 +119,14 @@ def test_finished_runs_are_not_repeated(
         return run(*args, **settings)
 
     monkeypatch.setattr(module, "run", counted)
-    again = compare_methods(config(), config().specs(TEXT), 2, out)
+    again = compare_methods(config(), parse_methods(config(), TEXT), 2, out)
     assert len(seeds) == 1
     drop = ("seconds",)
     assert [{k: v for k, v in m.items() if k not in drop} for m in again["methods"]] == [
         {k: v for k, v in m.items() if k not in drop} for m in result["methods"]
     ]
     (out / "plots/9-round.svg").write_text("of an earlier comparison, with more metrics")
-    compare_methods(config(delta=1e-6), config().specs("default"), 1, out)
+    compare_methods(config(delta=1e-6), parse_methods(config(), "default"), 1, out)
     assert len(seeds) == 2  # another δ is another run
     drawn = {path.name for path in (out / "plots").iterdir()}
     assert drawn
@@ -134,7 +136,7 @@ def test_finished_runs_are_not_repeated(
 def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     one_round = compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
     settings = config(budget={"epsilon": 1.01 * one_round})
-    result = compare_methods(settings, settings.specs("uldp-avg,uldp-avg:sigma=0"), 1, tmp_path)
+    result = compare_methods(settings, parse_methods(settings, "uldp-avg,uldp-avg:sigma=0"), 1, tmp_path)
     assert of(result, "uldp-avg")["rounds"] == [0, 1]
     assert of(result, "uldp-avg")["stopped"] == "budget"
     assert of(result, "uldp-avg:sigma=0")["rounds"] == [0, 1, 2, 3]
@@ -150,7 +152,7 @@ def test_a_budget_against_somebody_whom_a_method_gives_no_guarantee_is_named(tmp
     """Such a method trains all rounds, others are stopped: their values are of unequal rounds."""
     one_round = compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
     settings = config(budget={"epsilon": 1.01 * one_round, "adversary": "server"})
-    result = compare_methods(settings, settings.specs(TEXT), 1, tmp_path)
+    result = compare_methods(settings, parse_methods(settings, TEXT), 1, tmp_path)
     assert [of(result, label)["rounds"][-1] for label in TEXT.split(",")] == [1, ROUNDS]
     assert "against the server, stopped uldp-avg after round 1." in result["note"]
     assert "against the server, did not limit uldp-avg:weighting=records:" in result["note"]
@@ -159,7 +161,7 @@ def test_a_budget_against_somebody_whom_a_method_gives_no_guarantee_is_named(tmp
 def test_limits_of_silos_do_not_end_a_comparison(tmp_path: Path) -> None:
     """A run by records alone is refused under a limit against the server; beside others it is trained, and named."""
     settings = config(silo_limits={"server": 50.0})
-    result = compare_methods(settings, settings.specs(TEXT), 1, tmp_path)
+    result = compare_methods(settings, parse_methods(settings, TEXT), 1, tmp_path)
     assert [of(result, label)["rounds"][-1] for label in (*TEXT.split(","), "default")] == [ROUNDS] * 3
     assert "against the server, would refuse uldp-avg:weighting=records," in result["note"]
     assert "refuse uldp-avg," not in result["note"]
@@ -168,7 +170,7 @@ def test_limits_of_silos_do_not_end_a_comparison(tmp_path: Path) -> None:
 def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
     """An ε without a δ and a unit says nothing."""
     settings = config(rounds=1, delta=1e-6)
-    compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    compare_methods(settings, parse_methods(settings, "uldp-avg"), 1, tmp_path)
     text = (tmp_path / "compare.md").read_text()
     assert "Each ε here is at δ = 1e-06, for all records of one person, and of one run" in text
 
@@ -176,7 +178,7 @@ def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
 def test_an_evaluation_that_is_left_out_is_named(tmp_path: Path) -> None:
     """The ε of a run with the same configuration is larger."""
     settings = config(rounds=1, evaluation={"across": "sums", "epsilon": 4.0})
-    result = compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    result = compare_methods(settings, parse_methods(settings, "uldp-avg"), 1, tmp_path)
     assert of(result, "uldp-avg")["epsilon"]["released"] == pytest.approx(
         compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
     )
@@ -201,7 +203,7 @@ def test_a_run_of_other_code_is_not_taken_for_one_of_this_code(tmp_path: Path) -
     for factor in (1, 8):
         code.write_text(MODEL.format(factor=factor))
         settings = config(rounds=1, task={"model": f"{code}:network", "loss": f"{code}:loss"})
-        result = compare_methods(settings, settings.specs("uldp-avg"), 1, out)
+        result = compare_methods(settings, parse_methods(settings, "uldp-avg"), 1, out)
         untrained.append(result["untrained"]["loss"])
     assert untrained[1] == pytest.approx(8 * untrained[0])
 
@@ -229,7 +231,7 @@ def test_a_run_by_another_server_optimizer_is_not_taken_for_one_of_this_code(tmp
         for factor in (0, 1):
             code.write_text(OPTIMIZER.format(factor=factor))
             settings = config(rounds=1, method=method | {"server_optimizer": optimizer})
-            result = compare_methods(settings, settings.specs("uldp-avg"), 1, out)
+            result = compare_methods(settings, parse_methods(settings, "uldp-avg"), 1, out)
             ends.append((result["untrained"]["loss"], of(result, "uldp-avg")["final"]["loss"]["mean"]))
         assert ends[0][1] == pytest.approx(ends[0][0])  # no step
         assert ends[1][1] != pytest.approx(ends[1][0])
@@ -240,15 +242,15 @@ class Empty:
 
     def __init__(self, method: Any) -> None:
         settings = config()
-        federation = settings.federation()
-        real = train(federation, settings.task(federation), method, rounds=1, seed=0)
+        federation = settings.load_federation()
+        real = train(federation, settings.build_task(federation), method, rounds=1, seed=0)
         self.stopped, self.guarantees = real.stopped, real.guarantees
         self.metrics = tuple({**row, "loss": float("nan"), "metrics": {}} for row in real.metrics)
 
 
 def test_a_method_without_any_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "run", lambda spec, *_, **__: Empty(spec.method))
-    result = compare_methods(config(), config().specs("uldp-avg"), 2, tmp_path)
+    result = compare_methods(config(), parse_methods(config(), "uldp-avg"), 2, tmp_path)
     assert result["quantities"] == []
     assert "Nothing was measured" in (tmp_path / "compare.html").read_text()
     json.loads((tmp_path / "compare.json").read_text(), parse_constant=pytest.fail)
@@ -279,14 +281,14 @@ def test_every_method_is_checked_before_the_first_one_trains(
     settings = config(**changes)
     monkeypatch.setattr(module, "run", pytest.fail)
     with pytest.raises(SilodpError, match=f"^method {says}"):
-        compare_methods(settings, settings.specs(methods), 1, tmp_path / "out")
+        compare_methods(settings, parse_methods(settings, methods), 1, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_persons_are_computed_alone_by_every_method_that_can(tmp_path: Path) -> None:
     """Methods that cannot are compared, too: `default` is added to every comparison."""
     settings = config(separate=True)
-    result = compare_methods(settings, settings.specs("uldp-avg,uldp-naive"), 1, tmp_path)
+    result = compare_methods(settings, parse_methods(settings, "uldp-avg,uldp-naive"), 1, tmp_path)
     assert [method["label"] for method in result["methods"]] == ["uldp-avg", "uldp-naive", "default"]
     assert "Without separate = true, as they cannot have it: uldp-naive." in result["note"]
     assumed = {
@@ -307,17 +309,17 @@ def test_a_curve_that_does_not_fit_is_found_before_training(
     )
     monkeypatch.setattr(module, "run", pytest.fail)
     with pytest.raises(SilodpError, match=r"^method 'rpdp:calibration=scf': SCF finds no curve"):
-        compare_methods(settings, settings.specs("default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
+        compare_methods(settings, parse_methods(settings, "default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
 
 
 def test_a_specification_that_cannot_be_built_is_named() -> None:
     with pytest.raises(SilodpError, match=r"^methods, at 'uldp-avg:clip=-1': clip = -1"):
-        config().specs("default,uldp-avg:clip=-1")
+        parse_methods(config(), "default,uldp-avg:clip=-1")
 
 
 def test_labels_are_escaped(tmp_path: Path) -> None:
     settings = config(rounds=1)
-    spec = MethodSpec("<script>|$x", settings.method())
+    spec = MethodSpec("<script>|$x", settings.method)
     result = compare_methods(settings, [spec], 1, tmp_path)
     assert "<script" not in (tmp_path / "compare.html").read_text()
     assert r"<script>\|$x" in format_table(result)
@@ -371,7 +373,7 @@ def test_methods_that_lack_the_same_guarantee_share_a_line(tmp_path: Path) -> No
     """A long comparison repeated one reason for every method and adversary."""
     settings = config(rounds=1)
     records = "uldp-avg:weighting=records"
-    compare_methods(settings, settings.specs(f"uldp-avg,{records},{records}:sigma=3"), 1, tmp_path)
+    compare_methods(settings, parse_methods(settings, f"uldp-avg,{records},{records}:sigma=3"), 1, tmp_path)
     page = (tmp_path / "compare.html").read_text()
     assert (
         f"<li>{records}, {records}:sigma=3: no guarantee against the server and another silo: counts" in page
@@ -382,14 +384,14 @@ def test_methods_that_lack_the_same_guarantee_share_a_line(tmp_path: Path) -> No
 def test_the_directory_of_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run_spec.json").write_text("{}")
     with pytest.raises(SilodpError) as caught:
-        compare_methods(config(), config().specs("uldp-avg"), 1, tmp_path)
+        compare_methods(config(), parse_methods(config(), "uldp-avg"), 1, tmp_path)
     assert caught.value.code == "run.exists"
 
 
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(SilodpError, match="seeds = 0"):
-        compare_methods(config(), config().specs("uldp-avg"), 0, tmp_path)
-    spec = MethodSpec("twice", config().method())
+        compare_methods(config(), parse_methods(config(), "uldp-avg"), 0, tmp_path)
+    spec = MethodSpec("twice", config().method)
     with pytest.raises(SilodpError, match="'twice' twice"):
         compare_methods(config(), [spec, spec], 1, tmp_path)
 
@@ -434,7 +436,9 @@ def test_a_method_that_ends_above_the_untrained_model_is_named(loss: float | Non
 
 def test_a_private_method_that_learns_nothing_is_warned_of(tmp_path: Path) -> None:
     """So much noise that the model ends further from the labels than it began."""
-    result = compare_methods(config(), config().specs("uldp-naive:noise_multiplier=1000"), 1, tmp_path)
+    result = compare_methods(
+        config(), parse_methods(config(), "uldp-naive:noise_multiplier=1000"), 1, tmp_path
+    )
     assert any(text.startswith("uldp-naive:noise_multiplier=1000 ends at") for text in result["warnings"])
     assert of(result, "uldp-naive:noise_multiplier=1000")["warning"] in result["warnings"]
 
@@ -442,10 +446,10 @@ def test_a_private_method_that_learns_nothing_is_warned_of(tmp_path: Path) -> No
 def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> None:
     """Without [methods.default] its rates are those of a private method on another scale."""
     inherited = config(methods={})
-    assert [spec.has_own_settings for spec in inherited.specs("uldp-avg,default")] == [True, False]
-    assert config().specs("default")[0].has_own_settings
-    assert inherited.specs("default:server_learning_rate=2")[0].has_own_settings
-    result = compare_methods(inherited, inherited.specs("uldp-avg"), 1, tmp_path)
+    assert [spec.has_own_settings for spec in parse_methods(inherited, "uldp-avg,default")] == [True, False]
+    assert parse_methods(config(), "default")[0].has_own_settings
+    assert parse_methods(inherited, "default:server_learning_rate=2")[0].has_own_settings
+    result = compare_methods(inherited, parse_methods(inherited, "uldp-avg"), 1, tmp_path)
     default = of(result, "default")
     assert default["untuned"]
     assert not is_level(default)
@@ -461,11 +465,17 @@ def test_private_methods_that_nobody_tuned_are_named_so_too(tmp_path: Path) -> N
     """A method that wins against rates that were chosen for another one has won against nothing."""
     names = "uldp-avg,uldp-avg:weighting=records,uldp-naive,uldp-naive:noise_multiplier=2,uldp-naive:clip=2"
     inherited = config(methods={})
-    assert [spec.has_own_settings for spec in inherited.specs(names)] == [True, True, False, False, True]
+    assert [spec.has_own_settings for spec in parse_methods(inherited, names)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
     own = config(methods={"uldp-naive": {"server_learning_rate": 1.0}})
-    assert all(spec.has_own_settings for spec in own.specs(names))
+    assert all(spec.has_own_settings for spec in parse_methods(own, names))
     result = compare_methods(
-        inherited, inherited.specs("uldp-avg,uldp-naive,default:server_learning_rate=1"), 1, tmp_path
+        inherited, parse_methods(inherited, "uldp-avg,uldp-naive,default:server_learning_rate=1"), 1, tmp_path
     )
     assert [method["untuned"] for method in result["methods"]] == [False, True, False]
     assert "| uldp-naive (untuned) |" in (tmp_path / "compare.md").read_text()
@@ -513,7 +523,7 @@ def test_a_level_is_drawn_only_where_it_is_one() -> None:
 def test_a_warning_stands_in_every_result(tmp_path: Path) -> None:
     """Its rate so small that it learns nothing."""
     slow = config(methods={"default": {"server_learning_rate": 1e-9}})
-    result = compare_methods(slow, slow.specs("uldp-avg"), 1, tmp_path)
+    result = compare_methods(slow, parse_methods(slow, "uldp-avg"), 1, tmp_path)
     (warning,) = result["warnings"]
     assert warning.startswith("default, without noise, ends at a larger loss")
     assert f"Warning: {warning}" in (tmp_path / "compare.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 
 from end_to_end.test_rederive import as_the_first_version_left_it
 from silodp.cli.run import run_config
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.errors import CODES, SilodpError
 from silodp.report.page import write_report
 from silodp.report.rederive import EARLIER

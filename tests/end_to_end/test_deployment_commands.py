@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from silodp.cli.deploy import _format_agreement
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
@@ -135,7 +135,7 @@ def test_no_advice_about_an_old_copy_leads_to_a_new_run() -> None:
 def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:
     assert silodp("deploy", "seal", drafted, "--host", "server.example").status == 0
     table = tmp_path / "records.npz"
-    save_records(table, load_config(tmp_path / "one.toml").federation().silos[0])
+    save_records(table, load_config(tmp_path / "one.toml").load_federation().silos[0])
     accept = ("deploy", "accept", drafted / "public", tmp_path / "silo-1", "--data", table)
     code = Consortium.load(drafted / "public").code
     profile = "abcd-efgh-jkmn-pqrs-abcd-efgh-jkmn-pqrs"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import train
 from support.consortium import start_consortium
@@ -85,10 +85,10 @@ def test_four_hospitals_and_a_server_train_the_model_of_the_simulation(
     text = RUNS[name].replace('source = "heart_disease"', f'source = "heart_disease"\nroot = "{data}"')
     (tmp_path / "simulated.toml").write_text(text)
     settings = load_config(tmp_path / "simulated.toml")
-    federation = settings.federation()
-    task = settings.task(federation)
+    federation = settings.load_federation()
+    task = settings.build_task(federation)
     out = tmp_path / "simulated"
-    simulated = train(federation, task, settings.method(), out=out, **settings.settings())
+    simulated = train(federation, task, settings.method, out=out, **settings.settings())
     with start_consortium(tmp_path, text, forked=True) as processes:
         assert len(processes.names) == 4
         processes.start_all()

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy.setup import make_local
 from silodp.runtime.train import train
 from support.kills import KilledConsortium
@@ -48,8 +48,8 @@ learning_rate = 0.3
 def simulate(folder: Path, config: Path) -> Path:
     """The same run without a kill, in one process; return its directory."""
     settings = load_config(config)
-    federation = settings.federation()
-    train(federation, settings.task(federation), settings.method(), out=folder, **settings.settings())
+    federation = settings.load_federation()
+    train(federation, settings.build_task(federation), settings.method, out=folder, **settings.settings())
     return folder
 
 
@@ -100,7 +100,7 @@ def test_random_kills_change_neither_the_model_nor_what_is_charged(tmp_path: Pat
             simulated[aggregator] = simulate(tmp_path / f"simulated-{aggregator}", config)
         settings = load_config(config)
         folder = tmp_path / str(runs)
-        make_local(settings, settings.federation(), folder, find_free_port())
+        make_local(settings, settings.load_federation(), folder, find_free_port())
         parties = KilledConsortium(folder, True, random=random)
         try:
             parties.run_to_the_end(min(left, KILLS_PER_RUN))

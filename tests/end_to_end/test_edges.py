@@ -17,6 +17,7 @@ from silodp.accounting.events import Gaussian
 from silodp.accounting.guarantee import Guarantee, format_rounded_up
 from silodp.cli import main
 from silodp.cli.run import run_config as run_configured
+from silodp.config.resolve import resolve
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.report.guarantee_text import describe_guarantee
@@ -103,7 +104,7 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("silodp.config.schema.RunConfig.federation", stop)
+    monkeypatch.setattr("silodp.config.resolve.ResolvedRun.load_federation", stop)
     stopped = silodp(*command)
     assert (stopped.status, stopped.out) == (130, "")
     assert stopped.err.startswith("interrupted")
@@ -113,7 +114,7 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
 @pytest.mark.parametrize(
     ("where", "done"),
     [
-        ("silodp.config.schema.RunConfig.federation", None),
+        ("silodp.config.resolve.ResolvedRun.load_federation", None),
         ("silodp.cli.run.find_doubts", None),
         ("silodp.cli.run.write_report", 2),
         ("silodp.cli.run.read_run", 2),
@@ -310,7 +311,7 @@ def test_a_mistake_is_told_without_remarks(silodp: Silodp, config: Path) -> None
 
 
 def test_config_toml_says_what_wrote_it(silodp: Silodp, config: Path) -> None:
-    run_configured(main.load_demo().model_copy(update={"rounds": 0}), Path("a"))
+    run_configured(resolve(main.load_demo().config.model_copy(update={"rounds": 0})), Path("a"))
     assert Path("a/config.toml").read_text().startswith("# Written by silodp ")
 
 

@@ -15,8 +15,7 @@ import torch
 from plugins.trimmed import Trimmed
 from silodp.accounting.events import Skellam
 from silodp.aggregators.masked import Masked
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.methods import UldpAvg
@@ -126,7 +125,7 @@ def test_a_run_goes_on_with_more_rounds_and_another_evaluation(silodp: Silodp, e
 
 def test_a_plan_counts_the_rounds_that_a_budget_leaves(evaluated: Path) -> None:
     config = load_config(evaluated, ["budget.epsilon=8", "budget.adversary=server"])
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     planned = plan_run(spec)["budget"]["rounds"]
     assert planned > 4
 

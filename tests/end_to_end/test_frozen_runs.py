@@ -13,7 +13,7 @@ from torch import nn
 
 import silodp
 from silodp.accounting.guarantee import PUBLIC_VALUES
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve
 from silodp.deploy.setup import make_local
@@ -239,7 +239,7 @@ def parties(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     (tmp_path / "config.toml").write_text(CONFIG.format(weights=weights))
     write_weights(weights, 0)
     config = load_config(tmp_path / "config.toml")
-    make_local(config, config.federation(), tmp_path / "parties", find_free_port())
+    make_local(config, config.load_federation(), tmp_path / "parties", find_free_port())
     for home in sorted((tmp_path / "parties" / "silos").iterdir()):
         with open_silo(home, Consortium.load(tmp_path / "parties" / "public")) as silo:
             assert silo.name

@@ -176,20 +176,22 @@ def test_records_of_several_arrays_are_stored_for_a_deployment_and_read_back(tmp
     with np.load(path) as stored:
         assert {"x.numeric", "x.categories", "test_x.numeric"} <= set(stored)
     public = federation(mixed(40), [4, 7]).public()
-    config = SimpleNamespace(task_section=SimpleNamespace(loss=None))
+    resolved = SimpleNamespace(config=SimpleNamespace(task=SimpleNamespace(loss=None)))
     unchecked = SimpleNamespace(
         method=METHODS["uldp-avg"]
     )  # the unit is a person: no number of records is checked
-    read = load_records(path, silo.name, SimpleNamespace(data=public, stated_spec=unchecked, config=config))
+    read = load_records(
+        path, silo.name, SimpleNamespace(data=public, stated_spec=unchecked, resolved=resolved)
+    )
     assert read.digest() == silo.digest()
     assert read.test.digest() == silo.test.digest()
     narrow = SimpleNamespace(
-        data=federation(mixed(40), [9, 7]).public(), stated_spec=unchecked, config=config
+        data=federation(mixed(40), [9, 7]).public(), stated_spec=unchecked, resolved=resolved
     )
     load_records(path, silo.name, narrow)  # ids that do not occur are no fault
     too_few = replace(public, inputs=(public.inputs[0], replace(public.inputs[1], categories=(2, 7))))
     with pytest.raises(SilodpError) as caught:
-        load_records(path, silo.name, SimpleNamespace(data=too_few, config=config))
+        load_records(path, silo.name, SimpleNamespace(data=too_few, resolved=resolved))
     assert caught.value.code == "deploy.data"
     assert len(str(caught.value)) < 400
 

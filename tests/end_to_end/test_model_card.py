@@ -16,7 +16,7 @@ import torch
 import silodp
 from silodp.accounting.guarantee import HELD_OUT
 from silodp.bundle.model_card import write_card
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.tables.subgroups import find_groups
 from silodp.errors import SilodpError
 from silodp.report.held_out import calibrate_counts, measure_held_out, read_held_out
@@ -343,7 +343,7 @@ def test_a_report_names_the_setting_of_the_card_that_is_wrong(
 
 def test_subgroups_and_details_follow_from_the_rows(folder: Path) -> None:
     settings = load_config("hospitals_2020.toml")
-    federation = settings.federation()
+    federation = settings.load_federation()
     assert federation.test is not None
     assert federation.schema is not None
     rows = [
@@ -361,7 +361,7 @@ def test_subgroups_and_details_follow_from_the_rows(folder: Path) -> None:
     assert np.array_equal(found["age", "18 to below 40"], [18 <= int(row["age"]) < 40 for row in rows])
     assert np.array_equal(found["age", "40 to 99"], [40 <= int(row["age"]) <= 99 for row in rows])
     assert all(0 < chosen.sum() < len(rows) for chosen in found.values())
-    task = settings.task(federation)
+    task = settings.build_task(federation)
     params = task.initial(3)
     measured = measure_held_out(federation, task, params, 0, groups)
     assert measured is not None

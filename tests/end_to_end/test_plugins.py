@@ -20,7 +20,7 @@ import torch
 
 from silodp.accounting.guarantee import OTHER_CODE
 from silodp.cli import main
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.report.run_record import read_run
 from silodp.runtime.server import Server
 from support.commands import Silodp, assert_sentence
@@ -241,8 +241,8 @@ def test_a_report_does_not_execute_what_a_configuration_refers_to(
     assert not marker.exists()
     with refused("config.not_importable"):  # where the user asks for a run the file is executed
         config = load_config(received / "config.toml")
-        config.build_accountant()
-        config.task(config.federation())
+        _ = config.accountant
+        config.build_task(config.load_federation())
     assert marker.exists()
 
 
@@ -329,6 +329,6 @@ def test_a_file_may_be_called_as_a_module_is_that_exists(tmp_path: Path) -> None
     """`json.py` beside a configuration is neither the library's module nor takes its place."""
     shutil.copy(PLUGINS / "yogi.py", tmp_path / "json.py")
     path = write_config(tmp_path, Case(method={"server_optimizer": {"name": "json.py:Yogi"}}))
-    first, second = load_config(path).method(), load_config(path).method()
+    first, second = load_config(path).method, load_config(path).method
     assert first == second
     assert json.loads("[1]") == [1]

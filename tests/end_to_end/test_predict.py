@@ -23,7 +23,7 @@ from torch import nn
 
 import silodp
 from silodp import SilodpError
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.runtime.train import Result, train
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
@@ -82,9 +82,9 @@ def run_of(
     path = folder / f"{name}.toml"
     path.write_text(HEAD.format(label=label, task=task))
     settings = load_config(path, [f"{key}={value}" for key, value in changes.items()])
-    federation = settings.federation()
-    made = settings.task(federation)
-    result = train(federation, made, settings.method(), out=folder / name, **settings.settings())
+    federation = settings.load_federation()
+    made = settings.build_task(federation)
+    result = train(federation, made, settings.method, out=folder / name, **settings.settings())
     return result, made, federation
 
 
@@ -485,11 +485,11 @@ def test_the_module_of_a_program_is_given_again(tmp_path: Path) -> None:
     settings_path = tmp_path / "settings.toml"
     settings_path.write_text(HEAD.format(label=CLASSES, task=""))
     settings = load_config(settings_path)
-    federation = settings.federation()
+    federation = settings.load_federation()
     task = silodp.Task(
-        nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 1)), settings.task(federation).loss
+        nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 1)), settings.build_task(federation).loss
     )
-    result = train(federation, task, settings.method(), out=tmp_path / "run", **settings.settings())
+    result = train(federation, task, settings.method, out=tmp_path / "run", **settings.settings())
     refuse("bundle.architecture", tmp_path / "run")
     assert "'0.bias'" in str(refuse("bundle.architecture", tmp_path / "run", model=nn.Linear(5, 1)))
     wider = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -519,9 +519,16 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     run_of(tmp_path, CLASSES)
     bundle = take_bundle(tmp_path / "run", tmp_path / "bundle")
     settings = load_config(tmp_path / "run.toml")
-    federation = settings.federation()
+    federation = settings.load_federation()
     more = {**settings.settings(), "rounds": 4}
-    train(federation, settings.task(federation), settings.method(), out=tmp_path / "run", resume=True, **more)
+    train(
+        federation,
+        settings.build_task(federation),
+        settings.method,
+        out=tmp_path / "run",
+        resume=True,
+        **more,
+    )
     for name in ("model.json", "model.safetensors"):
         shutil.copy(tmp_path / "run" / name, bundle)
     refuse("bundle.mixed", bundle)
@@ -641,9 +648,9 @@ def test_buffers_outside_the_state_must_be_those_of_the_run(tmp_path: Path) -> N
     write_tables(tmp_path)
     (tmp_path / "settings.toml").write_text(HEAD.format(label=CLASSES, task=""))
     settings = load_config(tmp_path / "settings.toml")
-    federation = settings.federation()
-    task = silodp.Task(Shifted(0.5), settings.task(federation).loss)
-    train(federation, task, settings.method(), out=tmp_path / "run", **settings.settings())
+    federation = settings.load_federation()
+    task = silodp.Task(Shifted(0.5), settings.build_task(federation).loss)
+    train(federation, task, settings.method, out=tmp_path / "run", **settings.settings())
     silodp.load(tmp_path / "run", model=Shifted(0.5))
     refuse("bundle.architecture", tmp_path / "run", model=Shifted(0.6))
 

@@ -19,7 +19,8 @@ import typer
 from sklearn.datasets import load_breast_cancer
 
 from silodp.cli import main
-from silodp.config.schema import load_config
+from silodp.config.comparison import parse_methods
+from silodp.config.resolve import load_config
 from silodp.data.benchmarks.health import EMBEDDED_RANGES
 from support.commands import Silodp
 
@@ -145,8 +146,7 @@ def test_every_command_line_is_one(line: str, monkeypatch: pytest.MonkeyPatch) -
     values = parsed(line).params
     if "config" in values and Path(values["config"]).suffix == ".toml" and "DIR" not in str(values["config"]):
         config = load_config(Path(values["config"]), values["set_"] or ())
-        config.method(), config.aggregator(), config.budget()
-        assert "methods" not in values or config.specs(values["methods"])
+        assert "methods" not in values or parse_methods(config, values["methods"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from test_budgets_table import PERSONAL
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.cli.run import _warn_retired
-from silodp.config.schema import load_config
+from silodp.config.comparison import parse_methods
+from silodp.config.resolve import load_config
 from silodp.methods import METHODS, Rpdp
 from silodp.planning.epsilon import count_events
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
@@ -234,7 +235,7 @@ def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Pat
     assert re.search(r"\b1 round\b.*\b2\b", warning)
     whole = silodp("run", personal, "--out", "whole", "--json").json["warnings"]
     assert not any("retired" in text for text in whole)
-    method = load_config(personal).method()
+    method = load_config(personal).method
     assert isinstance(method, Rpdp)
     assert _warn_retired(method, 3)
     assert _warn_retired(replace(method, calibration="scf"), 3)  # the published curve, too, is for T rounds
@@ -526,7 +527,9 @@ def test_public_constants_that_do_not_fit_are_refused_before_any_record_is_read(
 
 
 def test_settings_of_single_clients_are_compared_with_other_methods(steps: Path) -> None:
-    specs = load_config(steps, ["method.clip=[1.0, 0.5, 1.0]"]).specs("ddp,ddp:local_steps=1,default")
+    specs = parse_methods(
+        load_config(steps, ["method.clip=[1.0, 0.5, 1.0]"]), "ddp,ddp:local_steps=1,default"
+    )
     assert [spec.method.name for spec in specs] == ["ddp", "ddp", "default"]
 
 

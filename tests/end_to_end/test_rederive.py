@@ -27,7 +27,7 @@ from silodp.accounting.guarantee import (
 )
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 
 import silodp
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema
 from silodp.runtime.train import Result, train
 from support.commands import Silodp, assert_sentence
@@ -61,9 +60,9 @@ def folder(tmp_path: Path) -> Path:
 
 def run_of(folder: Path, name: str) -> Result:
     settings = load_config(folder / f"{name}.toml", ())
-    federation = settings.federation()
+    federation = settings.load_federation()
     return train(
-        federation, settings.task(federation), settings.method(), out=folder / name, **settings.settings()
+        federation, settings.build_task(federation), settings.method, out=folder / name, **settings.settings()
     )
 
 
@@ -100,7 +99,7 @@ def test_the_scaling_is_public_and_part_of_the_run(folder: Path, silodp: Silodp)
     assert json.loads((folder / "scaled" / "model.json").read_text())["label_typical"] == [55, 15]
     assert "`age`, typically 55 ± 15" in (folder / "scaled" / "MODEL_CARD.md").read_text()
     plain, scaled = (
-        build_public_spec(load_config(folder / "plain.toml", changes))[0] for changes in ((), [ON])
+        load_config(folder / "plain.toml", changes).build_public_spec()[0] for changes in ((), [ON])
     )
     assert plain.digest != scaled.digest
     assert "label_typical" not in plain.to_dict()["data"]
@@ -189,8 +188,8 @@ def test_only_the_squared_error_has_metrics_by_default(folder: Path) -> None:
     """What the outputs mean under another loss is not known."""
     (folder / "own.py").write_text("def log_rate(outputs, targets):\n    return outputs[:, 0].exp()\n")
     task = [
-        load_config(folder / "scaled.toml", given).task(
-            build_public_spec(load_config(folder / "scaled.toml", ()))[0].data
+        load_config(folder / "scaled.toml", given).build_task(
+            load_config(folder / "scaled.toml", ()).build_public_spec()[0].data
         )
         for given in ((), ["task.loss=own.py:log_rate"], ["task.loss=own.py:log_rate", 'task.metrics=["r2"]'])
     ]

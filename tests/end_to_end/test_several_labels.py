@@ -15,8 +15,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 from torch import nn
 
 import silodp
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
@@ -167,7 +166,7 @@ def test_tables_with_several_numbers_are_scaled_each_by_its_own(folder: Path, si
     assert last["metrics"]["mean_absolute_error"] == pytest.approx(error, rel=0.3)
     card = (folder / "run" / "MODEL_CARD.md").read_text()
     assert "typically 50 ± 10, 170 ± 8" in card
-    public = build_public_spec(load_config(folder / "numbers.toml", ()))[0].data
+    public = load_config(folder / "numbers.toml", ()).build_public_spec()[0].data
     assert (public.labels, public.targets) == ("real", 2)
     assert PublicData.from_dict(json.loads(json.dumps(public.to_dict()))) == public
 

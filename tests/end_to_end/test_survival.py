@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import silodp.cli.run as cli_run
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.setup import draft_public
 from silodp.deploy.silo import load_records
@@ -77,7 +76,7 @@ def test_persons_with_one_record_are_learned_from(folder: Path, silodp: Silodp) 
 
 def test_a_method_that_clips_records_takes_the_loss(folder: Path) -> None:
     config = load_config(folder / "config.toml")
-    federation = config.federation()
+    federation = config.load_federation()
     method = Ddp(
         noise_multiplier=1.0,
         clip=1.0,
@@ -86,7 +85,7 @@ def test_a_method_that_clips_records_takes_the_loss(folder: Path) -> None:
         expected_batch_size=100.0,
         local_learning_rate=0.5,
     )
-    result = train(federation, config.task(federation), method, rounds=5, seed=1, delta=1e-4)
+    result = train(federation, config.build_task(federation), method, rounds=5, seed=1, delta=1e-4)
     assert result.metrics[-1]["metrics"]["concordance"] > 0.7
 
 
@@ -96,9 +95,9 @@ def test_the_warning_is_for_most_persons_alone(folder: Path, caplog: pytest.LogC
         head, *rows = (folder / f"{name}.csv").read_text().splitlines()
         (folder / f"{name}.csv").write_text("\n".join([head, *rows, *rows[: len(rows) * 2 // 3]]))
     config = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}"])
-    federation = config.federation()
+    federation = config.load_federation()
     with caplog.at_level(logging.WARNING):
-        train(federation, config.task(federation), config.method(), rounds=1, delta=1e-5)
+        train(federation, config.build_task(federation), config.method, rounds=1, delta=1e-5)
     assert FEW_RECORDS not in caplog.text
 
 
@@ -140,7 +139,7 @@ def test_a_silo_is_told_by_itself(folder: Path, caplog: pytest.LogCaptureFixture
     for name, (text, told) in cases.items():
         (folder / f"{name}.toml").write_text(text.replace("net.py", str(folder / "net.py")))
         draft = load_config(folder / f"{name}.toml")
-        draft_public(draft, folder / name, draft.public_data())
+        draft_public(draft, folder / name, draft.read_public_data())
         executed.unlink(missing_ok=True)  # the coordinator runs it
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -155,7 +154,7 @@ def test_a_silo_without_training_records_is_told_nothing(
     none = np.zeros((0, 2), np.float32)
     np.savez(folder / "lyon.npz", x=none, y=none, user=np.zeros(0, np.int64))
     draft = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}"])
-    draft_public(draft, folder / "public", draft.public_data())
+    draft_public(draft, folder / "public", draft.read_public_data())
     with caplog.at_level(logging.WARNING):
         load_records(folder / "lyon.npz", "lyon", Consortium.load(folder / "public"))
     assert FEW_RECORDS not in caplog.text
@@ -186,8 +185,8 @@ def test_options_are_those_of_a_named_loss(folder: Path, silodp: Silodp) -> None
         silodp("run", folder / "config.toml", "--set", own), "task.loss_options", code="argument.conflict"
     )
     weighted = ["task.loss=cross_entropy", "task.loss_options={class_weights=[1, 2, 3]}"]
-    config = load_config(folder / "config.toml", weighted)
-    assert config.task_section.loss_options == {"class_weights": [1, 2, 3]}
+    config = load_config(folder / "config.toml", weighted).config
+    assert config.task.loss_options == {"class_weights": [1, 2, 3]}
 
 
 def test_a_run_is_not_resumed_with_another_typical_time(folder: Path, silodp: Silodp) -> None:
@@ -231,8 +230,8 @@ def test_cox_has_no_options(folder: Path, silodp: Silodp) -> None:
 def test_a_network_of_silodp_gives_one_log_hazard(folder: Path, silodp: Silodp) -> None:
     """Its default is a logit for each of two classes."""
     config = load_config(folder / "config.toml", ["task.model=mlp"])
-    spec, _ = build_public_spec(config)
-    assert config.task(spec.data).size == spec.size
+    spec, _ = config.build_public_spec()
+    assert config.build_task(spec.data).size == spec.size
     changes = ("--set", "task.model=mlp", "--set", "rounds=1")
     done = silodp("run", folder / "config.toml", "--out", folder / "run", *changes)
     assert done.status == 0, done.err

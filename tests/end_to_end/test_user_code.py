@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.errors import SilodpError
 from support.commands import Silodp, assert_sentence
 
@@ -80,7 +80,7 @@ def test_functions_that_make_models_may_take_what_they_like(
 
 def test_options_reach_a_function_that_collects_them(config: Path, code: Path):
     settings = load_config(config, [f"task.model={code}:forwards_options", "task.options.bias=false"])
-    assert settings.task(settings.federation()).size == 30
+    assert settings.build_task(settings.load_federation()).size == 30
 
 
 @pytest.mark.parametrize(

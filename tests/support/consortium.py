@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import accept_digest
 from silodp.deploy.setup import accept, draft_public, make_keys, make_local, seal_public
@@ -131,7 +131,7 @@ def agree_on_tables(
         indexes: silo -> the file by which a trust center numbers its persons.
     """
     loaded = load_config(config)
-    draft_public(loaded, folder / "public", loaded.public_data())
+    draft_public(loaded, folder / "public", loaded.read_public_data())
     requests, processes = folder / "requests", Processes(folder)
     requests.mkdir()
     for name in ("server", *tables):
@@ -184,7 +184,7 @@ def make_parties(folder: Path, config: str, port: int = 1) -> Path:
     path = folder / "consortium.toml"
     path.write_text(config)
     settings = load_config(path)
-    make_local(settings, settings.federation(), folder / "parties", port)
+    make_local(settings, settings.load_federation(), folder / "parties", port)
     return folder / "parties"
 
 

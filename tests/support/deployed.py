@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.methods.base import supports_separate
 from silodp.runtime.train import train
 from support.consortium import Processes
@@ -111,14 +111,14 @@ def simulate(folder: Path, text: str) -> Path:
     path = folder / "simulated.toml"
     path.write_text(text)
     settings = load_config(path)
-    federation = settings.federation()
+    federation = settings.load_federation()
     train(
         federation,
-        settings.task(federation),
-        settings.method(),
+        settings.build_task(federation),
+        settings.method,
         out=folder / "simulated",
         # As `silodp deploy init` sets it where the configuration says nothing.
-        **{**settings.settings(), "separate": supports_separate(type(settings.method()))},
+        **{**settings.settings(), "separate": supports_separate(type(settings.method))},
     )
     return folder / "simulated"
 

@@ -21,8 +21,9 @@ from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator, Plain, RunSpec
+from silodp.config.comparison import MethodSpec, check_labels, parse_methods
 from silodp.config.plugins import is_reference, locate_code
-from silodp.config.schema import MethodSpec, RunConfig, check_labels
+from silodp.config.resolve import ResolvedRun
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.methods.base import Method, supports_separate
@@ -42,7 +43,7 @@ Progress = Callable[[str], None]
 
 
 def compare_methods(
-    config: RunConfig,
+    resolved: ResolvedRun,
     specs: Sequence[MethodSpec],
     seeds: int,
     out: str | Path,
@@ -56,7 +57,7 @@ def compare_methods(
     federation: a seed determines the initial model, the batches and the noise, not the records.
 
     Args:
-        config: data, task, rounds, δ, accountant, aggregator.
+        resolved: data, task, rounds, δ, accountant, aggregator.
         specs: the methods, with different labels.
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
@@ -73,7 +74,7 @@ def compare_methods(
     check_whole("seeds", seeds, what="runs per method")
     specs = list(specs)
     if not any(spec.method.unit is None for spec in specs):
-        specs += config.specs("default")
+        specs += parse_methods(resolved, "default")
     check_labels(specs)
     out = Path(out)
     if (out / "run_spec.json").exists():
@@ -82,7 +83,7 @@ def compare_methods(
             code="run.exists",
             field="out",
         )
-    federation = config.federation()
+    federation = resolved.load_federation()
     if federation.test is None or len(federation.test) == 0:
         raise SilodpError(
             "there are no held-out records to compare methods on: set data.schema.test_share, for "
@@ -90,8 +91,8 @@ def compare_methods(
             code="data.no_records",
             field="data.schema.test_share",
         )
-    task = config.task(federation)
-    prepared = [_prepare(config, federation, task, spec) for spec in specs]
+    task = resolved.build_task(federation)
+    prepared = [_prepare(resolved, federation, task, spec) for spec in specs]
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runs: list[list[Fields]] = []
     done, total = 0, len(specs) * seeds
@@ -99,23 +100,23 @@ def compare_methods(
     for spec, run_spec in zip(specs, prepared, strict=True):
         runs.append([])
         for seed in range(seeds):
-            done_run, is_new = _run(config, federation, task, replace(run_spec, seed=seed), out / "runs")
+            done_run, is_new = _run(resolved, federation, task, replace(run_spec, seed=seed), out / "runs")
             runs[-1].append(done_run)
             done += 1
             if on_progress is not None:
                 end = " ".join(f"{name} {value}" for name, value in _format_end(done_run).items())
                 again = "" if is_new else "  (finished before)"
                 on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
-    result = _summarize(config, federation, specs, runs, seeds)
+    result = _summarize(resolved, federation, specs, runs, seeds)
     write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     write_durably(out / "compare.md", format_table(result).encode())
     write_durably(out / "compare.html", render_comparison(result, out).encode())
     return result
 
 
-def _prepare(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
+def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
     """Return the specification of the runs of a method, checked before any method trains."""
-    settings = {**config.settings(), "aggregator": _choose_aggregator(config, spec), "seed": 0}
+    settings = {**resolved.settings(), "aggregator": _choose_aggregator(resolved, spec), "seed": 0}
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
     settings["separate"] &= supports_separate(type(spec.method))
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
@@ -131,19 +132,19 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
 
 
 def _run(
-    config: RunConfig, federation: Federation, task: Task, spec: RunSpec, folder: Path
+    resolved: ResolvedRun, federation: Federation, task: Task, spec: RunSpec, folder: Path
 ) -> tuple[Fields, bool]:
     """Train one run, unless its result is stored; return the result, and whether it is new."""
     # Everything that the stored rows of metrics depend on.
-    parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
-    parts += _digest_code(config, spec.method)
+    parts = [spec.to_json(), list(task.metrics), repr(resolved.config.task), resolved.config.evaluate_every]
+    parts += _digest_code(resolved, spec.method)
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
     if kept is not None:
         return kept, False
     started = time.perf_counter()
-    result = run(spec, Simulation(federation, task), evaluate_every=config.evaluate_every)
+    result = run(spec, Simulation(federation, task), evaluate_every=resolved.config.evaluate_every)
     found: Fields = {
         "fingerprint": fingerprint,
         "method": repr(spec.method),
@@ -157,10 +158,10 @@ def _run(
     return json.loads(json.dumps(found)), True
 
 
-def _digest_code(config: RunConfig, method: Method) -> list[str]:
+def _digest_code(resolved: ResolvedRun, method: Method) -> list[str]:
     """Return the SHA-256 of each file of code outside silodp that a run is made by, none where it needs none."""
-    task = config.task_section
-    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator_name, config.accountant)
+    config, task = resolved.config, resolved.config.task
+    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator, config.accountant)
     contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
     for module in sorted({type(part).__module__ for part in _list_parts(method)}):
         file = getattr(sys.modules.get(module), "__file__", None)
@@ -183,9 +184,9 @@ def _format_end(run: Fields) -> dict[str, str]:
     return {name: format_measure(get_measure(run["rows"][-1], name)) for name in names}
 
 
-def _choose_aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
+def _choose_aggregator(resolved: ResolvedRun, spec: MethodSpec) -> Aggregator:
     """Return the configured aggregator; for training without privacy `Plain`, as there is nothing to hide."""
-    return config.aggregator() if spec.method.unit is not None else Plain()
+    return resolved.aggregator if spec.method.unit is not None else Plain()
 
 
 def _load_kept(path: Path, fingerprint: str) -> Fields | None:
@@ -207,12 +208,13 @@ def _without_nan(value: Any) -> Any:
 
 
 def _summarize(
-    config: RunConfig,
+    resolved: ResolvedRun,
     federation: Federation,
     specs: Sequence[MethodSpec],
     runs: Sequence[Sequence[Fields]],
     seeds: int,
 ) -> Fields:
+    config = resolved.config
     everything = [row for of_method in runs for run in of_method for row in run["rows"]]
     names = list_quantities(everything)
     count = len(specs) * seeds
@@ -234,11 +236,11 @@ def _summarize(
         "rounds": config.rounds,
         "delta": config.delta,
         "accountant": " and ".join(accountants),
-        "aggregator": config.aggregator_name,
+        "aggregator": config.aggregator,
         "seeds": seeds,
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
-        "note": " ".join(_explain(config, specs, methods, count, len(accountants))),
+        "note": " ".join(_explain(resolved, specs, methods, count, len(accountants))),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
         "untrained": untrained,
@@ -247,9 +249,14 @@ def _summarize(
 
 
 def _explain(
-    config: RunConfig, specs: Sequence[MethodSpec], methods: Sequence[Fields], count: int, accountants: int
+    resolved: ResolvedRun,
+    specs: Sequence[MethodSpec],
+    methods: Sequence[Fields],
+    count: int,
+    accountants: int,
 ) -> list[str]:
     """Return sentences on what the numbers are, and where the methods were not treated alike."""
+    config = resolved.config
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
     of_persons = any(spec.method.unit == "user" for spec in specs)
     together = [
@@ -265,9 +272,9 @@ def _explain(
     ]
     if of_records:
         found.append(f"ε of {', '.join(of_records)} is for single records.")
-    if config.evaluation_section is not None:
+    if config.evaluation is not None:
         found.append("[evaluation] is not used here, and each ε is without it: a run's own ε may be larger.")
-    found += _explain_budget(config.budget(), methods)
+    found += _explain_budget(resolved.budget, methods)
     found += _explain_limits(config.silo_limits, methods)
     if untuned:
         found.append(

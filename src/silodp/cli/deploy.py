@@ -81,7 +81,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
-    from silodp.config.schema import load_config
+    from silodp.config.resolve import load_config
 
     if local and after is not None:
         raise SilodpError(
@@ -90,19 +90,19 @@ def init(
             field="after",
         )
 
-    settings = load_config(config, set_ or ())
+    resolved = load_config(config, set_ or ())
     from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
 
-    if settings.seed is not None and not local:
+    if resolved.config.seed is not None and not local:
         log(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
             "unless their policy has allow_seed = true: take the seed out."
         )
-    for doubt in find_list_doubts(settings):
+    for doubt in find_list_doubts(resolved):
         log(f"warning: {doubt}")
     if local:
         chosen = port or _find_free_port()
-        made = make_local(settings, settings.federation(), out, chosen)
+        made = make_local(resolved, resolved.load_federation(), out, chosen)
         result = {"folder": str(out), "digest": made.digest, "port": chosen, "for_tests": True}
         lines = [
             f"Wrote {out}: public/, server/ and silos/ with test keys and the records of every silo.",
@@ -110,11 +110,11 @@ def init(
             f"  {format_command('deploy', 'up', out)}",
         ]
     else:
-        data = settings.public_data(users)
+        data = resolved.read_public_data(users)
         asked = ["server", *data.silos]
         if after is not None:
             asked = copy_requests(after / "requests", out / "requests", data.silos)
-        spec = draft_public(settings, out / "public", data)
+        spec = draft_public(resolved, out / "public", data)
         result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
             f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",

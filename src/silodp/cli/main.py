@@ -45,6 +45,7 @@ from silodp.cli.table import table_app
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
+    from silodp.config.resolve import ResolvedRun
     from silodp.config.schema import RunConfig
 
 _RUN_FILES = {
@@ -104,14 +105,14 @@ def run(
 ) -> None:
     """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/ and the name of the
     configuration)."""
-    from silodp.config.schema import load_config
+    from silodp.config.resolve import load_config
 
     if resume and config.is_dir():
         out, config = out or config, _find_config(config)
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
-    settings = load_config(config, set_ or ())
-    _train(settings, out or Path("runs") / settings.name, resume, as_json, log_ or (), log_private)
+    resolved = load_config(config, set_ or ())
+    _train(resolved, out or Path("runs") / resolved.config.name, resume, as_json, log_ or (), log_private)
 
 
 def _find_config(directory: Path) -> Path:
@@ -130,9 +131,9 @@ def _find_config(directory: Path) -> Path:
     return path
 
 
-def load_demo() -> RunConfig:
+def load_demo() -> ResolvedRun:
     """Return the configuration of `silodp demo`."""
-    from silodp.config.schema import load_config
+    from silodp.config.resolve import load_config
 
     return load_config(Path(__file__).with_name("demo.toml"))
 
@@ -141,14 +142,14 @@ def load_demo() -> RunConfig:
 def demo(out: Out = None, as_json: Json = False) -> None:
     """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
-    settings = load_demo()
-    if _is_run_of(settings, directory):
+    resolved = load_demo()
+    if _is_run_of(resolved.config, directory):
         from silodp.runtime.lock import hold_lock
         from silodp.runtime.run_directory import LOCK
 
         with hold_lock(directory / "checkpoint" / LOCK):  # refuses if a demo is still running there
             shutil.rmtree(directory)
-    _train(settings, directory, False, as_json)
+    _train(resolved, directory, False, as_json)
 
 
 app.command()(plan)
@@ -172,17 +173,18 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
-    from silodp.config.schema import load_config
+    from silodp.config.comparison import parse_methods
+    from silodp.config.resolve import load_config
 
-    settings = load_config(config, set_ or ())
-    specs = settings.specs(methods)
+    resolved = load_config(config, set_ or ())
+    specs = parse_methods(resolved, methods)
     from silodp.cli.compare import compare_methods
     from silodp.report.compare_page import format_table
 
-    directory = out or Path("runs") / f"{settings.name}-compare"
+    directory = out or Path("runs") / f"{resolved.config.name}-compare"
     try:
         with _redirect_prints():
-            result = compare_methods(settings, specs, seeds, directory, log)
+            result = compare_methods(resolved, specs, seeds, directory, log)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command continues after the last finished run") from None
     show(result, as_json, [format_table(result), f"Report: {directory / 'compare.html'}"])
@@ -223,7 +225,7 @@ app.add_typer(table_app, name="table")
 
 
 def _train(
-    settings: RunConfig,
+    resolved: ResolvedRun,
     directory: Path,
     resume: bool,
     as_json: bool,
@@ -233,19 +235,19 @@ def _train(
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():
-        summary = run_config(settings, directory, resume, trackers, log_private)
+        summary = run_config(resolved, directory, resume, trackers, log_private)
     show(summary, as_json, format_summary(summary))
 
 
-def _is_run_of(settings: RunConfig, directory: Path) -> bool:
+def _is_run_of(config: RunConfig, directory: Path) -> bool:
     """Return whether a directory has only a run of a configuration with the same name and data."""
-    from silodp.config.schema import load_config
+    from silodp.config.resolve import load_config
 
     with contextlib.suppress(SilodpError, OSError):
-        old = load_config(directory / "config.toml")
+        old = load_config(directory / "config.toml").config
         return (
-            old.name == settings.name
-            and old.data == settings.data
+            old.name == config.name
+            and old.data == config.data
             and {p.name for p in directory.iterdir()} <= _RUN_FILES
         )
     return False

@@ -18,7 +18,7 @@ from silodp.errors import SilodpError, counted
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
-    from silodp.config.schema import RunConfig
+    from silodp.config.resolve import ResolvedRun
 
 Users = Annotated[
     int | None,
@@ -68,42 +68,43 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Compute ε and traffic of a run in advance. No data are read."""
-    from silodp.config.public_spec import build_public_spec
-    from silodp.config.schema import load_config
+    from silodp.config.resolve import load_config
 
     _refuse_unused_options(tune)
-    settings = load_config(config, set_ or ())
+    resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.plan import format_plan, plan_run
 
-    spec, assumed = build_public_spec(settings, users)
+    spec, assumed = resolved.build_public_spec(users)
     if tune:
-        _tune(settings, spec, assumed, target_epsilon, records_per_person, prevalence, give_up or (), as_json)
+        _tune(resolved, spec, assumed, target_epsilon, records_per_person, prevalence, give_up or (), as_json)
         return
     result = plan_run(
         spec,
-        accountant=settings.build_accountant(),
+        accountant=resolved.accountant,
         target=target_epsilon,
-        distribution=settings.budget_distribution(),
+        distribution=resolved.budget_distribution,
         picture=plot,
     )
     lines = format_plan(result)
     if plot is not None:
         lines.append(f"picture: {plot}")
-    if assumed and settings.method().unit != "record":
+    if assumed and resolved.method.unit != "record":
         lines.append(_remark_on_users(spec))
-    if settings.budget_distribution() is None and settings.method().budget_unit is not None:
+    if resolved.budget_distribution is None and resolved.method.budget_unit is not None:
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )
     private = any(found["private"] for found in result["adversaries"].values())
     remarks = (
-        list_delta_remarks(settings.delta, None if assumed else spec.population.users) if private else ()
+        list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
+        if private
+        else ()
     )
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
-    show({"name": settings.name, **result, **about}, as_json, lines)
+    show({"name": resolved.config.name, **result, **about}, as_json, lines)
 
 
 def _refuse_unused_options(tune: bool) -> None:
@@ -126,7 +127,7 @@ def _remark_on_users(spec: RunSpec) -> str:
 
 
 def _tune(
-    settings: RunConfig,
+    resolved: ResolvedRun,
     spec: RunSpec,
     assumed: bool,
     target: float | None,
@@ -164,18 +165,18 @@ def _tune(
             field="prevalence",
         )
     result = tune(
-        settings,
+        resolved,
         spec,
         target,
         guess=Guess(records, prevalence=prevalence),
-        accountant=settings.build_accountant(),
+        accountant=resolved.accountant,
         on_progress=_make_progress(),
         give_up=cast(Any, give_up),  # checked there
     )
-    remarks = list_delta_remarks(settings.delta, None if assumed else spec.population.users)
+    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     lines = [*([_remark_on_users(spec)] if assumed else []), *(f"  ({remark})" for remark in remarks)]
     about = {"users_assumed": assumed, "remarks": list(remarks)}
-    show({"name": settings.name, **result, **about}, as_json, [*lines, *format_tuning(result)])
+    show({"name": resolved.config.name, **result, **about}, as_json, [*lines, *format_tuning(result)])
 
 
 def _make_progress() -> Callable[[int, int], None]:

@@ -18,8 +18,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.plugins import is_reference
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import RunConfig, load_config
+from silodp.config.resolve import ResolvedRun, load_config
+from silodp.config.schema import RunConfig
 from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError, counted
@@ -32,7 +32,7 @@ from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
-from silodp.runtime.prepare import find_doubts, prepare_run
+from silodp.runtime.prepare import find_doubts
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
@@ -44,7 +44,7 @@ LONG = 3600.0
 
 
 def run_config(
-    config: RunConfig,
+    resolved: ResolvedRun,
     directory: Path,
     resume: bool = False,
     trackers: Sequence[str] = (),
@@ -55,7 +55,7 @@ def run_config(
     Nothing is written, and no remark is made, before data, task, method and directory have been accepted.
 
     Args:
-        config: the configuration.
+        resolved: the configuration, resolved.
         directory: where everything is written.
         resume: continue the run in the directory.
         trackers: NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
@@ -70,27 +70,27 @@ def run_config(
     """
     existed = (directory / "config.toml").exists() and not resume
     try:
-        return _run_config(config, directory, resume, trackers, log_private)
+        return _run_config(resolved, directory, resume, trackers, log_private)
     except KeyboardInterrupt:
         raise Interrupted(_describe_interruption(directory, existed)) from None
 
 
 def _run_config(
-    config: RunConfig,
+    resolved: ResolvedRun,
     directory: Path,
     resume: bool,
     trackers: Sequence[str],
     log_private: bool | None,
 ) -> dict[str, Any]:
-    method = config.method()
-    _check_before_reading(config, method)
-    federation = config.federation()
-    task = config.task(federation)
+    config, method = resolved.config, resolved.method
+    _check_before_reading(resolved)
+    federation = resolved.load_federation()
+    task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
     changes = []
     if previous is not None:
-        _check_task(config, previous)
-        changes = _list_changes(config, previous)
+        _check_task(config, previous.config)
+        changes = _list_changes(config, previous.config)
     doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
     begun = is_estimated = False
@@ -125,7 +125,7 @@ def _run_config(
             show_progress(config.rounds) as show,
             open_trackers(trackers, directory, private=log_private) as log_round,
         ):
-            spec = prepare_run(federation, task, method, **config.settings())
+            spec = resolved.prepare(federation, task)
             result = run(
                 spec,
                 Simulation(federation, task),
@@ -138,14 +138,14 @@ def _run_config(
             begin(result.guarantees["released"].rounds)
         elif not begun:  # no round used this configuration
             log(f"note: no round was left to do, and {directory / 'config.toml'} is unchanged")
-        if config.evaluation() is None:
+        if config.evaluation is None:
             groups = {} if config.card is None else config.card.subgroups
             rounds = result.guarantees["released"].rounds
             held_out = measure_held_out(federation, task, result.params, rounds, groups)
             if held_out is not None:
                 keep_held_out(directory, held_out)
         keep_doubts(directory, doubts)
-        if config.dataset.is_published:
+        if resolved.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
         else:  # the number of records of each person is private
             page = write_report(directory)
@@ -153,7 +153,7 @@ def _run_config(
         if changes and not begun:
             raise SilodpError(
                 f"{error} Different from {directory / 'config.toml'}: {'; '.join(changes)}."
-                f"{_explain_rounds(config, directory)}",
+                f"{_explain_rounds(method, previous)}",
                 code=error.code,
                 field=error.field,
             ) from None
@@ -162,12 +162,12 @@ def _run_config(
     write_card(directory, record)
     audit = record.audit
     summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
-    summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
+    summary["warnings"] += _warn_infeasible(resolved, spec, federation) + _warn_retired(
         method, summary["rounds"]
     )
     if summary["private"]:
         summary["warnings"] += delta_warning(spec.delta, spec.population.users)
-        summary["warnings"] += _warn_scaling(config, federation) + _warn_several_records(spec, federation)
+        summary["warnings"] += _warn_scaling(resolved, federation) + _warn_several_records(spec, federation)
     for warning in [*summary["warnings"], *([] if begun else doubts)]:
         log(f"warning: {warning}")
     summary["warnings"] += doubts
@@ -175,11 +175,11 @@ def _run_config(
     return summary
 
 
-def _check_before_reading(config: RunConfig, method: Method) -> None:
+def _check_before_reading(resolved: ResolvedRun) -> None:
     """Refuse a run that fails by its public constants before any record is read: grid, ring, settings of clients."""
-    if method.unit != "record" and config.public_data().users is None:
+    if resolved.method.unit != "record" and resolved.read_public_data().users is None:
         return  # the size of sums depends on U
-    spec, _ = build_public_spec(config)
+    spec, _ = resolved.build_public_spec()
     spec.aggregator.check(spec)
     spec.round_events()
 
@@ -197,7 +197,7 @@ def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -
     return remarks
 
 
-def _warn_infeasible(config: RunConfig, spec: RunSpec, federation: Federation) -> list[str]:
+def _warn_infeasible(resolved: ResolvedRun, spec: RunSpec, federation: Federation) -> list[str]:
     """Warn of units that never took part because of their budgets; only the log of their silo says which."""
     unit = spec.method.budget_unit
     if unit is None:
@@ -208,7 +208,7 @@ def _warn_infeasible(config: RunConfig, spec: RunSpec, federation: Federation) -
     if not infeasible:
         return []
     # A plan reads no tables, so budgets in a column are only in the report.
-    shows = "the report" if config.budget_distribution() is None else "'silodp plan'"
+    shows = "the report" if resolved.budget_distribution is None else "'silodp plan'"
     units = "records" if unit == "record" else "persons"
     return [
         f"{infeasible:,} of {len(budgets):,} {units} take no part: their privacy budgets are too small for any "
@@ -216,9 +216,9 @@ def _warn_infeasible(config: RunConfig, spec: RunSpec, federation: Federation) -
     ]
 
 
-def _warn_scaling(config: RunConfig, federation: Federation) -> list[str]:
+def _warn_scaling(resolved: ResolvedRun, federation: Federation) -> list[str]:
     """Warn of features that are scaled by constants of private rows."""
-    text = config.dataset.private_scaling
+    text = resolved.dataset.private_scaling
     return [f"no ε covers the scaling: {text}"] if text and text in federation.assumptions else []
 
 
@@ -263,7 +263,7 @@ def _summarize(
         "report": str(page),
         "card": str(directory / CARD),
         "method": released.method,
-        "aggregator": config.aggregator_name,
+        "aggregator": config.aggregator,
         "rounds": released.rounds,
         "stopped": result.stopped,
         "loss": as_number(last.get("loss")),
@@ -373,7 +373,7 @@ def _read_change_notes(directory: Path) -> list[str]:
     return []
 
 
-def _find_previous(directory: Path) -> RunConfig | None:
+def _find_previous(directory: Path) -> ResolvedRun | None:
     """Return the configuration in a directory; None for a run from Python, which has none."""
     with suppress(SilodpError):
         return load_config(directory / "config.toml")
@@ -387,9 +387,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
         SilodpError: the run would (code checkpoint.setup).
     """
     # As config.toml has them, without empty tables.
-    tasks = [
-        drop_empty_tables(each.task_section.model_dump(exclude_none=True)) for each in (previous, config)
-    ]
+    tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]
     for field in ("options", "loss", "loss_options"):
         before, after = (task.get(field) for task in tasks)
         is_code = all(isinstance(value, str) and is_reference(value) for value in (before, after))
@@ -404,7 +402,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
 
 def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
     """Return the keys in which a configuration differs from the one before, each with both values."""
-    old, new = (_flatten(each.model_dump(mode="json", by_alias=True)) for each in (previous, config))
+    old, new = (_flatten(each.model_dump(mode="json")) for each in (previous, config))
     return [
         f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -423,11 +421,9 @@ def _format_value(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _explain_rounds(config: RunConfig, directory: Path) -> str:
+def _explain_rounds(method: Method, previous: ResolvedRun | None) -> str:
     """Return a sentence for a run that is resumed with other rounds than its privacy budgets were planned for."""
-    method, before = config.method(), None
-    with suppress(SilodpError):
-        before = load_config(directory / "config.toml").method().budgeted_rounds
+    before = None if previous is None else previous.method.budgeted_rounds
     if before is None or method.budgeted_rounds == before:
         return ""
     table = "method.personal" if method.budget_unit == "user" else "method"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators import Aggregator
 from silodp.aggregators.registry import AGGREGATORS
+from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.arguments import build, get_fields, get_table_class, validate_arguments
 from silodp.config.plugins import (
     check_own_name,
@@ -21,6 +22,7 @@ from silodp.config.plugins import (
     locate_code,
     read_code,
 )
+from silodp.config.schema import TaskSection
 from silodp.data.dataset import Dataset
 from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
@@ -28,7 +30,7 @@ from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
 from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
-from silodp.training.models import MODELS, VERSION, Architecture, mlp, name_linear_model
+from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, name_linear_model
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
@@ -45,19 +47,31 @@ _CHECKED_PER_SECOND = 5_000_000
 # --- methods and aggregators ---------------------------------------------------------------------------------------
 
 
-def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
+def build_method(
+    name: str, fields: Mapping[str, Any], where: str, rounds: int | None = None, delta: float | None = None
+) -> Method:
     """Make the method of a name or reference from its table of fields.
 
     Args:
         name: a name in `METHODS`, or a reference to a class.
         fields: the table, without the name.
         where: section of the configuration, for messages.
+        rounds, delta: of the run; a method that has such fields, or a table with them, gets these unless it sets them.
 
     Raises:
         SilodpError: an unknown name or field, a wrong type, or a value that the method refuses.
     """
-    named = f"{where}.name" if where == "method" else "method"
-    method: Method = build(find_method_class(name, named), fields, name, where)
+    named = "method.name" if where == "method" else where
+    maker = find_method_class(name, named)
+    if "record_sampling" in fields and maker.samples_by_budget:
+        raise SilodpError(
+            f"{where}.record_sampling is not a field of {name}: the sampling probability of a record follows from "
+            "its privacy budget; take it out ('silodp plan' shows every q).",
+            code="config.unknown_field",
+            field=f"{where}.record_sampling",
+        )
+    defaults = {key: value for key, value in (("rounds", rounds), ("delta", delta)) if value is not None}
+    method: Method = build(maker, _add_defaults(maker, fields, defaults), name, where)
     check_own_name(method, METHODS, named)
     return method
 
@@ -71,11 +85,11 @@ def find_method_class(name: str, where: str) -> type[Method]:
     return find_plugin(name, METHODS, Method, where)
 
 
-def add_defaults(maker: Any, fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _add_defaults(maker: Any, fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with those of `defaults` that a class, or a table in it, has and that are not given."""
     tables = {key: get_table_class(maker, key) for key in fields}
     given = {
-        key: add_defaults(tables[key], value, defaults)
+        key: _add_defaults(tables[key], value, defaults)
         if tables[key] and isinstance(value, Mapping)
         else value
         for key, value in fields.items()
@@ -176,6 +190,26 @@ def build_task(
         metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
     found = {_short_name(name): _find_metric(name, public) for name in metrics}
     return Task(network, _find_loss(loss, loss_options), found, architecture, pretrained=pretrained)
+
+
+def describe_standard_model(public: PublicData, dataset: Dataset, task: TaskSection) -> ModelSpec | None:
+    """Return the size of a model of silodp that fits the records, without building it; None for all others."""
+    name = task.model or dataset.model or name_linear_model(public.classes)
+    given = _needs_no_options(task.loss) and METRICS.keys() >= set(task.metrics or ())
+    options = task.options or task.loss_options
+    is_image = name.startswith("cnn_")
+    shape = public.record_shape
+    fits = shape == (1, 28, 28) and public.classes if is_image else len(shape) == 1
+    if name not in SIZES or options or not given or not fits or public.inputs or 0 in shape or public.targets:
+        return None
+    return ModelSpec(SIZES[name](shape[0], public.classes or 1))
+
+
+def _needs_no_options(loss: str | None) -> bool:
+    """Return whether a loss is one of silodp that can be made without [task.loss_options]."""
+    if loss is None:
+        return True
+    return loss in LOSSES and all(p.default is not p.empty for p in get_fields(LOSSES[loss]).values())
 
 
 def _check_inputs(model: str, public: PublicData) -> None:

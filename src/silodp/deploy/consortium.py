@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.plugins import is_reference, refuse_plugins, split_reference
-from silodp.config.schema import RunConfig, load_config
+from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
-from silodp.runtime.prepare import prepare_run
 from silodp.wire.store import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
@@ -149,14 +148,14 @@ class Consortium:
 
     Attributes:
         folder: its path.
-        config: settings of the run.
+        resolved: the run as config.toml describes it.
         data: public facts of the data.
         roster: the parties; None before the coordinator has sealed the folder.
         files: all files by name, as the digest covers them.
     """
 
     folder: Path
-    config: RunConfig
+    resolved: ResolvedRun
     data: PublicData
     roster: Roster | None
     files: Mapping[str, PublicFile]
@@ -195,16 +194,16 @@ class Consortium:
         for name in data.silos:
             check_party_name(name)
         with refuse_plugins(_NO_CODE):
-            config = load_config(folder / CONFIG)
-            consortium = cls(folder, config, data, roster, files)
+            resolved = load_config(folder / CONFIG)
+            consortium = cls(folder, resolved, data, roster, files)
             consortium._check_paths()
             consortium._check_facts()
-            config.settings()
+            resolved.settings()
         return consortium
 
     def _check_facts(self) -> None:
         """Refuse facts of the data that are not those of the configuration, by which a silo reads its table."""
-        declared = self.config.public_data()
+        declared = self.resolved.read_public_data()
         for field in (
             "silos",
             "users",
@@ -227,7 +226,7 @@ class Consortium:
 
     def _check_paths(self) -> None:
         """Refuse a configuration that names a file or a module that the digest does not cover."""
-        schema = self.config.resolve_data()[1].get("schema")
+        schema = self.resolved.table_schema
         for field in ("users", "identity"):
             path = getattr(schema, field, None)
             if isinstance(path, str | Path) and not self._has_file(Path(path)):
@@ -259,7 +258,7 @@ class Consortium:
     @cached_property
     def references(self) -> dict[str, str]:
         """Every reference to code outside silodp that is imported once the folder is accepted, by its field."""
-        task = self.config.task_section
+        task = self.resolved.config.task
         named = {"task.model": task.model, "task.loss": task.loss}
         named |= {f"task.metrics[{number}]": name for number, name in enumerate(task.metrics or ())}
         return {field: name for field, name in named.items() if name is not None and is_reference(name)}
@@ -274,7 +273,7 @@ class Consortium:
     @property
     def labels(self) -> tuple[str, ...]:
         """The columns that a model learns to predict: the label, or event and time; () where no schema names them."""
-        schema = self.config.resolve_data()[1].get("schema")
+        schema = self.resolved.table_schema
         if schema is None:
             return ()
         return (
@@ -324,7 +323,7 @@ class Consortium:
     def task(self) -> Task:
         """The model, its loss and its metrics; a model file of the folder is executed, so it must be accepted."""
         with refuse_plugins(_NO_CODE, but=self.references.values()):
-            return self.config.task(self.data)
+            return self.resolved.build_task(self.data)
 
     @cached_property
     def spec(self) -> RunSpec:
@@ -354,7 +353,7 @@ class Consortium:
 
     def _compared(self, task: Task | ModelSpec) -> RunSpec:
         with refuse_plugins(_NO_CODE):
-            spec = derive_spec(self.config, self.data, task)
+            spec = self.resolved.prepare(self.data, task)
         stated = str(self._stated.get("digest"))
         if spec.digest != stated:
             raise SilodpError(
@@ -368,15 +367,6 @@ class Consortium:
     def certificate(self, name: str) -> Path:
         """Return the file with the certificate of a party."""
         return self.folder / CERTIFICATES / f"{name}.pem"
-
-
-def derive_spec(config: RunConfig, data: PublicData, task: Task | ModelSpec) -> RunSpec:
-    """Return the specification of a configured run of these data; no data file is opened.
-
-    Raises:
-        SilodpError: it cannot be run.
-    """
-    return prepare_run(data, task, config.method(), **config.settings())
 
 
 def check_party_name(name: str) -> None:

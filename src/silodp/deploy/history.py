@@ -17,7 +17,7 @@ from pathlib import Path
 from silodp.accounting.evaluation_charges import EvaluationCharges
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
-from silodp.data.tables.schema import Schema, text_of
+from silodp.data.tables.schema import text_of
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError, counted, shorten
 from silodp.runtime.gate import read_state
@@ -108,9 +108,9 @@ class PersonKey:
     @classmethod
     def of(cls, consortium: Consortium) -> PersonKey:
         """Return who is one person in the run of a consortium."""
-        schema = consortium.config.resolve_data()[1].get("schema")
-        if not isinstance(schema, Schema):
-            return cls("", "", _digest([consortium.config.source, consortium.data.users]))
+        schema = consortium.resolved.table_schema
+        if schema is None:
+            return cls("", "", _digest([consortium.resolved.config.source, consortium.data.users]))
         profile, listed = schema.read_identity(), schema.read_users()
         keys = None if listed is None else sorted({text_of(key) for key in listed})
         return cls(

@@ -75,8 +75,8 @@ class RemoteParties:
     @property
     def schema(self) -> Schema | None:
         """The schema in the public folder; None where no public constants scale the data."""
-        dataset, arguments = self.consortium.config.resolve_data()
-        return dataset.find_schema(arguments)
+        resolved = self.consortium.resolved
+        return resolved.dataset.find_schema(resolved.arguments)
 
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
@@ -361,7 +361,7 @@ def serve(
 
     def describe() -> dict[str, Any]:
         fixed = {
-            "name": consortium.config.name,
+            "name": consortium.resolved.config.name,
             "code": consortium.code,
             "rounds": spec.rounds,
             "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
@@ -411,7 +411,7 @@ def serve(
                     RemoteParties(consortium, link.transport, identity, connect),
                     out=directory,
                     resume=resume,
-                    evaluate_every=consortium.config.evaluate_every,
+                    evaluate_every=consortium.resolved.config.evaluate_every,
                     on_round=note_round,
                 )
             shown.update(stopped=result.stopped)

@@ -14,6 +14,7 @@ from typing import Any
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.plugins import is_reference, split_reference
+from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
@@ -28,7 +29,6 @@ from silodp.deploy.consortium import (
     Consortium,
     Roster,
     check_party_name,
-    derive_spec,
     write_public,
 )
 from silodp.deploy.history import PersonKey
@@ -57,11 +57,11 @@ _AUTHORITY_KEY = "authority.key"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
-def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
+def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSpec:
     """Write a public folder without keys.
 
     Args:
-        config: settings of the run.
+        resolved: the run as configured.
         folder: to be written; it must be empty.
         data: public facts; U must be known.
 
@@ -84,19 +84,18 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
         )
     for name in data.silos:
         check_party_name(name)
-    if config.separate is None and supports_separate(type(config.method())):
+    if resolved.config.separate is None and supports_separate(type(resolved.method)):
         # The server of a deployment is somebody else, who may choose models for an attack.
-        config = config.model_copy(update={"separate": True})
-    spec = derive_spec(config, data, config.task(data))
-    if config.source == "tables":
-        check_index(config, spec)
-        _check_held_out(config)
-        _check_budgets(config, data)
+        resolved = resolve(resolved.config.model_copy(update={"separate": True}))
+    spec = resolved.prepare(data, resolved.build_task(data))
+    if resolved.config.source == "tables":
+        _check_held_out(resolved, check_index(resolved, spec))
+        _check_budgets(resolved, data)
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        write_public(draft, _without_private_paths(config, draft).to_toml(), data, spec)
+        write_public(draft, _without_private_paths(resolved, draft).to_toml(), data, spec)
         Consortium.load(draft)  # what every party would refuse is refused here
         draft.replace(folder)
     finally:
@@ -104,19 +103,19 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     return spec
 
 
-def find_list_doubts(config: RunConfig) -> list[str]:
+def find_list_doubts(resolved: ResolvedRun) -> list[str]:
     """Return sentences where keys of the public list of users may be two spellings of one person, or name none."""
-    schema = config.resolve_data()[1].get("schema")
-    listed = schema.read_users() if isinstance(schema, Schema) else None
+    schema = resolved.table_schema
+    listed = None if schema is None else schema.read_users()
     return find_key_doubts({"data.schema.users": dict.fromkeys(map(normalize_key, listed or ()), 1)})
 
 
-def _check_held_out(config: RunConfig) -> None:
+def _check_held_out(resolved: ResolvedRun, schema: Schema) -> None:
     """Refuse an evaluation across silos where no rule says which records of a table are held out."""
-    evaluation, schema = config.evaluation(), config.resolve_data()[1].get("schema")
+    evaluation = resolved.evaluation
     if evaluation is None or evaluation.across == "none":
         return
-    if getattr(schema, "split", None) is None and getattr(schema, "test_share", None) is None:
+    if schema.split is None and schema.test_share is None:
         raise SilodpError(
             "evaluation across silos needs a public rule for held-out records: set data.schema.test_share (whole "
             "persons, the same in every silo) or data.schema.split (a column).",
@@ -125,9 +124,9 @@ def _check_held_out(config: RunConfig) -> None:
         )
 
 
-def _check_budgets(config: RunConfig, data: PublicData) -> None:
+def _check_budgets(resolved: ResolvedRun, data: PublicData) -> None:
     """Refuse budgets of records that are drawn: the draw goes over the records of all silos, which nobody has."""
-    budgets = config.budget_distribution()
+    budgets = resolved.budget_distribution
     if budgets is not None and budgets.unit == "record" and data.silo_budgets is None:
         raise SilodpError(
             "[budgets] draws privacy budgets over the records of all silos, and in a deployment nobody has these "
@@ -137,21 +136,22 @@ def _check_budgets(config: RunConfig, data: PublicData) -> None:
         )
 
 
-def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
+def _without_private_paths(resolved: ResolvedRun, folder: Path) -> RunConfig:
     """Return the configuration with no path of a silo's data, and copy the public list of users beside it."""
+    config = resolved.config
     data = {key: value for key, value in config.data.items() if key != "root"}
     if "files" in data:
-        data["files"] = {name: f"{name}.csv" for name in config.public_data().silos}
+        data["files"] = {name: f"{name}.csv" for name in resolved.silos}
     schema = data.get("schema")
     for field, name in (("users", "users.txt"), ("identity", "identity.toml")):
         if isinstance(schema, dict) and isinstance(schema.get(field), str):
             shutil.copyfile(schema[field], folder / name)
             schema = data["schema"] = {**schema, field: name}
-    task = config.task_section
+    task = config.task
     copied = {field: _copy_code(getattr(task, field), folder) for field in ("model", "loss")}
     metrics = None if task.metrics is None else tuple(str(_copy_code(name, folder)) for name in task.metrics)
     task = task.model_copy(update={**copied, "metrics": metrics})
-    return config.model_copy(update={"data": data, "task_section": task})
+    return config.model_copy(update={"data": data, "task": task})
 
 
 def _copy_code(reference: str | None, folder: Path) -> str | None:
@@ -303,7 +303,7 @@ def seal_public(
             code="deploy.request",
         )
     make_private_folder(private)
-    authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.config.name)
+    authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
     (folder / CERTIFICATES).mkdir(exist_ok=True)
     for name in names:
         hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
@@ -354,11 +354,11 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
 def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
     spec, roster = consortium.stated_spec, consortium.sealed
-    schema = consortium.config.resolve_data()[1].get("schema")
+    schema = consortium.resolved.table_schema
     persons = PersonKey.of(consortium)
     profile = None if schema is None else schema.read_identity()
     return {
-        "name": consortium.config.name,
+        "name": consortium.resolved.config.name,
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
         "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
@@ -501,18 +501,17 @@ def _round_up(epsilon: float) -> float:
     return math.ceil(epsilon * 10_000 + 1e-6) / 10_000
 
 
-def make_local(config: RunConfig, federation: Federation, folder: Path, port: int) -> Consortium:
+def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port: int) -> Consortium:
     """Make a whole consortium on one machine, with the keys of all parties: for tests.
 
     Args:
-        config: settings of the run.
+        resolved: the run as configured.
         federation: the records, which are written to the folders of their silos.
         folder: to be written: public/, server/, silos/NAME/.
         port: of the server, on 127.0.0.1.
     """
-    unit = config.method().unit
-    data = federation.public(with_records=unit == "record")
-    draft_public(config, folder / "public", data)
+    data = federation.public(with_records=resolved.method.unit == "record")
+    draft_public(resolved, folder / "public", data)
     requests = folder / "requests"
     requests.mkdir(parents=True)
     homes = {SERVER: folder / SERVER, **{name: folder / "silos" / name for name in data.silos}}
@@ -531,6 +530,6 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
             consortium,
             "records.npz",
             allow_counts=needs_counts,
-            allow_seed=consortium.config.seed is not None,
+            allow_seed=consortium.resolved.config.seed is not None,
         )
     return consortium

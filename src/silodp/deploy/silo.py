@@ -39,7 +39,7 @@ from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_u
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.schema import RunConfig
+from silodp.config.resolve import ResolvedRun
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.inputs import find_fault, list_arrays
@@ -592,8 +592,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
                 code="data.files",
             ) from None
     else:
-        check_index(consortium.config, consortium.stated_spec)
-        schema = consortium.config.resolve_data()[1]["schema"]
+        schema = check_index(consortium.resolved, consortium.stated_spec)
         tables = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec))
         (data,) = tables.silos
         keys = data.identifiers or tables.user_keys  # by number, with a trust center too
@@ -604,7 +603,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     if len(data) == 0:
         _log.warning("%s has no training record: this silo spends ε and adds nothing but noise", path)
     # By its name: a task is built by code that the silo may not have agreed to yet.
-    loss = consortium.config.task_section.loss or DEFAULT_LOSSES.get(public.labels)
+    loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
     for one in (data, data.held_out):
@@ -663,13 +662,16 @@ def _has_label(data: SiloData, public: PublicData) -> bool:
     return public.labels != "classes" or bool(is_class)
 
 
-def check_index(config: RunConfig, spec: RunSpec) -> None:
+def check_index(resolved: ResolvedRun, spec: RunSpec) -> Schema:
     """Refuse a run of tables in which silos would not agree on who is the same person.
+
+    Returns:
+        The schema of the tables.
 
     Raises:
         SilodpError: the schema says nothing of it, or the run needs a public list of users (code deploy.no_index).
     """
-    schema = config.resolve_data()[1].get("schema")
+    schema = resolved.table_schema
     if schema is None or (schema.users is None and schema.identity is None):
         raise SilodpError(
             "the configuration has no schema that says who is the same person: set data.schema.users to a public list "
@@ -684,6 +686,7 @@ def check_index(config: RunConfig, spec: RunSpec) -> None:
             code="deploy.no_index",
             field="data.schema.users",
         )
+    return schema
 
 
 def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, int] | None:

@@ -22,7 +22,7 @@ from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_u
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
 from silodp.config.build import build_aggregator, find_method_class
-from silodp.config.public_spec import ASSUMED_USERS
+from silodp.config.resolve import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_choice, check_delta, check_whole

@@ -54,7 +54,7 @@ def plan_run(
     """Return ε against every adversary after T rounds, the rounds within a budget, settings for a target, and traffic.
 
     Args:
-        spec: from `build_public_spec`.
+        spec: from `ResolvedRun.build_public_spec`.
         accountant: None takes the tightest that knows the noise.
         target: ε against the adversary of the budget, or "released". σ, T and q are each computed with the others as
             configured; none exceeds the target (None where no value meets it, with the reason).

@@ -18,7 +18,7 @@ from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.aggregators.plain import share_in_clear
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task
-from silodp.config.schema import RunConfig
+from silodp.config.resolve import ResolvedRun
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
@@ -80,7 +80,7 @@ class Candidate:
 
 
 def tune(
-    config: RunConfig,
+    resolved: ResolvedRun,
     spec: RunSpec,
     target: float,
     *,
@@ -101,8 +101,8 @@ def tune(
     the silos' own limits, too.
 
     Args:
-        config: the run's; its model and metric are tried.
-        spec: from `build_public_spec`.
+        resolved: its model and metric are tried.
+        spec: its `build_public_spec()`.
         target: ε against the adversary of the budget, or "released".
         guess: what the schema does not say; None for the defaults of `Guess`.
         federations: how many are drawn, at least 2.
@@ -136,9 +136,9 @@ def tune(
         _log.warning(UNSCALED_LABEL)
     for adversary in give_up:
         check_choice("give_up", adversary, ADVERSARIES)
-    options = config.task_section.loss_options or {}
+    options = resolved.config.task.loss_options or {}
     guess = replace(guess or Guess(), typical_time=float(options.get("typical_time", 1.0)))
-    tuner = _Tuner(config, spec, target, guess, federations, seed, accountant, on_progress, give_up)
+    tuner = _Tuner(resolved, spec, target, guess, federations, seed, accountant, on_progress, give_up)
     return tuner.run()
 
 
@@ -147,7 +147,7 @@ class _Tuner:
 
     def __init__(
         self,
-        config: RunConfig,
+        resolved: ResolvedRun,
         spec: RunSpec,
         target: float,
         guess: Guess,
@@ -166,7 +166,7 @@ class _Tuner:
             draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
             for number in range(max(2, federations))
         ]
-        self.tasks = _build_tasks(config, spec)
+        self.tasks = _build_tasks(resolved, spec)
         self.metric = _choose_metric(self.tasks["configured"])
         events = spec.list_events()
         self.accountant = choose_accountant(events) if accountant is None else find_accountant(accountant)
@@ -368,15 +368,15 @@ class _Tuner:
         return None
 
 
-def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
+def _build_tasks(resolved: ResolvedRun, spec: RunSpec) -> dict[str, Task]:
     """Return the configured task, and the linear one of its kind of label where that is smaller."""
-    tasks = {"configured": config.task(spec.data)}
-    configured = config.task_section
+    tasks = {"configured": resolved.build_task(spec.data)}
+    configured = resolved.config.task
     # A loss of classes follows from the outputs of the model, which the linear one may have fewer of.
     keeps_loss = spec.data.labels == "survival"
     linear = build_task(
         spec.data,
-        config.dataset,
+        resolved.dataset,
         model=_name_linear(spec),
         loss=configured.loss if keeps_loss else None,
         loss_options=configured.loss_options if keeps_loss else None,

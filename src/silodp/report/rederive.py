@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.plugins import refuse_plugins
-from silodp.config.schema import RunConfig, parse_config
+from silodp.config.resolve import ResolvedRun, resolve
+from silodp.config.schema import parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, counted
@@ -117,10 +118,10 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        config = _load_config(path)
+        resolved = _load_config(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
-    wrong = _config_mismatch(config, aggregator, ledger)
+    wrong = _config_mismatch(resolved, aggregator, ledger)
     if wrong is not None:
         raise _contradicted(path, wrong)
     header = ledger.subject
@@ -128,7 +129,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         # The rules of its version may differ from these; ε is compared with the ledger all the same.
         return Rederived({}, (EARLIER,))
     try:
-        spec = _read_spec(directory / RUN_SPEC, config, ledger)
+        spec = _read_spec(directory / RUN_SPEC, resolved, ledger)
         wrong = _find_other_cost(spec, ledger)
         if wrong is not None:
             raise _contradicted(path, wrong)
@@ -150,12 +151,12 @@ def _contradicted(path: Path, how: str) -> SilodpError:
     )
 
 
-def _load_config(path: Path) -> RunConfig:
+def _load_config(path: Path) -> ResolvedRun:
     """Load config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
     values = read_toml(path)
     if isinstance(values.get("aggregation"), dict):
         values["aggregation"].pop("device", None)
-    return parse_config({"name": path.stem, **values}, path.parent)
+    return resolve(parse_config({"name": path.stem, **values}, path.parent))
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:
@@ -210,13 +211,13 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
+def _config_mismatch(resolved: ResolvedRun, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
     """Return how a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
-    header, aggregator = ledger.subject, config.aggregator()
+    header, aggregator, config = ledger.subject, resolved.aggregator, resolved.config
     for name, claimed, known in (
-        ("method", repr(config.method()), header and header.settings),
+        ("method", repr(resolved.method), header and header.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
-        ("accountant", _accountant_name(config) or ledger.accountant.name, ledger.accountant.name),
+        ("accountant", _accountant_name(config.accountant) or ledger.accountant.name, ledger.accountant.name),
         ("seed", "none" if config.seed is None else "set", "none" if header and header.secret else "set"),
     ):
         if claimed != known:
@@ -227,12 +228,12 @@ def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: 
     return None
 
 
-def _accountant_name(config: RunConfig) -> str | None:
+def _accountant_name(name: str | None) -> str | None:
     """Return the accountant of config.toml; None where it names none, or one whose code a report does not run."""
-    return config.accountant if config.accountant in ACCOUNTANTS else None
+    return name if name in ACCOUNTANTS else None
 
 
-def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
+def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
     """Return the specification of the run, with method and aggregator built from the configuration.
 
     Raises:
@@ -240,21 +241,9 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
     """
     try:
         stored = json.loads(path.read_bytes())
-        spec = RunSpec(
-            PublicData.from_dict(stored["data"]),
-            ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False))),
-            config.method(),
-            config.aggregator(),
-            int(stored["min_silos"]),
-            rounds=config.rounds,
-            delta=config.delta,
-            accountant=ledger.accountant,
-            seed=config.seed,
-            tested=bool(stored["tested"]),
-            evaluation=config.evaluation(),
-            separate=bool(config.separate),
-            run=ledger.run,
-        )
+        model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
+        spec = resolved.assemble_spec(PublicData.from_dict(stored["data"]), model, bool(stored["tested"]))
+        spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -39,7 +39,7 @@ from silodp.errors import (
     lookup,
 )
 from silodp.methods import METHODS
-from silodp.methods.base import Method, supports_separate
+from silodp.methods.base import Method, Population, supports_separate
 from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -100,51 +100,100 @@ def prepare_run(
             )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
-    check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
-    check_whole("rounds", rounds, 0)
-    if seed is not None:
-        check_whole("seed", seed, 0)
-        seed = int(seed)  # digests are made of JSON, which has no numpy integers
-    aggregator, budget = _find_aggregator(aggregator), _make_budget(budget)
-    delta = _choose_delta(delta, budget)
-    if not isinstance(task, ModelSpec):
-        _check_task(data, task, method, evaluation)
-    method.check(data, rounds, delta)
-    check_separate(separate, method)
-    spec = RunSpec(
+    spec = assemble_spec(
         data,
-        task if isinstance(task, ModelSpec) else describe_model(task),
+        task,
         method,
-        aggregator,
-        aggregator.min_silos_for(len(data.silos)),
-        rounds=int(rounds),
-        delta=delta,
+        rounds=rounds,
+        aggregator=aggregator,
+        budget=budget,
         seed=seed,
-        silo_limits=_check_limits(silo_limits),
-        tested=tested and evaluation is None,
+        delta=delta,
+        silo_limits=silo_limits,
+        tested=tested,
         evaluation=evaluation,
         separate=separate,
     )
-    aggregator.check(spec)
+    method.check(data, spec.rounds, spec.delta)
+    spec.aggregator.check(spec)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
-    check_attempts(aggregator, rounds)
+    check_attempts(spec.aggregator, spec.rounds)
     default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, every):
         raise SilodpError(
-            f"accountant = '{chosen.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' "
+            f"accountant = '{chosen.name}' has no rule for a release of '{method.name}' under "
+            f"'{spec.aggregator.name}' "
             f"('pld' has none for integer noise): choose '{default.name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )
     spec = replace(spec, accountant=chosen)
     _check_limits_affordable(spec)
-    if budget is None:
-        return spec
-    spec = replace(spec, budget=replace(budget, delta=spec.noise_delta))
     _check_affordable(spec, cost)
     return spec
+
+
+def assemble_spec(
+    data: PublicData,
+    task: Task | ModelSpec,
+    method: Method,
+    *,
+    rounds: int,
+    aggregator: str | Aggregator,
+    budget: Budget | Mapping[str, Any] | None,
+    seed: int | None,
+    delta: float | None,
+    silo_limits: Mapping[Adversary, float] | None,
+    tested: bool,
+    evaluation: Evaluation | Mapping[str, Any] | None,
+    separate: bool,
+) -> RunSpec:
+    """Check every setting of a run by itself, and put them together.
+
+    Args:
+        data: public facts.
+        task: a model that is code is tried on made-up records.
+        method: of the run, and all others: see `prepare_run`.
+
+    Returns:
+        The specification, with the default accountant and a method that is not calibrated. That the run can be made of
+        it is not checked.
+
+    Raises:
+        SilodpError: a setting that is no such setting.
+    """
+    check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
+    check_whole("rounds", rounds, 0)
+    if seed is not None:
+        check_whole("seed", seed, 0)
+        seed = int(seed)  # digests are made of JSON, which has no numpy integers
+    aggregator, budget, evaluation = (
+        _find_aggregator(aggregator),
+        _make_budget(budget),
+        _make_evaluation(evaluation),
+    )
+    delta = _choose_delta(delta, budget)
+    if not isinstance(task, ModelSpec):
+        _check_task(data, task, method, evaluation)
+        task = describe_model(task)
+    check_separate(separate, method)
+    return RunSpec(
+        data,
+        task,
+        method,
+        aggregator,
+        aggregator.min_silos_for(len(data.silos)),
+        rounds=int(rounds),
+        delta=delta,
+        budget=None if budget is None else replace(budget, delta=delta * aggregator.delta_share),
+        seed=seed,
+        silo_limits=_check_limits(silo_limits),
+        tested=tested and evaluation is None,
+        evaluation=evaluation,
+        separate=separate,
+    )
 
 
 def describe_model(task: Task) -> ModelSpec:
@@ -345,9 +394,10 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     They have private counts: they are for the owner of the records alone.
     """
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
-    silos, is_uniform = len(federation.silos), getattr(method, "weighting", "") == "uniform"
-    keys_differ = len(doubts) > 1
-    if silos > 1 and is_uniform and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
+    silos, keys_differ = len(federation.silos), len(doubts) > 1
+    bounds = method.bounds(Population(silos, federation.users))
+    is_shared = bounds is not None and bounds.spread_over > 1
+    if is_shared and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
         doubts.append(
             f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "
             'learns better with method.weighting = "present", which tells the server where persons have records '

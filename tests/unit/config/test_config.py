@@ -12,7 +12,9 @@ import pytest
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Plain
 from silodp.config.build import build_task
-from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.config.comparison import parse_methods
+from silodp.config.resolve import ResolvedRun, load_config, resolve
+from silodp.config.schema import parse_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
@@ -62,11 +64,11 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
             "seed=3",
         ],
     )
-    assert config.name == "base"
-    assert config.method() == UldpAvg(
+    assert config.config.name == "base"
+    assert config.method == UldpAvg(
         noise_multiplier=5.0, clip=0.1, weighting="records", local=LocalTraining(learning_rate=0.01, epochs=7)
     )
-    assert config.budget() == Budget(epsilon=2.0, delta=1e-6, adversary="server")
+    assert config.budget == Budget(epsilon=2.0, delta=1e-6, adversary="server")
     assert config.settings() == {
         "rounds": 3,
         "aggregator": Plain(),
@@ -74,13 +76,13 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "delta": 1e-6,
         "accountant": None,
         "silo_limits": {},
-        "budget": config.budget(),
+        "budget": config.budget,
         "evaluation": None,
         "separate": False,
     }
-    federation = config.federation()
-    assert (federation.users, len(federation.silos), config.silos) == (20, 2, 2)
-    task = config.task(federation)
+    federation = config.load_federation()
+    assert (federation.users, len(federation.silos), len(config.silos)) == (20, 2, 2)
+    task = config.build_task(federation)
     assert (task.size, task.loss.name, [*task.metrics]) == (
         31,
         "binary_cross_entropy",
@@ -121,7 +123,7 @@ def test_a_value_of_another_type_is_refused_with_examples_that_fit(
 
     def load(value: str) -> None:
         config = load_config(path, [f"{setting}={value}"])
-        config.task(config.public_data(20))
+        config.build_task(config.read_public_data(20))
 
     with refused("config.value") as caught:
         load(wrong)
@@ -151,9 +153,9 @@ def test_a_missing_table_is_named_as_toml_writes_it(tmp_path: Path, section: str
 def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Path) -> None:
     config = load_config(example)
     copy = tmp_path / "config.toml"
-    copy.write_text(config.to_toml())
+    copy.write_text(config.config.to_toml())
     assert load_config(copy) == config
-    assert load_config(copy).method() == config.method()
+    assert load_config(copy).method == config.method
 
 
 @pytest.mark.parametrize(
@@ -246,19 +248,20 @@ def test_every_method_can_be_written_in_toml() -> None:
             values["budgets"] = {"distribution": "three-levels"}
         else:
             values.pop("budgets", None)
-        made = parse_config({"name": "x", **values, "method": {"name": name, **own}})
-        assert type(made.method()) is METHODS[name]
+        made = resolve(parse_config({"name": "x", **values, "method": {"name": name, **own}}))
+        assert type(made.method) is METHODS[name]
 
 
 def test_relative_paths_start_at_the_files_folder(base: Path, tmp_path: Path) -> None:
     folder = tmp_path.resolve()
     text = BASE.replace('source = "embedded"\nusers = 20\nsilos = 2', TABLES)
     base.write_text(text + '[task]\nmodel = "nets/net.py:build"\n')
-    config = load_config(base)
+    run = load_config(base)
+    config = run.config
     assert config.data["files"] == {"a": str(folder / "a.csv"), "b": str(folder / "tables/b.csv")}
     assert config.data["schema"]["users"] == str(folder / "users.txt")
-    assert config.task_section.model == f"{folder / 'nets/net.py'}:build"
-    assert config.silos == 2
+    assert config.task.model == f"{folder / 'nets/net.py'}:build"
+    assert len(run.silos) == 2
 
 
 TABLES = """source = "tables"
@@ -291,15 +294,15 @@ def test_own_tables_and_own_model_in_toml(base: Path, tmp_path: Path) -> None:
         + '[task]\nmodel = "net.py:build"\noptions = { width = 3 }\nmetrics = ["accuracy", "net.py:off_by"]\n'
     )
     config = load_config(base)
-    federation = config.federation()
-    task = config.task(federation)
+    federation = config.load_federation()
+    task = config.build_task(federation)
     assert federation.users == 3
     assert task.size == 3 + 3 + 6 + 2
     assert task.loss.name == "cross_entropy"
     found = task.evaluate(task.initial(0), federation.silos[0].x, federation.silos[0].y)
     assert found["off_by"] == 1.5
     with pytest.raises(SilodpError, match=r"task.options.depth is not a field of the model"):
-        load_config(base, ["task.options.depth=2"]).task(federation)
+        load_config(base, ["task.options.depth=2"]).build_task(federation)
 
 
 def test_losses_of_torch_are_taken_as_they_are(base: Path, tmp_path: Path) -> None:
@@ -310,8 +313,8 @@ def test_losses_of_torch_are_taken_as_they_are(base: Path, tmp_path: Path) -> No
     found = {}
     for name in ("binary_cross_entropy", "torch.nn:BCEWithLogitsLoss", "own.py:loss"):
         config = load_config(base, [f"task.loss={name}"])
-        federation = config.federation()
-        task = config.task(federation)
+        federation = config.load_federation()
+        task = config.build_task(federation)
         x, y = task.tensors(federation.silos[0].x, federation.silos[0].y)
         found[name] = task.evaluate(task.initial(0), x, y)["loss"]
     assert found["torch.nn:BCEWithLogitsLoss"] == pytest.approx(found["binary_cross_entropy"])
@@ -328,7 +331,7 @@ def test_a_configuration_can_start_at_the_values_of_a_model(base: Path, tmp_path
     )
     for start, kept in (("true", True), ("false", False)):
         config = load_config(base, ["task.model=net.py:build", f"task.pretrained={start}"])
-        task = config.task(config.federation())
+        task = config.build_task(config.load_federation())
         assert bool((task.initial(0)[:-1] == 0.25).all()) is kept
 
 
@@ -349,7 +352,7 @@ def test_a_configuration_can_start_at_the_values_of_a_model(base: Path, tmp_path
 def test_a_task_that_cannot_be_built(base: Path, override: str, says: str) -> None:
     config = load_config(base, [override])
     with pytest.raises(SilodpError) as caught:
-        config.task(config.federation())
+        config.build_task(config.load_federation())
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -369,7 +372,7 @@ def test_specifications_inherit_what_both_methods_have(base: Path) -> None:
     base.write_text(BASE + GROUP)
     text = "uldp-avg,uldp-avg:weighting=records:q=0.5,uldp-group:k=8,uldp-naive:sigma=2:local.epochs=3"
     text += ",uldp-sgd,default"
-    specs = load_config(base).specs(text)
+    specs = parse_methods(load_config(base), text)
     assert [spec.label for spec in specs] == text.split(",")
     local = LocalTraining(learning_rate=0.01)
     assert [spec.method for spec in specs] == [
@@ -396,14 +399,16 @@ def test_specifications_inherit_what_both_methods_have(base: Path) -> None:
 )
 def test_a_specification_that_does_not_fit(base: Path, text: str, says: str) -> None:
     with pytest.raises(SilodpError, match=says.replace("?", r"\?").replace(".", r"\.")):
-        load_config(base).specs(text)
+        parse_methods(load_config(base), text)
 
 
 def test_a_configuration_cannot_be_changed(base: Path) -> None:
-    config = load_config(base)
-    assert isinstance(config, RunConfig)
+    run = load_config(base)
+    assert isinstance(run, ResolvedRun)
     with pytest.raises(Exception, match="frozen"):
-        config.rounds = 5  # type: ignore[misc]
+        run.config.rounds = 5  # type: ignore[misc]
+    with pytest.raises(Exception, match="cannot assign"):
+        run.method = METHODS["default"]()  # type: ignore[misc]
 
 
 def test_a_seed_fixes_parameters_that_no_layer_resets(base: Path, tmp_path: Path) -> None:
@@ -417,8 +422,8 @@ def test_a_seed_fixes_parameters_that_no_layer_resets(base: Path, tmp_path: Path
         "        return x @ self.w\n"
     )
     config = load_config(base, ["task.model=own.py:Net", "seed=1"])
-    federation = config.federation()
-    first, second = (config.task(federation).initial(1).numpy() for _ in range(2))
+    federation = config.load_federation()
+    first, second = (config.build_task(federation).initial(1).numpy() for _ in range(2))
     assert np.array_equal(first, second)
     assert math.isfinite(first.sum())
 
@@ -449,7 +454,7 @@ def test_values_of_methods_that_are_not_trained_have_their_types(
 
 def test_values_of_methods_may_be_a_part(base: Path) -> None:
     config = load_config(base, ["methods.uldp-group.group_size=8", "methods.uldp-avg.local.epochs=3"])
-    (spec,) = config.specs("uldp-avg")
+    (spec,) = parse_methods(config, "uldp-avg")
     assert isinstance(spec.method, UldpAvg)
     assert spec.method.local == LocalTraining(learning_rate=0.01, epochs=3)
 

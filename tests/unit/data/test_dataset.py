@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from silodp.config.resolve import resolve
 from silodp.config.schema import parse_config
 from silodp.data import Dataset, Federation, PublicData, SiloData
 from silodp.data.catalog import DATASETS, find_dataset
@@ -32,22 +33,22 @@ def config(folder, source, **data):
     (folder / "dosage.py").write_text(PLUG_IN)
     method = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.01}}
     values = {"name": "toy", "rounds": 1, "data": {"source": source, **data}, "method": method}
-    return parse_config(values, folder)
+    return resolve(parse_config(values, folder))
 
 
 def test_a_file_of_its_own_is_a_data_set(tmp_path):
     run = config(tmp_path, "dosage.py:DOSAGE", silos=4, users=9)
-    public = run.public_data()
-    assert run.silos == 4
+    public = run.read_public_data()
+    assert len(run.silos) == 4
     assert public == PublicData(
         "dosage", ("silo-1", "silo-2", "silo-3", "silo-4"), 9, (2,), "real", user_budgets=None
     )
-    federation = run.federation()
+    federation = run.load_federation()
     assert (federation.users, len(federation.silos)) == (9, 4)
-    task = run.task(public)
-    assert (task.size, task.loss.name) == (run.task(federation).size, "squared_error")
+    task = run.build_task(public)
+    assert (task.size, task.loss.name) == (run.build_task(federation).size, "squared_error")
     assert not run.dataset.is_published  # so that the report shows no counts of records
-    assert run.to_toml().count(str(tmp_path / "dosage.py:DOSAGE")) == 1
+    assert run.config.to_toml().count(str(tmp_path / "dosage.py:DOSAGE")) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_wrong_data_set_is_refused(tmp_path, source, data, code):
 def test_a_loader_that_returns_no_federation_is_refused(tmp_path):
     run = config(tmp_path, "dosage.py:WRONG")
     with refused("argument.type"):
-        run.federation()
+        run.load_federation()
 
 
 def test_find_dataset():
@@ -109,10 +110,10 @@ def tables(tmp_path, **schema):
 @pytest.mark.parametrize("more", [{}, {"split": "part"}, {"test_share": 0.001}])
 def test_public_facts_of_tables_are_those_of_the_schema(more, tmp_path):
     run = config(tmp_path, "tables", **tables(tmp_path, out_of_range="clip", **more))
-    public = run.public_data()
+    public = run.read_public_data()
     assert public.users is None
     assert (public.silos, public.features, public.classes) == (("rome",), ("age",), 2)
-    loaded = run.federation().public()
+    loaded = run.load_federation().public()
     assert (public.assumptions, public.labels, public.record_shape) == (
         loaded.assumptions,
         loaded.labels,
@@ -124,20 +125,20 @@ def test_public_facts_of_tables_are_those_of_the_schema(more, tmp_path):
 def test_the_public_list_of_users_is_not_read_where_users_are_given(tmp_path):
     run = config(tmp_path, "tables", **tables(tmp_path, users="gone.txt"))
     with refused("data.users"):
-        run.public_data()
-    assert run.public_data(users=4).users == 4
+        run.read_public_data()
+    assert run.read_public_data(users=4).users == 4
 
 
 def test_user_budgets_are_drawn_as_for_loaded_data(tmp_path):
     run = config(tmp_path, "dosage.py:DOSAGE", users=6)
     values = {
-        **run.model_dump(by_alias=True, exclude_none=True),
+        **run.config.model_dump(exclude_none=True),
         "budgets": {"distribution": "pareto", "of": "users"},
     }
     values["method"] = {**values["method"], "personal": {"by": "clip", "rounds": 1, "largest_budget": 5.0}}
-    personal = parse_config(values, tmp_path)
-    drawn = personal.public_data().user_budgets
-    np.testing.assert_array_equal(drawn, personal.federation().user_budgets)
+    personal = resolve(parse_config(values, tmp_path))
+    drawn = personal.read_public_data().user_budgets
+    np.testing.assert_array_equal(drawn, personal.load_federation().user_budgets)
 
 
 def test_a_federation_may_have_names_of_silos_only():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from test_tables import read, schema, write
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
 from silodp.data.linkage import find_key_doubts, find_linkage_doubts
@@ -214,4 +214,4 @@ def test_a_run_without_a_training_record_is_refused(tmp_path):
         """
     )
     with refused("data.no_records"):
-        load_config(config).federation()
+        load_config(config).load_federation()

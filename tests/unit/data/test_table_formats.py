@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data import Federation
 from silodp.data.tables.columns import Reader
 from silodp.data.tables.draft import draft_config
@@ -906,9 +906,9 @@ clip = 1.0
 """,
         encoding="utf-8",
     )
-    check(load_config(tmp_path / "config.toml").federation())
+    check(load_config(tmp_path / "config.toml").load_federation())
     with refused("data.schema"):
-        load_config(tmp_path / "config.toml", ["data.schema.readers={nrod = {}}"]).public_data()
+        load_config(tmp_path / "config.toml", ["data.schema.readers={nrod = {}}"]).read_public_data()
 
 
 TWO_LAYOUTS = """
@@ -954,13 +954,13 @@ def test_a_silo_names_its_layouts_of_dates(tmp_path):
     (tmp_path / "west.csv").write_text("id,day in,ill\nc,02/03/2020,yes\nd,02/29/2020,no\n")
     (tmp_path / "config.toml").write_text(TWO_LAYOUTS)
     config = load_config(tmp_path / "config.toml")
-    (tmp_path / "again.toml").write_text(config.to_toml())  # as a deployment hands it to the silos
+    (tmp_path / "again.toml").write_text(config.config.to_toml())  # as a deployment hands it to the silos
     for name in ("config.toml", "again.toml"):
         config = load_config(tmp_path / name)
-        nord, west = (silo.x[:, 0] for silo in config.federation().silos)
+        nord, west = (silo.x[:, 0] for silo in config.load_federation().silos)
         np.testing.assert_allclose(nord, [33 / 183 - 1, -1], atol=1e-6)
         np.testing.assert_allclose(west, [33 / 183 - 1, 59 / 183 - 1], atol=1e-6)
-    schema = config.resolve_data()[1]["schema"]
+    schema = config.table_schema
     assert "dates" not in schema.describe_inputs()["reader"]  # earlier versions read models without it
     for dates in ({"dai": "%Y"}, {"day in": "%d.%m."}, {"ill": "%d.%m.%Y"}, "%d.%m.%Y"):
         with refused("data.schema"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.deploy.setup import draft_public
 from support.commands import CONFIG
 
@@ -16,5 +16,5 @@ def public(tmp_path: Path) -> Path:
     path = tmp_path / "one.toml"
     path.write_text(CONFIG)
     config = load_config(path)
-    draft_public(config, tmp_path / "public", config.public_data())
+    draft_public(config, tmp_path / "public", config.read_public_data())
     return tmp_path / "public"

@@ -18,7 +18,7 @@ import tomli_w
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, WorstOf
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
@@ -136,7 +136,7 @@ def test_a_folder_that_every_party_would_refuse_is_not_drafted(
         (tmp_path / name).write_text(text)
     (tmp_path / "one.toml").write_text(f"{line}\n{CONFIG}")
     config = load_config(tmp_path / "one.toml")
-    draft = partial(draft_public, config, tmp_path / "public", config.public_data())
+    draft = partial(draft_public, config, tmp_path / "public", config.read_public_data())
     if code is None:
         draft()
         return
@@ -366,7 +366,9 @@ def test_silos_agree_on_who_is_who_or_need_not(
     (tmp_path / "profile.toml").write_text(profile.to_toml())
     (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index=index, more=more))
     config = load_config(tmp_path / "two.toml")
-    draft = partial(draft_public, config, tmp_path / "public", config.public_data(9 if not index else None))
+    draft = partial(
+        draft_public, config, tmp_path / "public", config.read_public_data(9 if not index else None)
+    )
     if code is None:
         assert draft().names == ("north", "south")
         assert (
@@ -395,7 +397,7 @@ def test_a_silo_is_warned_of_two_spellings_in_its_table(
     (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index=index, more=more))
     config = load_config(tmp_path / "two.toml")
     assert len(find_list_doubts(config)) == (index != PSEUDONYMS)
-    draft_public(config, tmp_path / "public", config.public_data())
+    draft_public(config, tmp_path / "public", config.read_public_data())
     consortium = Consortium.load(tmp_path / "public")
     (tmp_path / "index.csv").write_text("id,position\np9,8\nP07,2\np7,5\n")
     for keys, is_warned in ((("p7", "P07", "p9"), True), (("p7", "p9"), False)):
@@ -412,7 +414,7 @@ def test_a_silo_is_warned_of_two_spellings_in_its_table(
 def test_a_silo_without_a_training_record_is_warned(
     public: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = load_config(tmp_path / "one.toml").federation().silos[0]
+    whole = load_config(tmp_path / "one.toml").load_federation().silos[0]
     empty = SiloData(whole.name, whole.x[:0], whole.y[:0], whole.user[:0])
     for data in (whole, empty):
         caplog.clear()

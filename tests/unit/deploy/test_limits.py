@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from silodp.aggregators.lattice import Lattice
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
@@ -124,7 +124,7 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
     """A set-up costs nothing, so the number of runs that were charged is checked again before the first charge."""
     (tmp_path / "one.toml").write_text(CONFIG)
     settings = load_config(tmp_path / "one.toml")
-    make_local(settings, settings.federation(), tmp_path / "plain", 1)
+    make_local(settings, settings.load_federation(), tmp_path / "plain", 1)
     home, consortium = tmp_path / "plain" / "silos" / "silo-1", Consortium.load(tmp_path / "plain" / "public")
     policy = Policy.load(home / "policy.toml")
     much = dict.fromkeys(policy.lifetime_epsilon, 50.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.silo_data import SiloData
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
@@ -145,7 +145,7 @@ def test_drawn_budgets_of_records_in_tables_are_refused_before_anyone_accepts(
     """They were sealed and accepted, and the first round failed; with a column they were ignored."""
     config = load_config(write(RPDP + DRAWN, column))
     with refused("data.budgets"):
-        draft_public(config, tmp_path / "public", config.public_data())
+        draft_public(config, tmp_path / "public", config.read_public_data())
     assert not (tmp_path / "public").exists()
 
 

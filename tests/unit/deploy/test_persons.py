@@ -14,7 +14,7 @@ import pytest
 from silodp.accounting.events import Gaussian
 from silodp.accounting.guarantee import ADVERSARIES
 from silodp.accounting.ledger import Ledger
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
@@ -50,7 +50,7 @@ class Parties:
         config = load_config(self.folder / "config.toml")
         number = len(list(self.folder.glob("public*")))
         public = self.folder / f"public{number}"
-        draft_public(config, public, config.public_data())
+        draft_public(config, public, config.read_public_data())
         return seal_public(
             public, self.folder / "requests", self.folder / f"coordinator{number}", "127.0.0.1", 1
         )

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import load_config
+from silodp.config.resolve import load_config
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.mechanisms.noise import Randomness
@@ -73,7 +72,7 @@ def test_the_chosen_settings_meet_the_target_and_no_table_is_opened(tmp_path, ag
     config = load_config(configured(tmp_path, aggregator, more), ())
     if aggregator == "lattice":
         config = load_config(configured(tmp_path, aggregator, more), ["method.weighting=records"])
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     found = tune(config, spec, 2.0, federations=3)
     chosen = found["chosen"]
     method = UldpSgd(chosen["noise_multiplier"], weighting=chosen["weighting"], step=chosen["step"])
@@ -102,7 +101,7 @@ def test_the_chosen_settings_meet_the_target_and_no_table_is_opened(tmp_path, ag
 def test_against_the_server_only_uniform_weights_are_tried(tmp_path):
     more = '[budget]\nepsilon = 2.0\nadversary = "server"'
     config = load_config(configured(tmp_path, more=more), ())
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     found = tune(config, spec, 2.0, federations=2)
     assert {candidate["weighting"] for candidate in found["candidates"]} == {"uniform"}
     assert found["no_guarantee"] == []
@@ -112,7 +111,7 @@ def test_against_the_server_only_uniform_weights_are_tried(tmp_path):
 def test_the_chosen_settings_keep_the_limits_of_silos(tmp_path):
     """No weighting without an ε where a silo limits it, and noise for the smaller of target and limit."""
     config = load_config(configured(tmp_path, more="[silo_limits]\nserver = 1.5"), ())
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     found = tune(config, spec, 2.0, federations=2)
     assert {candidate["weighting"] for candidate in found["candidates"]} == {"uniform"}
     method = UldpSgd(found["chosen"]["noise_multiplier"], step=1.0)
@@ -140,8 +139,8 @@ def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
     chosen = tomllib.loads(printed[printed.index("rounds = ") :])
     overrides = [f"method.{name}={value}" for name, value in chosen["method"].items() if name != "local"]
     config = load_config(path, [*overrides, f"rounds={chosen['rounds']}"])
-    assert config.method().step == chosen["method"]["step"]
-    spent = plan_run(build_public_spec(config)[0])["adversaries"]["released"]["epsilon"]
+    assert config.method.step == chosen["method"]["step"]
+    spent = plan_run(config.build_public_spec()[0])["adversaries"]["released"]["epsilon"]
     assert 1.99 < spent <= 2.0
 
 
@@ -162,7 +161,7 @@ def test_of_errors_the_smaller_is_better(tmp_path, metrics, caplog):
     path = configured(tmp_path)
     path.write_text(path.read_text().replace("classes = [0, 1]", 'kind = "real"'))
     config = load_config(path, [f"task.metrics={metrics}"])
-    found = tune(config, build_public_spec(config)[0], 2.0, federations=2)
+    found = tune(config, config.build_public_spec()[0], 2.0, federations=2)
     assert found["metric"] == ("r2" if "r2" in metrics else "loss")
     assert UNSCALED_LABEL in caplog.messages
     values = [candidate["mean"] for candidate in found["candidates"]]
@@ -202,7 +201,7 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
     monkeypatch.setattr(tuning, "train_without_parties", measured)
     monkeypatch.setattr(tuning, "measure", scored)
     config = load_config(configured(tmp_path), ())
-    spec = build_public_spec(config)[0]
+    spec = config.build_public_spec()[0]
     found = tune(config, spec, 2.0, federations=3, give_up=["server", "silo"])
     chosen = found["chosen"]
     assert found["default_kept"] is kept
@@ -231,7 +230,7 @@ def test_an_adversary_is_given_up_only_where_that_is_asked_for(tmp_path, monkeyp
     monkeypatch.setattr(tuning, "train_without_parties", lambda method, *_: method)
     monkeypatch.setattr(tuning, "measure", scored)
     config = load_config(configured(tmp_path), ())
-    found = tune(config, build_public_spec(config)[0], 2.0, federations=3, give_up=give_up)
+    found = tune(config, config.build_public_spec()[0], 2.0, federations=3, give_up=give_up)
     asked = len(give_up) == 2
     assert found["chosen"]["weighting"] == ("home" if asked else "uniform")
     assert found["no_guarantee"] == (["server", "silo"] if asked else [])
@@ -395,7 +394,7 @@ def test_survival_is_tuned_with_the_configured_loss(tmp_path, monkeypatch):
     path.write_text(re.sub(r"label = .*\n(classes = .*\n)?", survival, text))
     task = ["task.loss=exponential_survival", "task.loss_options={typical_time=365}", "task.model=mlp"]
     config = load_config(path, task)
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     seen = set()
     real = tuning.train_without_parties
 
@@ -419,7 +418,7 @@ def test_candidates_are_methods_of_the_package():
 def test_with_an_identity_profile_only_uniform_weights_are_tried(tmp_path):
     """Silos number persons by themselves then, so nobody can compare counts."""
     config = load_config(configured(tmp_path), ())
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     spec = replace(spec, data=replace(spec.data, identity_digest="ab" * 32))
     found = tune(config, spec, 2.0, federations=2)
     assert {candidate["weighting"] for candidate in found["candidates"]} == {"uniform"}
@@ -428,7 +427,7 @@ def test_with_an_identity_profile_only_uniform_weights_are_tried(tmp_path):
 @pytest.mark.usefixtures("few")
 def test_of_many_persons_some_are_drawn_with_as_much_less_noise(tmp_path, monkeypatch):
     config = load_config(configured(tmp_path), ())
-    spec, _ = build_public_spec(config)
+    spec, _ = config.build_public_spec()
     monkeypatch.setattr(tuning, "MOST_USERS", 10)
     trained = []
 

@@ -1,0 +1,341 @@
+"""A configuration resolved: the objects that it describes, made once, and what a run is made of by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.accounting.accountant import Accountant
+from silodp.accounting.guarantee import Unit
+from silodp.accounting.ledger import Budget
+from silodp.aggregators import Aggregator
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.config.arguments import build, describe_no_name, get_fields, validate_arguments, validate_given
+from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
+from silodp.config.build import (
+    build_aggregator,
+    build_method,
+    build_task,
+    describe_standard_model,
+    find_method_class,
+)
+from silodp.config.plugins import find_plugin, import_reference, is_reference
+from silodp.config.schema import RunConfig, parse_config
+from silodp.config.toml_values import MOST_SILOS, TomlTable, apply_override, read_toml
+from silodp.data.catalog import DATASETS, find_dataset
+from silodp.data.dataset import Dataset
+from silodp.data.federation import Federation
+from silodp.data.public import PublicData
+from silodp.data.tables.schema import Schema
+from silodp.data.tables.subgroups import check_group
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole
+from silodp.methods import Method
+from silodp.methods.evaluation import Evaluation
+from silodp.runtime.prepare import assemble_spec, describe_model, prepare_run
+
+if TYPE_CHECKING:
+    from silodp.training.task import Task
+
+ASSUMED_USERS = 1000
+"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run as configured: every object that its configuration describes. `resolve` makes one.
+
+    Attributes:
+        config: the configuration, from which all other attributes follow.
+        method: of [method], with the run's `rounds` and `delta` where its table sets none.
+        aggregator: of [aggregation].
+        dataset: what [data] names.
+        arguments: of the loader of the data set, checked against its signature.
+        budget: of [budget], at the δ of the run.
+        evaluation: of [evaluation].
+        budget_distribution: of [budgets].
+    """
+
+    config: RunConfig
+    method: Method
+    aggregator: Aggregator
+    dataset: Dataset
+    arguments: TomlTable
+    budget: Budget | None
+    evaluation: Evaluation | None
+    budget_distribution: BudgetDistribution | None
+
+    @cached_property
+    def accountant(self) -> Accountant | str | None:
+        """An object for a reference, a name for an accountant of silodp, None where none is set.
+
+        A reference is imported at first use: a report reads the configurations of runs whose accountant it may not run.
+        """
+        name = self.config.accountant
+        if name is None or not is_reference(name):
+            return name
+        known: Mapping[str, type[Accountant]] = {}
+        return find_plugin(name, known, Accountant, "accountant")()
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """The silos' names, in order; no data are read."""
+        return self.dataset.silo_names(self.arguments)
+
+    @property
+    def table_schema(self) -> Schema | None:
+        """The schema of the silos' tables; None where the data set declares no tables."""
+        found = self.arguments.get("schema")
+        return found if isinstance(found, Schema) else None
+
+    # --- data and task ---
+
+    def load_federation(self) -> Federation:
+        """Load the data, with the budgets that [budgets] draws.
+
+        Raises:
+            SilodpError: the data cannot be read, or do not fit the configuration.
+        """
+        federation = self.dataset.load(self.arguments)
+        if not any(map(len, federation.silos)):
+            raise SilodpError(
+                "no silo has a training record, so each round would spend ε and learn nothing: check the tables, and "
+                "which of their records are held out.",
+                code="data.no_records",
+                field="data",
+            )
+        budgets = self.budget_distribution
+        return federation if budgets is None else budgets.assign_to(federation)
+
+    def read_public_data(self, users: int | None = None) -> PublicData:
+        """Return the public facts of the data and of [budgets]; no private file is opened.
+
+        Args:
+            users: U, where it is only in the data; None takes what the configuration or its public list declares.
+
+        Returns:
+            The facts; `users` is None where neither the configuration nor the argument states it.
+
+        Raises:
+            SilodpError: the public list of users cannot be read.
+        """
+        public = self.dataset.public(self.arguments, users)
+        budgets = self.budget_distribution
+        if budgets is None:
+            return public
+        if budgets.unit == "record":
+            return replace(public, record_budgets=True)
+        if public.users is None:
+            return public
+        return replace(public, user_budgets=tuple(budgets.draw(public.users).tolist()))
+
+    def build_task(self, data: Federation | PublicData) -> Task:
+        """Build model, loss and metrics for these data; missing fields of [task] follow from the data set."""
+        public = data.public() if isinstance(data, Federation) else data
+        return build_task(public, self.dataset, **dict(self.config.task), seed=self.config.seed)
+
+    # --- the specification of the run ---
+
+    def settings(self) -> dict[str, Any]:
+        """Return the keyword arguments of `train` and `prepare_run` besides federation, task and method."""
+        return {**self._constants, "accountant": self.accountant}
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        return {
+            "rounds": self.config.rounds,
+            "aggregator": self.aggregator,
+            "budget": self.budget,
+            "seed": self.config.seed,
+            "delta": self.config.delta,
+            "silo_limits": self.config.silo_limits,
+            "evaluation": self.evaluation,
+            "separate": bool(self.config.separate),
+        }
+
+    def prepare(self, data: Federation | PublicData, task: Task | ModelSpec) -> RunSpec:
+        """Check the run, and return its specification; see `prepare_run`."""
+        return prepare_run(data, task, self.method, **self.settings())
+
+    def assemble_spec(self, data: PublicData, model: ModelSpec, tested: bool = False) -> RunSpec:
+        """Return the specification of the run, with the default accountant; see `runtime.prepare.assemble_spec`."""
+        return assemble_spec(data, model, self.method, **self._constants, tested=tested)
+
+    def build_public_spec(self, users: int | None = None) -> tuple[RunSpec, bool]:
+        """Return the specification of the run from public facts; no data file is opened.
+
+        Args:
+            users: U, where it is only in the data; None takes what the configuration or its public list declares, else
+                `ASSUMED_USERS`.
+
+        Returns:
+            The specification, with a calibrated method, and whether U is `ASSUMED_USERS`. That it can be run is not
+            checked, as `prepare_run` does.
+
+        Raises:
+            SilodpError: the public list of users cannot be read, or budgets cannot be met.
+        """
+        data = self.read_public_data(users)
+        is_assumed = data.users is None
+        data = replace(data, users=ASSUMED_USERS) if is_assumed else data
+        model = describe_standard_model(data, self.dataset, self.config.task)
+        model = model or describe_model(self.build_task(data))
+        return self.assemble_spec(data, model).calibrate(), is_assumed
+
+    # --- privacy budgets of records and persons ---
+
+    @cached_property
+    def _given_budgets(self) -> dict[Unit, str]:
+        """The units that have privacy budgets, each with the setting that gives them."""
+        budgets = self.budget_distribution
+        given: dict[Unit, str] = {} if budgets is None else {budgets.unit: "[budgets]"}
+        if self.dataset.has_record_budgets(self.arguments):
+            given.setdefault("record", "data.schema.budget")
+        return given
+
+    def check_budgets(self, method: Method) -> None:
+        """Refuse a method that needs privacy budgets of records or persons where there are none; no data are needed."""
+        unit = method.budget_unit
+        if unit is not None and unit not in self._given_budgets:
+            columns = "schema" in self.arguments and unit == "record"
+            raise SilodpError(
+                f"method {method.name} needs a privacy budget for every {unit}, and there is none: add a table "
+                f"[budgets] with a distribution and of = '{unit}s'"
+                f"{', or name a column of budgets (data.schema.budget)' if columns else ''}.",
+                code="data.budgets",
+                field="budgets",
+            )
+
+    def check_budgets_are_used(self) -> None:
+        """Refuse budgets that [method] would ignore: a unit with a small budget would be charged like all others.
+
+        Other methods of a comparison may ignore them: they stand beside one that keeps them.
+        """
+        for unit, where in self._given_budgets.items():
+            if unit != self.method.budget_unit:
+                raise SilodpError(
+                    f"{where} gives every {unit} a privacy budget, and method {self.method.name} ignores them: "
+                    f"choose a method that keeps them ({format_methods_for(unit)}), or take {where} out.",
+                    code="argument.conflict",
+                    field=where.strip("[]"),
+                )
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
+    """Read a configuration file, and make what it describes.
+
+    Args:
+        path: a TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
+        overrides: "key=value" with dotted keys; a value that is not TOML is text.
+
+    Returns:
+        The run as configured; its `config` has the settings.
+
+    Raises:
+        SilodpError: no such file, not TOML, or a setting that does not fit.
+    """
+    path = Path(path)
+    values = read_toml(path)
+    for override in overrides:
+        values = apply_override(values, override)
+    return resolve(parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent))
+
+
+def resolve(config: RunConfig) -> ResolvedRun:
+    """Make what a configuration describes, once; no data are read.
+
+    Raises:
+        SilodpError: an unknown name or field, a value that a method, an aggregator or a loader refuses, or settings
+            that do not fit together.
+    """
+    try:
+        return _resolve(config)
+    except SilodpError:
+        raise
+    except (ValueError, AssertionError) as error:  # of a class outside silodp, about its own fields
+        raise SilodpError(str(error), code="config.value") from error
+
+
+def _resolve(config: RunConfig) -> ResolvedRun:
+    aggregator = build_aggregator(config.aggregator, config.aggregation)
+    dataset, arguments = _resolve_data(config)
+    name, fields = split_name(config.method)
+    method = build_method(name, fields, "method", config.rounds, config.delta)
+    for name, fields in config.methods.items():
+        if fields:
+            validate_given(find_method_class(name, "methods"), fields, name, f"methods.{name}")
+    budget, evaluation = _build_budget(config), None
+    if config.evaluation is not None:
+        evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")
+    distribution = None if config.budgets is None else build_budget_distribution(config.budgets)
+    run = ResolvedRun(config, method, aggregator, dataset, arguments, budget, evaluation, distribution)
+    run.check_budgets(method)
+    run.check_budgets_are_used()
+    if config.card is not None and config.card.subgroups:
+        schema = dataset.find_schema(arguments)
+        for column, values in config.card.subgroups.items():
+            check_group(schema, column, values)
+    return run
+
+
+def split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
+    """Return the name of [method], and its other fields."""
+    name = section.get("name")
+    if name is not None and not isinstance(name, str):
+        raise describe_no_name("method.name", name)
+    if name is None:
+        raise SilodpError(
+            'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
+            code="config.missing_field",
+            field="method.name",
+        )
+    return name, {key: value for key, value in section.items() if key != "name"}
+
+
+def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
+    """Return the data set of [data], and the arguments of its loader, checked against the loader's signature."""
+    dataset = _find_dataset(config.data.get("source"))
+    values = {key: value for key, value in config.data.items() if key != "source"}
+    if "name" in get_fields(dataset.loader):
+        values = {"name": config.name, **values}
+    arguments = validate_arguments(dataset.loader, values, f"the data source '{config.source}'", "data")
+    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+        if isinstance(arguments.get(name), int):
+            check_whole(f"data.{name}", arguments[name], least, most)
+    return dataset, arguments
+
+
+def _find_dataset(source: object) -> Dataset:
+    """Return a data set by its name, or by a file that holds it."""
+    if not isinstance(source, str):
+        raise SilodpError(
+            f"data.source = {source!r}: it must be one of {', '.join(DATASETS)}.",
+            code="config.value",
+            field="data.source",
+        )
+    if not is_reference(source):
+        return find_dataset(source)
+    found = import_reference(source, "data.source")
+    if not isinstance(found, Dataset):
+        raise SilodpError(
+            f"data.source = '{source}' is of type {type(found).__name__}: refer to a silodp.data.Dataset.",
+            code="config.value",
+            field="data.source",
+        )
+    return found
+
+
+def _build_budget(config: RunConfig) -> Budget | None:
+    if config.budget is None:
+        return None
+    budget = build(Budget, {"delta": config.delta, **config.budget}, "a budget", "budget")
+    if budget.delta != config.delta:
+        raise SilodpError(
+            f"budget.delta = {budget.delta} differs from delta = {config.delta}: set both to the same value.",
+            code="argument.conflict",
+            field="budget.delta",
+        )
+    return budget
