@@ -92,7 +92,7 @@ def plan(
         lines.append(f"picture: {plot}")
     if assumed and settings.method().unit != "record":
         lines.append(_remark_on_users(spec))
-    if settings.budget_distribution() is None and settings.method().budget_unit is not None:
+    if settings.budget_distribution() is None and settings.method().budgets.unit is not None:
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )

@@ -315,7 +315,7 @@ class RunConfig(_Section):
 
     def check_budgets(self, method: Method) -> None:
         """Refuse a method that needs privacy budgets of records or persons where there are none; no data are needed."""
-        unit = method.budget_unit
+        unit = method.budgets.unit
         if unit is not None and unit not in self._given_budgets():
             columns = "schema" in self.resolve_data()[1] and unit == "record"
             raise SilodpError(
@@ -333,7 +333,7 @@ class RunConfig(_Section):
         """
         method = self.method()
         for unit, where in self._given_budgets().items():
-            if unit != method.budget_unit:
+            if unit != method.budgets.unit:
                 raise SilodpError(
                     f"{where} gives every {unit} a privacy budget, and method {method.name} ignores them: "
                     f"choose a method that keeps them ({format_methods_for(unit)}), or take {where} out.",

@@ -163,7 +163,7 @@ def describe_model(task: Task) -> ModelSpec:
 
 
 def _check_method(method: object) -> None:
-    if isinstance(method, type) or not hasattr(method, "dp_event"):
+    if not isinstance(method, Method):
         raise SilodpError(
             f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
             code="argument.type",
@@ -207,7 +207,7 @@ def check_separate(separate: bool, method: Method) -> None:
 def _find_aggregator(given: str | Aggregator) -> Aggregator:
     if isinstance(given, str):
         return lookup(given, AGGREGATORS, "aggregator")()
-    if isinstance(given, type) or not hasattr(given, "views"):
+    if not isinstance(given, Aggregator):
         raise SilodpError(
             f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",
             code="argument.type",
@@ -345,9 +345,9 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     They have private counts: they are for the owner of the records alone.
     """
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
-    silos, is_uniform = len(federation.silos), getattr(method, "weighting", "") == "uniform"
-    keys_differ = len(doubts) > 1
-    if silos > 1 and is_uniform and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
+    silos, keys_differ = len(federation.silos), len(doubts) > 1
+    may_suggest = silos > 1 and method.could_weight_by_presence and not keys_differ
+    if may_suggest and (federation.counts() > 0).sum(0).max() <= 1:
         doubts.append(
             f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "
             'learns better with method.weighting = "present", which tells the server where persons have records '
