@@ -15,7 +15,8 @@ import torch
 from silodp.config.resolve import load_config
 from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.base import LocalContext, Population
+from silodp.methods.base import LocalContext
+from silodp.methods.roles import Population
 from timing import measure_in_turn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -24,8 +24,9 @@ from silodp.deploy.silo import load_identity, open_silo, save_records
 from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd, uldp
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LocalContext, Method
 from silodp.methods.evaluation import EvaluationSums
+from silodp.methods.roles import Population
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients

@@ -20,7 +20,7 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.mechanisms import Bounds, ClippedRows, ClippedRowStream, clip_rows
 from silodp.methods import LocalContext, Population, UldpAvg
-from silodp.methods.base import MethodState
+from silodp.methods.roles import MethodState
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.data.public import PublicData
-from silodp.methods.base import Method, Population
+from silodp.methods.base import Method
+from silodp.methods.roles import Population
 
 
 def make_spec(

@@ -19,7 +19,8 @@ from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
 from silodp.crypto.keys import Identity
 from silodp.errors import check_declared_types
 from silodp.mechanisms.clipping import Update
-from silodp.methods.base import Method, MethodState
+from silodp.methods.base import Method
+from silodp.methods.roles import MethodState
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
 from silodp.wire.store import RoundStore

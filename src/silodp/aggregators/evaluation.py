@@ -150,7 +150,7 @@ def _check_sums(spec: RunSpec) -> None:
     why = None
     if method.unit is None:
         why = f"'{method.name}' protects nobody"
-    elif method.budget_unit is not None:
+    elif method.budgets.unit is not None:
         why = f"in '{method.name}' every {method.unit} has a privacy budget, and an evaluation would be charged to all"
     if why is not None:
         raise SilodpError(

@@ -16,8 +16,9 @@ from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
 from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
 from silodp.mechanisms.clipping import Bounds
-from silodp.methods.base import Method, Population
+from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
+from silodp.methods.roles import Population
 
 FORMAT = 1
 """Of run_spec.json."""
@@ -212,7 +213,7 @@ class RunSpec:
         """
         views = self.aggregator.views(self.method, len(self.names), survivors)
         seen = {name: replace(view, round=round_) for name, view in views.items()}
-        largest = self.method.event_for_largest_budget
+        largest = self.method.budgets.event_for_largest_budget
         return {name: largest(self.aggregator.event(self, view), view) for name, view in seen.items()}
 
     def release_events(
@@ -312,7 +313,7 @@ class RunSpec:
         Raises:
             SilodpError: budgets cannot be met against the adversary they are for.
         """
-        if self.method.max_rounds is None:
+        if self.method.budgets.max_rounds is None:
             return self
         costs: dict[Adversary, list[tuple[View, Event]]] = {}
         for survivors in range(self.min_silos, len(self.names) + 1):

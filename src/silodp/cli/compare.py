@@ -381,7 +381,7 @@ def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
         "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
-        "groups": guarantees[spec.method.budget_adversary or "released"]["groups"],
+        "groups": guarantees[spec.method.budgets.adversary or "released"]["groups"],
         "claims": [
             claim
             for claim in guarantees["released"]["claims"]

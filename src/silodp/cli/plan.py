@@ -91,7 +91,7 @@ def plan(
         lines.append(f"picture: {plot}")
     if assumed and resolved.method.unit != "record":
         lines.append(_remark_on_users(spec))
-    if resolved.budget_distribution is None and resolved.method.budget_unit is not None:
+    if resolved.budget_distribution is None and resolved.method.budgets.unit is not None:
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )

@@ -199,12 +199,12 @@ def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -
 
 def _warn_infeasible(resolved: ResolvedRun, spec: RunSpec, federation: Federation) -> list[str]:
     """Warn of units that never took part because of their budgets; only the log of their silo says which."""
-    unit = spec.method.budget_unit
+    unit = spec.method.budgets.unit
     if unit is None:
         return []
     arrays = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
     budgets = np.concatenate([budget for budget in arrays if budget is not None])
-    infeasible = spec.method.count_infeasible(budgets) or 0
+    infeasible = spec.method.budgets.count_infeasible(budgets) or 0
     if not infeasible:
         return []
     # A plan reads no tables, so budgets in a column are only in the report.
@@ -237,10 +237,11 @@ def _warn_several_records(spec: RunSpec, federation: Federation) -> list[str]:
 
 def _warn_retired(method: Method, rounds: int) -> list[str]:
     """Warn of more rounds than the budgets of records were planned for, so that records retired."""
-    if method.retires_after is None or rounds <= method.retires_after:
+    planned = method.budgets.retires_after
+    if planned is None or rounds <= planned:
         return []
     return [
-        f"privacy budgets were planned for {counted(method.retires_after, 'round')} and there were {rounds:,}: records "
+        f"privacy budgets were planned for {counted(planned, 'round')} and there were {rounds:,}: records "
         "retired when their budgets were used up, many of them soon after that, and later rounds trained on fewer "
         "records or none (without method.rounds, the number is that of the run)"
     ]
@@ -423,10 +424,10 @@ def _format_value(value: Any) -> str:
 
 def _explain_rounds(method: Method, previous: ResolvedRun | None) -> str:
     """Return a sentence for a run that is resumed with other rounds than its privacy budgets were planned for."""
-    before = None if previous is None else previous.method.budgeted_rounds
-    if before is None or method.budgeted_rounds == before:
+    before = None if previous is None else previous.method.budgets.planned_rounds
+    if before is None or method.budgets.planned_rounds == before:
         return ""
-    table = "method.personal" if method.budget_unit == "user" else "method"
+    table = "method.personal" if method.budgets.unit == "user" else "method"
     return (
         f" Its privacy budgets were planned for {counted(before, 'round')}, and spent ε cannot be planned again: "
         f"resume with rounds = {before}, or with {table}.rounds = {before}."

@@ -198,7 +198,7 @@ class ResolvedRun:
 
     def check_budgets(self, method: Method) -> None:
         """Refuse a method that needs privacy budgets of records or persons where there are none; no data are needed."""
-        unit = method.budget_unit
+        unit = method.budgets.unit
         if unit is not None and unit not in self._given_budgets:
             columns = "schema" in self.arguments and unit == "record"
             raise SilodpError(
@@ -215,7 +215,7 @@ class ResolvedRun:
         Other methods of a comparison may ignore them: they stand beside one that keeps them.
         """
         for unit, where in self._given_budgets.items():
-            if unit != self.method.budget_unit:
+            if unit != self.method.budgets.unit:
                 raise SilodpError(
                     f"{where} gives every {unit} a privacy budget, and method {self.method.name} ignores them: "
                     f"choose a method that keeps them ({format_methods_for(unit)}), or take {where} out.",

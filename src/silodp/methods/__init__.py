@@ -3,11 +3,12 @@
 A new one derives from `Method`, a new server optimizer from `ServerOptimizer`; see docs/extending.md.
 """
 
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LocalContext, Method
 from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
 from silodp.methods.group import UldpGroup
 from silodp.methods.naive import UldpNaive
+from silodp.methods.roles import Population, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
 from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
 from silodp.methods.rpdp.method import Rpdp
 from silodp.methods.rpdp.renyi_filter import RpdpFilter
@@ -35,17 +36,22 @@ __all__ = [
     "LocalContext",
     "Method",
     "Population",
+    "PublicState",
     "Rpdp",
     "RpdpDropout",
     "RpdpFilter",
     "RpdpMinimum",
+    "Sampling",
     "ServerAdam",
     "ServerOptimizer",
     "ServerSgd",
+    "ServerStep",
     "TailAverage",
     "UldpAvg",
     "UldpGroup",
     "UldpNaive",
     "UldpSgd",
+    "UnitBudgets",
     "UserBudgets",
+    "UserWeights",
 ]

@@ -2,26 +2,36 @@
 
 A method is a frozen dataclass of public constants with pure functions of them. Noise and accounting read the same
 fields of the same object, so they cannot drift apart. A new method is one file: a subclass of `Method` that defines the
-five members that begin the class. Every other member has a default, and is overridden where the method needs it.
+five members that begin the class. Every other member has a default, and is overridden where the method needs it; most
+of them belong to a role (`silodp.methods.roles`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import Adversary, Unit, View
+from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_fields, check_momentum, check_positive, check_type
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
+from silodp.methods.roles import (
+    NO_BUDGETS,
+    EventsBySurvivors,
+    MethodState,
+    Population,
+    PublicState,
+    Sampling,
+    ServerStep,
+    UnitBudgets,
+    UserWeights,
+)
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
 
 if TYPE_CHECKING:
@@ -31,36 +41,11 @@ if TYPE_CHECKING:
 
 
 OMIT_NONE: Mapping[str, bool] = {"omit_none": True}
-"""Metadata of a method's field that its text leaves out where it is None."""
-
-
-@dataclass(frozen=True)
-class Population:
-    """The public size of a federation.
-
-    Attributes:
-        silos: S.
-        users: U, the length of the public list of ids.
-        shares_for: the number of silos that noise shares are sized for; None: all.
-        budgets: (U,) the users' own ε, as public as the list of ids; None where nobody has one.
-    """
-
-    silos: int
-    users: int
-    shares_for: int | None = None
-    budgets: tuple[float, ...] | None = field(default=None, repr=False)
-
-    @property
-    def m(self) -> int:
-        """The smallest number of silos whose answers may be added up."""
-        return self.silos if self.shares_for is None else self.shares_for
+"""Metadata of a field that a method's `repr` leaves out where its value is None."""
 
 
 ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do not know")
 """The event where `View.unknown_shares` is below 1."""
-
-MethodState = Mapping[str, np.ndarray]
-"""A method's public arrays by name; the server keeps them, and sends them with each round's request."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +64,7 @@ class LocalContext:
         budget: (n,) float64, the ε of each record; None where records have none.
         memory: what this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
         round: counted from 0.
-        state: the method's state in this round (see `Method.initial_state`).
+        state: the method's state in this round (see `PublicState.initial_state`).
         separate: whether every unit is computed alone (see `Method.can_separate`).
     """
 
@@ -99,10 +84,6 @@ class LocalContext:
     separate: bool = False
 
 
-EventsBySurvivors = Mapping[Adversary, Sequence[tuple[View, Event]]]
-"""For every number of silos that may answer a round: its view, and what it costs with the noise that is drawn."""
-
-
 @dataclass(frozen=True)
 class LinkageCase:
     """One way in which the records of a person are not filed under one id of their own.
@@ -119,9 +100,9 @@ class LinkageCase:
 
 
 def supports_separate(method: type[Method]) -> bool:
-    """Return whether a class of methods can compute every unit alone.
+    """Return whether a class of methods can compute every unit alone (`Method.can_separate`).
 
-    A class that overrides `local_update` has to state it anew: what it inherits is about another computation.
+    An inherited `can_separate` counts only if `local_update` is inherited with it: the statement is about that code.
     """
     for cls in method.__mro__:
         if "can_separate" in vars(cls):
@@ -132,8 +113,8 @@ def supports_separate(method: type[Method]) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class Method(ABC):
-    """Base class of methods.
+class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
+    """Base class of methods: the core, and the roles of `silodp.methods.roles` with their defaults.
 
     Attributes:
         server_optimizer: takes the server's steps; None: `ServerSgd` with `server_momentum`.
@@ -197,22 +178,6 @@ class Method(ABC):
             `NonPrivate(reason)` where nothing holds.
         """
 
-    # --- The server's step ---
-
-    @property
-    def server_learning_rate(self) -> float:
-        """η_g, above 0."""
-        return 1.0
-
-    @property
-    def server_momentum(self) -> float:
-        """Heavy-ball momentum of the default server optimizer, in [0, 1)."""
-        return 0.0
-
-    def server_scale(self, population: Population) -> float:
-        """Return the public constant that makes the sum over silos a mean: by default 1/S."""
-        return 1.0 / population.silos
-
     def make_server_optimizer(self) -> ServerOptimizer:
         """Return what takes the server's steps: `server_optimizer`, or the default one."""
         return self.server_optimizer or ServerSgd(self.server_momentum)
@@ -220,14 +185,10 @@ class Method(ABC):
     # --- What a run must fulfil, and what its guarantee says ---
 
     @property
-    def needs_counts(self) -> bool:
-        """Whether n[s,u], each user's number of records in each silo, is needed for weights."""
-        return False
-
-    @property
-    def weights_are_shares(self) -> bool:
-        """Whether w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`: what private weighting computes."""
-        return False
+    def noise_setting(self) -> float | tuple[float, ...]:
+        """The value of the field `noise_multiplier`, one for each client where they differ; 0 without such a field."""
+        setting: float | tuple[float, ...] = vars(self).get("noise_multiplier", 0.0)
+        return setting
 
     @property
     def clips_records(self) -> bool:
@@ -247,134 +208,21 @@ class Method(ABC):
         """
         return None
 
-    def check(self, data: PublicData, rounds: int, delta: float) -> None:  # noqa: B027  by default nothing
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Refuse, before anything runs, a federation that the method cannot train on, or rounds and δ not its own.
 
         Raises:
             SilodpError: it cannot.
         """
 
-    # --- Who and what takes part ---
-
-    @property
-    def samples_users(self) -> bool:
-        """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
-        return False
-
-    def sampling_rates(self, population: Population) -> float | np.ndarray:
-        """Return the probability with which a user takes part in a round, by one coin for all silos.
-
-        It is a function of public constants: one number for all users, or (U,) one each.
-        """
-        return 1.0
-
-    @property
-    def samples_silos(self) -> bool:
-        """Whether `sample_silos` draws silos in every round."""
-        return False
-
-    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """Draw which silos take part in a round: (S,) bool; None: all."""
-        return None
-
-    def select_records(
-        self,
-        user: np.ndarray,
-        place: int,
-        population: Population,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Draw, once for the run, which records of a silo take part: (n,) bool; by default all.
+    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
+        """Return what a round costs a person whom silos do not recognize as one, or confuse with another.
 
         Args:
-            user: (n,) int64, whose record each is.
-            place: of the silo in the public order, counted from 0.
-            population: the public size of the federation.
-            stream: the silo's own.
-            budget: (n,) the records' own ε; None where they have none.
+            event: what the round costs a person who is recognized.
+            view: of the adversary.
         """
-        return np.ones(len(user), dtype=bool)
-
-    # --- Weights of users ---
-
-    def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
-        """Return what a silo says of its counts where `needs_counts`: by default all of them.
-
-        Args:
-            counts: (U,) int64, n[s,u] of one silo.
-
-        Returns:
-            c[s,u], (U,) int64, above 0 where n[s,u] is.
-        """
-        return counts
-
-    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
-        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1/S.
-
-        Without counts the weights are a function of public constants, so that every silo finds those of its users by
-        itself. Otherwise the server computes them, and sends each silo its own.
-
-        Args:
-            counts: (S, U) int64, `count_for_weights` of every silo; None unless `needs_counts`.
-            population: the public size of the federation.
-        """
-        return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
-
-    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
-        """Check the weights that the server gives to a silo, which takes the server for an adversary.
-
-        A silo sees its own weights only; that they add to at most 1 over all silos it cannot check.
-
-        Args:
-            weights: (U,) float64, finite.
-            counts: (U,) int64, `count_for_weights` of the silo.
-
-        Returns:
-            what is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
-        """
-        within = (weights >= 0) & (weights <= 1)
-        return None if within.all() else "is not between 0 and 1"
-
-    # --- State that changes from round to round ---
-
-    extra_coordinates: ClassVar[int] = 0
-    """How many numbers each row carries behind the d of the model, under the same clip, noise and event."""
-
-    def sum_size(self, size: int) -> int:
-        """Return how many numbers silos add up, for a model of d = `size` parameters."""
-        return size + self.extra_coordinates
-
-    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
-        """Return the state before the first round: public arrays by name, none by default.
-
-        Names, types and shapes stay the same in all rounds, and silos check them. The state is a function of public
-        constants and of noisy sums, so that it costs no ε beyond `dp_event`.
-        """
-        return {}
-
-    def state_problem(self, state: MethodState, population: Population) -> str | None:
-        """Check the values that the server sends, of the right types and shapes and finite, on the silo's side.
-
-        Returns:
-            what is wrong, as the end of a sentence ("is not …"); None if they are values that the state can take.
-        """
-        return None
-
-    def read_sum(
-        self, total: Tensor, state: MethodState, population: Population
-    ) -> tuple[Tensor, dict[str, np.ndarray]]:
-        """Split a round's noisy sum into the update of the model and the next state.
-
-        Args:
-            total: (d + `extra_coordinates`,) float64.
-            state: of this round.
-            population: the public size of the federation.
-
-        Returns:
-            the sum of the updates (d,) float64, and the state of the next round.
-        """
-        return total, dict(state)
+        return ()
 
     # --- Privacy budgets of single units ---
 
@@ -385,32 +233,14 @@ class Method(ABC):
     """Whether every record is sampled with a probability that follows from its own budget."""
 
     @property
-    def budget_unit(self) -> Unit | None:
-        """Whose own budgets this method needs, with these settings."""
-        return self.budgets_of
-
-    @property
-    def budget_adversary(self) -> Adversary | None:
-        """Whom the units' own budgets are met against; None: each adversary that the run's budget is met against."""
-        return None
-
-    @property
-    def max_rounds(self) -> int | None:
-        """The number of rounds that the units' own budgets are met over, each released once; None: no limit."""
-        return None
-
-    @property
-    def budgeted_rounds(self) -> int | None:
-        """The number of rounds that units' own budgets are spread over; None where there are no such budgets."""
-        return self.max_rounds
-
-    @property
-    def retires_after(self) -> int | None:
-        """The number of rounds after which units leave one by one, as their budgets are used up; None: they do not."""
-        return None
+    def budgets(self) -> UnitBudgets:
+        """The budgets of single units that the method keeps, with these settings; by default none."""
+        return NO_BUDGETS
 
     def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
         """Return the method with what the units' own budgets allow, found from what a round costs.
+
+        It is called where `budgets.max_rounds` is a number.
 
         Args:
             costs: by adversary, with the noise that is drawn.
@@ -419,73 +249,9 @@ class Method(ABC):
         """
         return self
 
-    def event_for_largest_budget(self, event: Event, view: View) -> Event:
-        """Return what a round costs the unit with the largest budget, if it costs any unit `event` at most."""
-        return event
-
-    def budget_report(
-        self,
-        view: View,
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        delta: float,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Return one entry for each budget: what was asked for, and what was charged.
-
-        Args:
-            view: the adversary.
-            budgets: of the records of each silo (n_s,), or of all users ((U,), once); public.
-            joined: (S,), the number of rounds each silo took part in.
-            rounds: the number of rounds that were run.
-            delta: δ.
-            accountant: the run's.
-
-        Returns:
-            entries {"budget", "units", "planned", "realized", ...}, the last two being ε at δ.
-        """
-        return ()
-
-    def record_accounts(
-        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
-    ) -> Mapping[str, np.ndarray]:
-        """Return a silo's own records' accounts, for its own people alone.
-
-        Args:
-            budget: (n,) the ε of the selected records; None where they have none.
-            rounds: the number of rounds so far.
-            memory: what the silo keeps (see `LocalContext.memory`).
-
-        Returns:
-            arrays (n,) by name.
-        """
-        return {}
-
-    def count_infeasible(self, budgets: np.ndarray) -> int | None:
-        """Return how many of these budgets (n,) are too small for taking part; None where that is not known."""
-        return None
-
-    def event_at_sampling(self, sampling: float) -> Event:
-        """Return what a round costs a record that is sampled with this probability, where `samples_by_budget`."""
-        raise NotImplementedError
-
-    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε after `rounds` rounds against a record's sampling probability, where `samples_by_budget`."""
-        raise NotImplementedError
-
     def without_budgets(self) -> Self:
         """Return the method that treats all units alike."""
         return self
-
-    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
-        """Return what a round costs a person whom silos do not recognize as one, or confuse with another.
-
-        Args:
-            event: what the round costs a person who is recognized.
-            view: of the adversary.
-        """
-        return ()
 
     # --- Not to be overridden ---
 

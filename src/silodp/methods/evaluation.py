@@ -34,7 +34,8 @@ from silodp.mechanisms.clipping import (
     LocallyNoisedUpdate,
     clip_rows,
 )
-from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method, Population
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
+from silodp.methods.roles import Population
 from silodp.methods.uldp import UldpAvg
 from silodp.training.counts import CountTable
 

@@ -8,7 +8,8 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.errors import check_type
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LocalContext, Method
+from silodp.methods.roles import Population
 from silodp.training.sgd import LocalTraining
 
 

@@ -23,8 +23,9 @@ from silodp.accounting.events import (
 from silodp.accounting.guarantee import Unit, View
 from silodp.errors import SilodpError, check_probability, check_real
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods.base import LinkageCase, LocalContext, Method, Population
+from silodp.methods.base import LinkageCase, LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.roles import Population
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 

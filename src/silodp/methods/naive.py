@@ -13,8 +13,8 @@ from silodp.methods.base import (
     ALL_NOISE_KNOWN,
     LocalContext,
     Method,
-    Population,
 )
+from silodp.methods.roles import Population
 from silodp.training.sgd import LocalTraining
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import (
     Event,
     Gaussian,
@@ -21,7 +19,7 @@ from silodp.accounting.events import (
     replace_unit,
     scale_shift,
 )
-from silodp.accounting.guarantee import Adversary, Unit, View
+from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import (
     SilodpError,
@@ -37,12 +35,11 @@ from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
     ALL_NOISE_KNOWN,
     OMIT_NONE,
-    EventsBySurvivors,
     LinkageCase,
     LocalContext,
     Method,
-    Population,
 )
+from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, Population, UnitBudgets
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
 from silodp.training.sgd import LocalTraining
@@ -162,19 +159,11 @@ class UldpAvg(Method):
     can_separate: ClassVar[bool] = True
 
     @property
-    def budget_unit(self) -> Unit | None:
-        """Persons, where `personal` is set."""
-        return None if self.personal is None else "user"
-
-    @property
-    def budget_adversary(self) -> Adversary | None:
-        """As `personal` says."""
-        return None if self.personal is None else self.personal.adversary
-
-    @property
-    def max_rounds(self) -> int | None:
-        """The rounds that persons' budgets are met over."""
-        return None if self.personal is None else self.personal.rounds
+    def budgets(self) -> UnitBudgets:
+        """The persons' budgets, where `personal` is set."""
+        if self.personal is None:
+            return NO_BUDGETS
+        return self.allowances or UnitBudgets(**self.personal.role)
 
     def without_budgets(self) -> Self:
         """Return the method without `personal`."""
@@ -203,20 +192,11 @@ class UldpAvg(Method):
         """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
-        cases = {
-            adversary: [(view, event, self.dp_event(view)) for view, event in known]
-            for adversary, known in costs.items()
-        }
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
-        object.__setattr__(method, "allowances", BudgetCalibration.of(self.personal, cases, own, delta))
+        found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
+        object.__setattr__(method, "allowances", found)
         return method
-
-    def event_for_largest_budget(self, event: Event, view: View) -> Event:
-        """Return the event of a person with the largest budget, by their q_u or C_u."""
-        if self.allowances is None:
-            return event
-        return self.allowances.event_for_largest_budget(event, self.dp_event(view), view)
 
     def _own(self, population: Population) -> np.ndarray:
         if self.allowances is None or population.budgets is None:
@@ -268,6 +248,11 @@ class UldpAvg(Method):
     def samples_users(self) -> bool:
         """Whether any rate, or everyone's own, is below 1."""
         return self._own_rates or self.user_sampling != 1
+
+    @property
+    def common_sampling_rate(self) -> float:
+        """q."""
+        return self.user_sampling
 
     def sampling_rates(self, population: Population) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
@@ -389,24 +374,6 @@ class UldpAvg(Method):
             for case, factor in factors.items()
         ]
         return (*several, LinkageCase("records filed under another person's id", replace_unit(event)))
-
-    def count_infeasible(self, budgets: np.ndarray) -> int | None:
-        """Return how many of the budgets (n,) get no rate or clip; None before `calibrate`."""
-        return None if self.allowances is None else int((self.allowances.parameters(budgets) == 0).sum())
-
-    def budget_report(
-        self,
-        view: View,
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        delta: float,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Return one entry for each budget that persons have (see `BudgetCalibration.report`)."""
-        if self.allowances is None:
-            return ()
-        return self.allowances.report(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
 
 
 @dataclass(frozen=True, repr=False)

@@ -33,6 +33,7 @@ from silodp.errors import (
     check_whole,
     counted,
 )
+from silodp.methods.roles import EventsBySurvivors, UnitBudgets
 
 By = Literal["sampling", "clip"]
 _LEAST = 1e-4  # a rate or clip below is as good as none
@@ -82,6 +83,13 @@ class UserBudgets:
             check_probability("personal.mean_sampling", self.mean_sampling)
         if self.accountant is not None:
             find_accountant(self.accountant)
+
+    @property
+    def role(self) -> dict[str, Any]:
+        """The attributes of `UnitBudgets`."""
+        return {
+            "unit": "user", "adversary": self.adversary, "max_rounds": self.rounds, "planned_rounds": self.rounds
+        }  # fmt: skip
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -174,8 +182,8 @@ def _release_with_smaller_clip(event: Gaussian | Skellam, extra: float, part: fl
     return Skellam(event.noise_multiplier / moved, max(1, math.floor(event.units * moved)), event.dimension)
 
 
-@dataclass(frozen=True, eq=False)
-class BudgetCalibration:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BudgetCalibration(UnitBudgets):
     """Turns budgets into rates or clips: never more than the budget, met up to the curve's grid.
 
     It is a function of public constants alone, so that every party finds the same.
@@ -185,18 +193,21 @@ class BudgetCalibration:
         curve: ε against the rate or clip.
         largest: the rate or clip of the largest budget.
         wholes: by adversary, what a round costs a person who is always in it.
+        exact_event: returns what a round costs them against a view, with noise in real numbers (`Method.dp_event`).
     """
 
     personal: UserBudgets
     curve: EpsilonCurve
     largest: float
     wholes: Mapping[Adversary, FullParticipationCost]
+    exact_event: Callable[[View], Event]
 
     @classmethod
     def of(
         cls,
         personal: UserBudgets,
-        costs: Mapping[Adversary, Sequence[tuple[View, Event, Event]]],
+        costs: EventsBySurvivors,
+        exact_event: Callable[[View], Event],
         budgets: np.ndarray | None,
         delta: float,
     ) -> BudgetCalibration:
@@ -204,8 +215,8 @@ class BudgetCalibration:
 
         Args:
             personal: how budgets are met.
-            costs: by adversary and for every number of silos that may answer, the view, the event with the noise that
-                is drawn, and the event in real numbers.
+            costs: by adversary, with the noise that is drawn.
+            exact_event: see the attribute.
             budgets: (U,), where they are known already: they say where the curve needs points.
             delta: δ of the accounting.
 
@@ -213,7 +224,10 @@ class BudgetCalibration:
             SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
                 meets the largest budget.
         """
-        wholes = {adversary: _costliest(cases) for adversary, cases in costs.items()}
+        wholes = {
+            adversary: _costliest([(view, event, exact_event(view)) for view, event in known])
+            for adversary, known in costs.items()
+        }
         whole = wholes[personal.adversary]
         if isinstance(whole.event, NonPrivate):
             raise SilodpError(
@@ -236,25 +250,44 @@ class BudgetCalibration:
                 code="budget.out_of_reach",
                 field="personal.largest_budget",
             )
-        return cls(personal, curve, largest, wholes)
+        return cls(
+            **personal.role,
+            personal=personal,
+            curve=curve,
+            largest=largest,
+            wholes=wholes,
+            exact_event=exact_event,
+        )
 
     def parameters(self, budgets: np.ndarray) -> np.ndarray:
         """Return q_u, or c_u, (U,) float64 in [0, 1] for budgets (U,); 0 where even the smallest costs more."""
         return np.minimum(self.curve.parameter_for(budgets), self.largest)
 
-    def event_for_largest_budget(self, event: Event, exact: Event, view: View) -> Event:
-        """Return the event of a person with the largest budget; `event` is that of one who is always in."""
-        return FullParticipationCost.of(event, exact, view).at(self.personal.by, self.largest)
+    def count_infeasible(self, budgets: np.ndarray) -> int:
+        """Return how many of the budgets (n,) get no rate or clip."""
+        return int((self.parameters(budgets) == 0).sum())
+
+    def event_for_largest_budget(self, event: Event, view: View) -> Event:
+        """Return the event of a person with the largest budget, by their q_u or C_u."""
+        cost = FullParticipationCost.of(event, self.exact_event(view), view)
+        return cost.at(self.personal.by, self.largest)
 
     def report(
-        self, adversary: Adversary, budgets: np.ndarray, rounds: int, delta: float, accountant: Accountant
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
         """Return one entry for each distinct budget, or for each twentieth of the persons, by its largest budget.
 
         "planned" is ε after all rounds that the budgets are met over, "realized" after those that were run.
         """
-        distinct = group_budgets(budgets)
-        place = np.searchsorted(distinct, budgets)
+        everyone, adversary = np.concatenate(budgets), view.adversary
+        distinct = group_budgets(everyone)
+        place = np.searchsorted(distinct, everyone)
         entries = []
         for i, budget in enumerate(distinct.tolist()):
             own = float(self.parameters(np.array([budget]))[0])
@@ -272,7 +305,7 @@ class BudgetCalibration:
                 "realized": spent(rounds),
                 _SHOWN[self.personal.by]: own,
             }
-            least = float(budgets[place == i].min())
+            least = float(everyone[place == i].min())
             if least < budget:
                 entry["least"] = least
             note = self._note(adversary, budget, own, planned)

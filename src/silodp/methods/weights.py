@@ -9,14 +9,16 @@ import numpy as np
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp.methods.base import Method, Population
+    from silodp.methods.roles import Population, UserWeights
 
 
-def compute_user_weights(method: Method, counts: np.ndarray | None, population: Population) -> np.ndarray:
+def compute_user_weights(
+    method: UserWeights, counts: np.ndarray | None, population: Population
+) -> np.ndarray:
     """Return a method's weights, checked: whoever wrote it, noise is sized for users whose weights add to at most 1.
 
     Args:
-        method: see `Method.user_weights`.
+        method: see `UserWeights.user_weights`.
         counts: (S, U) int64, or None.
         population: the public size of the federation.
 

@@ -57,10 +57,10 @@ def plan_budgets(
     if distribution is None:
         return None
     budgets = distribution.draw(users if distribution.unit == "user" else REPRESENTATIVE_RECORDS)
-    unreachable = method.count_infeasible(budgets)
+    unreachable = method.budgets.count_infeasible(budgets)
     if unreachable is None:
         return None
-    entries = method.budget_report(view, [budgets], np.array([rounds]), rounds, delta, accountant)
+    entries = method.budgets.report(view, [budgets], np.array([rounds]), rounds, delta, accountant)
     return {
         "unit": distribution.unit,
         "distribution": distribution.distribution,
@@ -147,7 +147,7 @@ def draw_epsilon_by_sampling(
 
 def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     """Return the method with this noise; where clients differ, it is that of the noisiest, and others in proportion."""
-    present = getattr(method, "noise_multiplier")  # noqa: B009  not every method has it
+    present = method.noise_setting
     value: Any = noise_multiplier
     if isinstance(present, tuple):
         value = tuple(noise_multiplier * one / max(present) for one in present)
@@ -157,7 +157,7 @@ def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
 
 def get_noise_multiplier(method: Method) -> float:
     """Return σ, of the noisiest client where clients differ; 0 where there is no noise."""
-    present = getattr(method, "noise_multiplier", 0.0)
+    present = method.noise_setting
     return max(present) if isinstance(present, tuple) else present
 
 
@@ -192,7 +192,7 @@ def _compute_curve(
 
     label = f"σ = {get_noise_multiplier(method):.4g}"
     if method.samples_by_budget:
-        curve = method.sampling_curve(rounds, accountant, _POINTS, _LEAST_SAMPLING)
+        curve = method.budgets.sampling_curve(rounds, accountant, _POINTS, _LEAST_SAMPLING)
     else:
         field = _sampling_field(method)
         plain: Any = method.without_budgets()

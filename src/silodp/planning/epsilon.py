@@ -216,10 +216,10 @@ def compute_epsilon(
 
     def event_in(round_: int, method: Method = spec.method, survivors: int | None = None) -> Event:
         if sampling is not None:
-            event = method.event_at_sampling(sampling)
+            event = method.budgets.event_at_sampling(sampling)
         else:
             seen = replace(view, round=round_, survivors=survivors)
-            event = method.event_for_largest_budget(
+            event = method.budgets.event_for_largest_budget(
                 chosen_aggregator.event(replace(spec, method=method), seen), seen
             )
         return _reveal_samples(event, method) if knows_sample else event
@@ -270,7 +270,7 @@ def compute_epsilon(
         "accountant": chosen.name,
         "aggregator": chosen_aggregator.name,
         "rounds": rounds,
-        "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
+        "noise_multiplier": made.noise_setting,
         "assumptions": [
             *list_assumptions(
                 view,

@@ -69,7 +69,7 @@ def plan_run(
         SilodpError: a setting that a run refuses, no value of any setting meets the target, or a target where
             privacy budgets determine ε.
     """
-    if target is not None and spec.method.max_rounds is not None:
+    if target is not None and spec.method.budgets.max_rounds is not None:
         raise SilodpError(
             f"target epsilon = {target:g}: the sampling probability or clip of each person follows from their budget, "
             "and so does ε of the run; set method.personal.largest_budget to the target, and "
@@ -123,7 +123,7 @@ def plan_run(
             _describe_limit(spec, limit, against, accountant, spec.min_silos)
             for against, limit in spec.silo_limits.items()
         ]
-    kept_against = spec.method.budget_adversary or adversary  # of per-unit budgets
+    kept_against = spec.method.budgets.adversary or adversary  # of per-unit budgets
     view = aggregator.views(spec.method, spec.population.silos)[kept_against]
     result["budgets"] = plan_budgets(
         spec.method, distribution, view, rounds, delta, accountant, spec.population.users
@@ -175,10 +175,10 @@ def _solve(
             if name == "noise_multiplier":
                 changed = with_noise_multiplier(method, value)
             elif name == "record_sampling" and method.samples_by_budget:
-                return method.event_at_sampling(value)
+                return method.budgets.event_at_sampling(value)
             else:
                 changed = replace(cast(Any, method), **{name: value})
-            return changed.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
+            return changed.budgets.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
 
         return made
 
@@ -194,7 +194,7 @@ def _solve(
             accountant,
         )
     by_budget = method.samples_by_budget
-    event = method.event_at_sampling(1.0) if by_budget else event_of(method)
+    event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
     for name in [*fields, *(["record_sampling"] if by_budget else [])]:
         if name.endswith("_sampling"):

@@ -124,7 +124,7 @@ def tune(
             the configured method protects records, or has budgets of its own.
     """
     check_target(spec, target)
-    if spec.method.unit == "record" or spec.method.budget_unit is not None:
+    if spec.method.unit == "record" or spec.method.budgets.unit is not None:
         raise SilodpError(
             f"method '{spec.method.name}' protects a record, or has a budget for each unit, and --tune chooses "
             'settings of uldp-sgd and uldp-avg, with one ε for all persons: set method.name = "uldp-sgd" for these, '

@@ -14,7 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.methods.base import Method, MethodState, Population
+from silodp.methods.base import Method
+from silodp.methods.roles import MethodState, Population
 from silodp.wire.store import read_sealed, write_sealed
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none

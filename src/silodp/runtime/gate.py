@@ -409,7 +409,7 @@ class Gate:
         if request.kind != self.script.update.name:
             return
         release = 0 if self.script.open is None else request.fields["release"]
-        most = self._spec.method.max_rounds
+        most = self._spec.method.budgets.max_rounds
         if most is not None and (release > 0 or request.round >= most):
             self._refuse(
                 "gate.rounds", "was asked for a release that the personal budgets were not planned for"

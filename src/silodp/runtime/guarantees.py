@@ -220,7 +220,7 @@ def _groups(
     if not budgets:
         return ()
     joined = count_participation(ledger.rounds)[: len(budgets)]
-    return spec.method.budget_report(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
+    return spec.method.budgets.report(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
 
 
 def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:

@@ -38,8 +38,8 @@ from silodp.errors import (
     counted,
     lookup,
 )
-from silodp.methods import METHODS
-from silodp.methods.base import Method, Population, supports_separate
+from silodp.methods import METHODS, Population
+from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def describe_model(task: Task) -> ModelSpec:
 
 
 def _check_method(method: object) -> None:
-    if isinstance(method, type) or not hasattr(method, "dp_event"):
+    if not isinstance(method, Method):
         raise SilodpError(
             f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
             code="argument.type",
@@ -256,7 +256,7 @@ def check_separate(separate: bool, method: Method) -> None:
 def _find_aggregator(given: str | Aggregator) -> Aggregator:
     if isinstance(given, str):
         return lookup(given, AGGREGATORS, "aggregator")()
-    if isinstance(given, type) or not hasattr(given, "views"):
+    if not isinstance(given, Aggregator):
         raise SilodpError(
             f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",
             code="argument.type",

@@ -17,7 +17,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import MethodState
+from silodp.methods.roles import MethodState
 from silodp.methods.weights import compute_user_weights
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
@@ -122,7 +122,7 @@ class Server:
 
         Budgets that units have of their own were met for so many rounds, each released once.
         """
-        most = self.spec.method.max_rounds
+        most = self.spec.method.budgets.max_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
         cost = self.spec.release_events(survivors, round_, release)

@@ -165,8 +165,9 @@ class Silo:
         stored = self._store.run.get(_memory_key(*uses[-1])) if uses else None
         memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
+        found = self._method.budgets.record_accounts(own, self.gate.state.round + 1, memory)
         accounts = {}
-        for name, values in self._method.record_accounts(own, self.gate.state.round + 1, memory).items():
+        for name, values in found.items():
             accounts[name] = np.zeros(len(admitted), values.dtype)
             accounts[name][admitted] = values
         return accounts

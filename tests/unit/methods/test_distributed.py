@@ -28,9 +28,10 @@ from silodp.mechanisms.clipping import release
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import LocalContext, Population
+from silodp.methods.base import LocalContext
 from silodp.methods.ddp import method as ddp_method
 from silodp.methods.ddp.method import CLAIM, Ddp
+from silodp.methods.roles import Population
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update
 from silodp.training.task import Task

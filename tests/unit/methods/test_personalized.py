@@ -323,7 +323,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
         RPDP, noise_multiplier=6.0, local_steps=50, rounds=15, calibration=calibration, client_sampling=0.8
     )
     budgets = [np.array([0.3, 0.3, 1.0]), np.array([1.0, 5.0])]
-    groups = method.budget_report(VIEW, budgets, np.array([13, 9]), 15, 1e-3, "rdp")
+    groups = method.budgets.report(VIEW, budgets, np.array([13, 9]), 15, 1e-3, "rdp")
     assert [(g["budget"], g["units"]) for g in groups] == [(0.3, 2), (1.0, 2), (5.0, 1)]
     for entry, joined in zip(groups, (13, 13, 9), strict=True):
         assert entry["planned"] == pytest.approx(
@@ -348,7 +348,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
 
 def test_many_budgets_are_reported_in_bins_that_hold_everyone():
     budgets = [np.linspace(0.1, 2, 300), np.linspace(2.1, 9, 100)]
-    groups = RPDP.budget_report(VIEW, budgets, np.array([4, 4]), 4, 1e-3, "rdp")
+    groups = RPDP.budgets.report(VIEW, budgets, np.array([4, 4]), 4, 1e-3, "rdp")
     assert len(groups) == 10
     assert sum(g["units"] for g in groups) == 400
     assert all(g["from"] < g["budget"] and g["planned"] <= g["budget"] for g in groups)
@@ -360,9 +360,9 @@ def test_a_budget_too_small_for_any_rate_is_drawn_never_and_seen_in_the_books(dr
     budgets = np.array([1e-4, 9.0] * 20)
     update = method.local_update(work_of(logistic_task(), silo_of(40, budgets)))
     assert set(np.concatenate(drawn) % 2) == {1}
-    small = method.budget_report(VIEW, [budgets], np.array([15]), 15, 1e-9, "rdp")[0]
+    small = method.budgets.report(VIEW, [budgets], np.array([15]), 15, 1e-9, "rdp")[0]
     assert (small["units"], small["q"], small["planned"]) == (20, 0.0, 0.0)
-    book = method.record_accounts(budgets, 1, update.memory)
+    book = method.budgets.record_accounts(budgets, 1, update.memory)
     assert (book["sampling"][::2] == 0).all()
     assert (book["spent"][::2] == 0).all()
     assert (book["spent"][1::2] > 0).all()
@@ -371,7 +371,7 @@ def test_a_budget_too_small_for_any_rate_is_drawn_never_and_seen_in_the_books(dr
 def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     budgets = np.array([0.2, 1.0, 3.0, 9.0])
     planned = replace(RPDP, client_sampling=0.5)
-    after = [planned.record_accounts(budgets, rounds, None)["spent"] for rounds in (0, 1, 4, 50)]
+    after = [planned.budgets.record_accounts(budgets, rounds, None)["spent"] for rounds in (0, 1, 4, 50)]
     assert (after[0] == 0).all()
     assert (after[1] > 0).all()
     assert (after[2] > after[1]).all()
@@ -381,7 +381,7 @@ def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     for rate, spent in zip(q, after[1], strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 1, planned=True), rel=1e-2)
     memory = np.array([7.0, 2.0, 0.0])  # last round 7, two joined
-    realized = replace(planned, ledger="realized").record_accounts(budgets, 8, memory)["spent"]
+    realized = replace(planned, ledger="realized").budgets.record_accounts(budgets, 8, memory)["spent"]
     for rate, spent in zip(q, realized, strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 2, planned=False), rel=1e-2)
 
@@ -401,7 +401,7 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     q = dropout.accounts.rates_and_retirement(dropout.cap_budgets(budgets[admitted]))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([1.0]))[0][0]
-    groups = dropout.budget_report(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
+    groups = dropout.budgets.report(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
     assert [g["planned"] > 0 for g in groups] == [False, True, True]
     assert groups[1]["planned"] == groups[2]["planned"] <= 1.0
 
@@ -440,7 +440,7 @@ def test_the_filter_is_gradient_descent_on_those_who_can_still_pay():
             state -= 0.5 / 8 * (total + 5.0 * 1.0 * noise.standard_normal(5))
         left.append(int(inside.sum()))
     torch.testing.assert_close(params.double(), torch.from_numpy(state), rtol=1e-3, atol=1e-4)
-    book = method.record_accounts(silo.budget, 0, memory)
+    book = method.budgets.record_accounts(silo.budget, 0, memory)
     np.testing.assert_allclose(book["spent"], spent, rtol=1e-4)
     np.testing.assert_array_equal(book["active"], inside)
     assert 0 < left[-1] < left[0], "some have left, some have not"
@@ -456,8 +456,8 @@ def test_no_record_of_the_filter_goes_beyond_its_limit(seed, sigma, rounds):
     for round_ in range(rounds):
         update = method.local_update(work_of(task, silo, params=params, memory=memory, round=round_))
         book, before = (
-            method.record_accounts(silo.budget, 0, update.memory),
-            method.record_accounts(silo.budget, 0, memory),
+            method.budgets.record_accounts(silo.budget, 0, update.memory),
+            method.budgets.record_accounts(silo.budget, 0, memory),
         )
         assert (book["spent"] <= method.limits(silo.budget)).all()
         assert (book["spent"] >= before["spent"]).all()
@@ -483,13 +483,13 @@ def test_a_record_with_small_gradients_lasts_longer_and_a_broken_one_costs_nothi
     )
     work = work_of(task, replace(silo, x=x.astype(np.float32)))
     update = method.local_update(work)
-    active = method.record_accounts(silo.budget, 0, update.memory)["active"]
+    active = method.budgets.record_accounts(silo.budget, 0, update.memory)["active"]
     assert (active == np.arange(n) % 2).all(), "only those with small gradients are still in"
     broken = work.x.clone()
     broken[0] = torch.inf
     update = method.local_update(replace(work, x=broken))
     assert update.refused == 60
-    assert method.record_accounts(silo.budget, 0, update.memory)["spent"][0] == 0
+    assert method.budgets.record_accounts(silo.budget, 0, update.memory)["spent"][0] == 0
     assert torch.isfinite(update.value).all()
 
 
@@ -510,7 +510,7 @@ def test_the_filters_charges_add_up_to_the_largest_budget_and_never_lag_behind()
 
 
 def test_the_filter_tells_nothing_of_what_was_spent():
-    entries = FILTER.budget_report(VIEW, [np.array([0.5, 3.0])], np.array([4]), 4, 1e-3, "rdp")
+    entries = FILTER.budgets.report(VIEW, [np.array([0.5, 3.0])], np.array([4]), 4, 1e-3, "rdp")
     assert [entry["realized"] for entry in entries] == [None, None]
     assert entries[0]["planned"] <= 0.5 * 1.005
 
@@ -605,7 +605,8 @@ def test_the_filter_asked_again_for_a_round_hands_out_the_same_update_and_nobody
     np.testing.assert_array_equal(again.memory, first.memory)
     later = FILTER.local_update(replace(work, memory=first.memory, round=3))
     spent = [
-        FILTER.record_accounts(silo.budget, 0, update.memory)["spent"].sum() for update in (first, later)
+        FILTER.budgets.record_accounts(silo.budget, 0, update.memory)["spent"].sum()
+        for update in (first, later)
     ]
     assert spent[1] > spent[0] > 0
 
@@ -625,7 +626,7 @@ def test_dropout_with_scf_counts_only_who_takes_part():
         threshold=1.0,
         calibration="scf",
     )
-    groups = method.budget_report(VIEW, [budgets], np.array([15]), 15, 1e-3, "rdp")
+    groups = method.budgets.report(VIEW, [budgets], np.array([15]), 15, 1e-3, "rdp")
     assert [group["units"] for group in groups] == [70, 20, 10]
     assert groups[0]["overspent"] == groups[0]["planned"] == 0
 
@@ -635,7 +636,7 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
         RPDP, ledger="realized", client_sampling=0.3, rounds=15, noise_multiplier=6.0, local_steps=50
     )
     q, last = method.accounts.rates_and_retirement(np.array([1.0]))
-    (group,) = method.budget_report(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
+    (group,) = method.budgets.report(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
     event = RevealedSample(0.3, SelfComposed(PoissonSampled(float(q[0]), Gaussian(6.0)), 50))
     assert last[0] < 15
     assert group["planned"] > compute_epsilon([(event, int(last[0]))], 1e-3, "rdp")
@@ -647,7 +648,7 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
 def test_what_is_told_of_a_budget_is_the_lesser_of_two_bounds():
     """Over very many steps the grid of loss distributions rounds more than Rényi orders lose."""
     method = replace(RPDP, noise_multiplier=12.25, local_steps=50, rounds=100_000)
-    (group,) = method.budget_report(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
+    (group,) = method.budgets.report(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
     assert 0 < group["planned"] <= 0.1
 
 

@@ -195,7 +195,10 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
             if by == "sampling"
             else replace(base, clip=x, noise_multiplier=5.0 / x)
         )
-        found, expected = method.event_for_largest_budget(method.dp_event(view), view), alone.dp_event(view)
+        found, expected = (
+            method.budgets.event_for_largest_budget(method.dp_event(view), view),
+            alone.dp_event(view),
+        )
         assert type(found) is type(expected)
         assert found == expected or found.noise_multiplier == pytest.approx(
             expected.noise_multiplier, rel=1e-12
@@ -329,9 +332,9 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
     changed = replace(method, noise_multiplier=1.0)
     assert changed.allowances is None
     view = View("released", 3)
-    assert changed.event_for_largest_budget(changed.dp_event(view), view) == Gaussian(pytest.approx(1.0)), (
-        "of anyone, at most"
-    )
+    assert changed.budgets.event_for_largest_budget(changed.dp_event(view), view) == Gaussian(
+        pytest.approx(1.0)
+    ), "of anyone, at most"
     with pytest.raises(SilodpError, match="sampling probabilities or clips"):
         replace(method, personal=own("sampling")).sampling_rates(Population(3, 1, budgets=(1.0,)))
 
@@ -342,7 +345,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
 def test_groups_are_budgets_or_twentieths_of_the_persons():
     budgets = np.array([0.3] * 3 + [1.0] * 2 + [50.0] + [2.0])
     known = spec(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), budgets)
-    entries = known.method.budget_report(View("server", 3), [budgets], np.array([]), 2, DELTA, "pld")
+    entries = known.method.budgets.report(View("server", 3), [budgets], np.array([]), 2, DELTA, "pld")
     assert [(e["budget"], e["units"]) for e in entries] == [(0.3, 3), (1.0, 2), (2.0, 1), (50.0, 1)]
     for entry in entries:
         assert entry["realized"] < entry["planned"] <= entry["budget"]
@@ -351,7 +354,7 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
         assert planned > DELTA * (1 - 1e-3)
     many = np.linspace(0.5, 2.0, 200)
     known = spec(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), many)
-    entries = known.method.budget_report(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
+    entries = known.method.budgets.report(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
     assert len(entries) == MAX_GROUPS
     assert sum(e["units"] for e in entries) == 200
     assert all(e["least"] < e["budget"] for e in entries)
@@ -361,7 +364,7 @@ def test_groups_of_another_adversary_say_that_the_budget_was_not_for_it():
     budgets = np.array([1.0, 2.0])
     known = spec(UldpAvg(5.0, 1.0, personal=own("sampling", adversary="released")), budgets)
     view = View("silo", 3, knows_sample=True)
-    entries = known.method.budget_report(view, [budgets], np.array([]), 20, DELTA, "pld")
+    entries = known.method.budgets.report(view, [budgets], np.array([]), 20, DELTA, "pld")
     assert all(e["planned"] > e["budget"] and "'released'" in e["note"] for e in entries)
 
 
@@ -375,7 +378,7 @@ def test_who_has_too_small_a_budget_never_takes_part_and_the_guarantee_says_so()
     drawn = np.array([coins.toss(round_, rates) for round_ in range(200)])
     assert not drawn[:, 0].any()
     assert drawn[:, 1].any()
-    entries = known.method.budget_report(
+    entries = known.method.budgets.report(
         View("silo", 3, knows_sample=True), [np.array(budgets)], np.array([]), 20, DELTA, "pld"
     )
     assert entries[0]["planned"] == 0
@@ -467,5 +470,7 @@ def test_where_nothing_is_promised_nothing_is_made_of_it():
     method = UldpAvg(5.0, 1.0, weighting="records", personal=own("clip", adversary="released"))
     known = spec(method)
     assert isinstance(replace(known, aggregator=Plain()).round_events()["server"], NonPrivate)
-    entries = known.method.budget_report(View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld")
+    entries = known.method.budgets.report(
+        View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld"
+    )
     assert entries[0]["planned"] is None

@@ -45,7 +45,7 @@ from silodp.mechanisms.clipping import (
 )
 from silodp.mechanisms.noise import draw_gaussian
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method, Population
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
@@ -53,6 +53,7 @@ from silodp.methods.ddp.clients import (
     validate_per_client,
 )
 from silodp.methods.dp_sgd import check_batch
+from silodp.methods.roles import Population
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, find_accountant
+from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, compute_two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
@@ -23,12 +23,14 @@ from silodp.errors import (
 )
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.roles import Population, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
     SamplingRates,
+    bins,
     check_records,
     require_record_budgets,
 )
@@ -222,56 +224,12 @@ class TwoStageSampling(Method):
     samples_by_budget: ClassVar[bool] = True
 
     @property
-    def budgeted_rounds(self) -> int | None:
-        """T."""
-        return self.rounds
-
-    @property
-    def retires_after(self) -> int | None:
-        """T; with "scf" all records retire together then."""
-        return self.rounds
-
-    def count_infeasible(self, budgets: np.ndarray) -> int | None:
-        """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
-        asked = self.cap_budgets(budgets)
-        return int((self.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum())
-
-    def event_at_sampling(self, sampling: float) -> Event:
-        """Return what a round costs a record that is drawn with this probability, against everyone.
-
-        With ledger = "realized" a round is charged as one that the silo has joined.
-        """
-        check_probability("record_sampling", sampling)
-        return self.accounts.event(sampling, realized=self.ledger == "realized")
-
-    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
-        return compute_two_stage_curve(*run, accountant, points=points, least=least)
-
-    def budget_report(
-        self,
-        view: View,
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        delta: float,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Return one entry for each budget, by both ways to charge; records retire by `ledger`."""
-        return self.accounts.report(self.cap_budgets, budgets, joined, rounds, accountant)
-
-    def record_accounts(
-        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
-    ) -> Mapping[str, np.ndarray]:
-        """Return "asked", "protected" (the ε that holds for it), "spent" (so far), "sampling" (q; 0: too small)."""
-        if budget is None:
-            return {}
-        joined = 0 if memory is None else _Kept.of(memory).joined
-        protected = self.cap_budgets(budget)
-        spent = self.accounts.spent(protected, rounds if self.ledger == "planned" else joined)
-        sampling = self.accounts.rates_and_retirement(protected)[0]
-        return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
+    def budgets(self) -> RecordBudgets:
+        """The records' budgets."""
+        # They retire after T rounds; with "scf" all together.
+        return RecordBudgets(
+            unit="record", planned_rounds=self.rounds, retires_after=self.rounds, method=self
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -300,6 +258,104 @@ class Rpdp(TwoStageSampling):
         """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordBudgets(UnitBudgets):
+    """The budgets of records, met by their own sampling probabilities.
+
+    Attributes:
+        method: whose budgets they are.
+    """
+
+    method: TwoStageSampling
+
+    def count_infeasible(self, budgets: np.ndarray) -> int | None:
+        """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
+        asked = self.method.cap_budgets(budgets)
+        return int((self.method.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum())
+
+    def event_at_sampling(self, sampling: float) -> Event:
+        """Return what a round costs a record that is drawn with this probability, against everyone.
+
+        With ledger = "realized" a round is charged as one that the silo has joined.
+        """
+        check_probability("record_sampling", sampling)
+        return self.method.accounts.event(sampling, realized=self.method.ledger == "realized")
+
+    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
+        """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
+        m = self.method
+        run = (m.noise_multiplier, m.local_steps, m.client_sampling, rounds, m.delta)
+        return compute_two_stage_curve(*run, accountant, points=points, least=least)
+
+    def report(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """Return one entry for every distinct budget, or for bins of them, by the largest budget in each.
+
+        It is charged in both ways; records retire by `ledger`. ε is by the run's accountant or by the method's,
+        whichever gives less: both are upper bounds. With "scf", "overspent" counts the records that spend more than
+        they asked for.
+        """
+        rates, cap = self.method.accounts, self.method.cap_budgets
+        known = {accountant, rates.accountant}
+        entries = []
+        for least, budget in bins(budgets):
+            asked = float(cap(np.array([budget]))[0])
+            inside = [own[(own >= least) & (own <= budget)] for own in budgets]
+            units = [len(own) for own in inside]
+            q, last = (
+                rates.rates_and_retirement(np.array([asked]))
+                if asked > 0
+                else (np.zeros(1), np.zeros(1, np.int64))
+            )
+            most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
+            planned, realized = 0.0, 0.0
+            if q[0] > 0:
+
+                def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
+                    charge = (rates.event(rate, joined), count)
+                    return min(compute_epsilon([charge], rates.delta, by) for by in known)
+
+                realized = cost(True, min(most_joined, int(last[0])))
+                planned = cost(False, min(rounds, int(last[0])))
+                if rates.book == "realized":
+                    # Whoever retires by rounds joined may be in for all rounds; of those joined in at most `last`.
+                    planned = min(cost(False, rounds), cost(True, min(rounds, int(last[0]))))
+            entries.append(
+                {
+                    "budget": budget,
+                    **({"from": least} if least < budget else {}),
+                    "units": sum(units),
+                    "planned": planned,
+                    "realized": realized,
+                    "q": float(q[0]),
+                    "book": rates.book,
+                }
+            )
+            if rates.calibration == "scf":
+                own = np.concatenate(inside)
+                entries[-1]["overspent"] = int((rates.spent(cap(own), rounds) > own).sum())
+        return tuple(entries)
+
+    def record_accounts(
+        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
+    ) -> Mapping[str, np.ndarray]:
+        """Return "asked", "protected" (the ε that holds for it), "spent" (so far), "sampling" (q; 0: too small)."""
+        if budget is None:
+            return {}
+        joined = 0 if memory is None else _Kept.of(memory).joined
+        protected = self.method.cap_budgets(budget)
+        spent = self.method.accounts.spent(protected, rounds if self.method.ledger == "planned" else joined)
+        sampling = self.method.accounts.rates_and_retirement(protected)[0]
+        return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
 
 
 @dataclass(frozen=True)

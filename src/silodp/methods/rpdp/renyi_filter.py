@@ -34,8 +34,9 @@ from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_delta, check_epsilon
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.roles import Population, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     bins,
@@ -149,22 +150,38 @@ class RpdpFilter(Method):
         Added up over rounds it is that until R is reached, and nothing from then on.
         """
         most = float(self.limits(np.array([self.largest_budget]))[0])
-        cost = min(self._round, most - view.round * self._round)
+        cost = min(self.largest_step, most - view.round * self.largest_step)
         return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else ZERO_COST
 
     @property
-    def _round(self) -> float:
-        """The most that a round can add to R."""
+    def largest_step(self) -> float:
+        """The most that a round can add to Σ‖g‖²/(2σ²C²) of a record."""
         return self.local_steps / (2 * self.noise_multiplier**2)
 
     budgets_of: ClassVar[Unit | None] = "record"
     can_separate: ClassVar[bool] = True
 
+    @property
+    def budgets(self) -> UnitBudgets:
+        """The records' budgets."""
+        return _FilterBudgets(unit="record", method=self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FilterBudgets(UnitBudgets):
+    """The budgets of records, which leave when they are used up.
+
+    Attributes:
+        method: whose budgets they are.
+    """
+
+    method: RpdpFilter
+
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) are too small for any step."""
-        return int((self.limits(budgets) == 0).sum())
+        return int((self.method.limits(budgets) == 0).sum())
 
-    def budget_report(
+    def report(
         self,
         view: View,
         budgets: Sequence[np.ndarray],
@@ -179,8 +196,8 @@ class RpdpFilter(Method):
         """
         entries = []
         for least, budget in bins(budgets):
-            limit = float(self.limits(np.array([budget]))[0])
-            most = min(limit, rounds * self._round)
+            limit = float(self.method.limits(np.array([budget]))[0])
+            most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
             entries.append(
                 {
@@ -200,7 +217,7 @@ class RpdpFilter(Method):
         """Return "asked", "limit" (its R), "spent" (Σ‖g‖²/(2σ²C²) so far), "active" (1 while the record is in)."""
         if budget is None:
             return {}
-        account = _Filter.of(memory, self.limits(budget))
+        account = _Filter.of(memory, self.method.limits(budget))
         return {
             "asked": budget,
             "limit": account.limits,

@@ -1,16 +1,16 @@
-"""Per-record privacy budgets: the sampling probability for each ε, retirement, and the report."""
+"""Per-record privacy budgets: the sampling probability for each ε, and retirement."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, compute_epsilon
+from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import (
     MAX_GROUPS,
     ChargingMode,
@@ -110,66 +110,6 @@ class SamplingRates:
             found = np.minimum(found, distinct)
         found_of_all[protected] = found[which]
         return found_of_all
-
-    def report(
-        self,
-        asked_of: Callable[[np.ndarray], np.ndarray],
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Return one entry for every distinct budget, or for bins of them, by the largest budget in each.
-
-        ε is by the run's accountant or by `accountant` of these rates, whichever gives less: both are upper bounds.
-        With "scf", "overspent" counts the records that spend more than they asked for.
-
-        Args:
-            asked_of: from budgets (n,) to the ε that records with them are protected at, 0 where they take no part.
-            budgets: (n_s,) of each silo.
-            joined: (S,), the number of rounds each silo took part in.
-            rounds: the number of rounds that were run.
-            accountant: the run's.
-        """
-        known = {accountant, self.accountant}
-        entries = []
-        for least, budget in bins(budgets):
-            asked = float(asked_of(np.array([budget]))[0])
-            inside = [own[(own >= least) & (own <= budget)] for own in budgets]
-            units = [len(own) for own in inside]
-            q, last = (
-                self.rates_and_retirement(np.array([asked]))
-                if asked > 0
-                else (np.zeros(1), np.zeros(1, np.int64))
-            )
-            most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
-            planned, realized = 0.0, 0.0
-            if q[0] > 0:
-
-                def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
-                    charge = (self.event(rate, joined), count)
-                    return min(compute_epsilon([charge], self.delta, by) for by in known)
-
-                realized = cost(True, min(most_joined, int(last[0])))
-                planned = cost(False, min(rounds, int(last[0])))
-                if self.book == "realized":
-                    # Whoever retires by rounds joined may be in for all rounds; of those joined in at most `last`.
-                    planned = min(cost(False, rounds), cost(True, min(rounds, int(last[0]))))
-            entries.append(
-                {
-                    "budget": budget,
-                    **({"from": least} if least < budget else {}),
-                    "units": sum(units),
-                    "planned": planned,
-                    "realized": realized,
-                    "q": float(q[0]),
-                    "book": self.book,
-                }
-            )
-            if self.calibration == "scf":
-                own = np.concatenate(inside)
-                entries[-1]["overspent"] = int((self.spent(asked_of(own), rounds) > own).sum())
-        return tuple(entries)
 
 
 def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
