@@ -6,14 +6,10 @@ A name that is not listed there is not documented.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import pkgutil
 import re
 import sys
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,40 +76,12 @@ def format_index(packages: list[ModuleType]) -> str:
         names = ", ".join(f"`{name}`" for name in sorted(package.__all__, key=str.lower))
         lines.append(f"| [`{package.__name__}`]({package.__name__}.md) | {names} |")
     return "\n".join(
-        [*lines, "", "The commands of the `silodp` program have [a separate page](commands.md)."]
+        [*lines, "", "The commands of the `silodp` program have [a separate page](../commands.md)."]
     )
 
 
 def _is_documented_type(value: Any) -> bool:
     return isinstance(value, type | ModuleType) or callable(value)
-
-
-# --- commands -----------------------------------------------------------------------------------------------------
-
-
-def format_commands() -> str:
-    """Return the page of all commands, from what `silodp --help` prints."""
-    sections = [f"## `{title}`\n\n```text\n{text}\n```" for title, text in _help_texts(())]
-    return "\n\n".join(["# Commands", "What `silodp --help` and the help of every command print.", *sections])
-
-
-def _help_texts(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    text = _run_help(command)
-    yield " ".join(("silodp", *command)), text
-    _, _, listed = text.partition("\nCommands:\n")
-    for name in re.findall(r"^  ([\w-]+)", listed, re.MULTILINE):
-        yield from _help_texts((*command, name))
-
-
-def _run_help(command: tuple[str, ...]) -> str:
-    """Return the help of one command, as the program that pyproject.toml names prints it."""
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    module, _, function = scripts["silodp"].partition(":")
-    main = getattr(importlib.import_module(module), function)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([*command, "--help"])
-    return printed.getvalue().strip()
 
 
 # --- pages from the root of the repository ------------------------------------------------------------------------
@@ -137,7 +105,6 @@ def on_files(files: Any, *, config: Any) -> Any:
     packages = public_packages()
     pages = {f"reference/{package.__name__}.md": format_package(package) for package in packages}
     pages["reference/index.md"] = format_index(packages)
-    pages["reference/commands.md"] = format_commands()
     for page, file in PROJECT_PAGES.items():
         pages[f"project/{page}.md"] = format_project_page(file)
     for path, text in pages.items():

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = _BLOCK.findall(README)
 PROGRAMS = [code for language, code in BLOCKS if language == "python"]
 COMMAND = typer.main.get_command(main.app)
 
@@ -46,7 +47,14 @@ def command_lines(text: str) -> Iterator[str]:
             yield from (f"{first.rpartition(' ')[0]} {other}" for other in others)
 
 
-SHOWN = list(chain.from_iterable(command_lines(code) for language, code in BLOCKS if not language))
+def shown_by(page: Path) -> list[str]:
+    """The command lines in the blocks of a page that name no language."""
+    blocks = [code for language, code in _BLOCK.findall(page.read_text()) if not language]
+    return list(chain.from_iterable(map(command_lines, blocks)))
+
+
+COMMANDS = shown_by(ROOT / "docs" / "commands.md")
+SHOWN = COMMANDS + shown_by(ROOT / "docs" / "concepts" / "adversaries.md")
 OF_EXAMPLES = [line for example in EXAMPLES for line in command_lines(example.read_text())]
 
 
@@ -135,7 +143,10 @@ def test_the_readmes_configuration_trains_on_such_tables(
 def test_command_lines_are_found() -> None:
     assert "silodp run CONFIG --out DIR" in SHOWN
     assert {"silodp data list", "silodp data check NAME", "silodp data fetch NAME"} <= set(SHOWN)
-    assert len(SHOWN) >= 14
+    assert len(COMMANDS) >= 14
+    assert len(SHOWN) >= len(COMMANDS) + 4
+    assert len(shown_by(ROOT / "README.md")) >= 3
+    assert set(shown_by(ROOT / "README.md")) <= set(COMMANDS)
     assert len(OF_EXAMPLES) >= 15
 
 
@@ -158,12 +169,12 @@ def test_commands_that_need_no_run_answer(silodp: Silodp, line: str, monkeypatch
     assert (done.status, done.err) == (0, "")
 
 
-def test_commands_on_a_run_do_as_the_readme_says(silodp: Silodp, config: Path) -> None:
-    """In the README's order: plan, run, resume, report, predict; `compare` with fewer seeds."""
+def test_commands_on_a_run_do_as_the_page_says(silodp: Silodp, config: Path) -> None:
+    """In the order of docs/commands.md: plan, run, resume, report, predict; `compare` with fewer seeds."""
     loaded = load_breast_cancer(as_frame=True).data
     loaded.set_axis(list(EMBEDDED_RANGES), axis=1).to_csv("table.csv", index=False)
     named = {"CONFIG": str(config), "DIR": "out", "TABLE": "table.csv", "FILE": "predictions.csv"}
-    for line in SHOWN:
+    for line in COMMANDS:
         if "CONFIG" in line or "DIR" in line:
             words = [named.get(word, word) for word in shlex.split(line)[1:]]
             if "compare" in words:

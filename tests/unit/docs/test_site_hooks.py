@@ -34,11 +34,6 @@ def test_the_reference_names_every_export_of_every_public_package(hooks: ModuleT
             assert f"`{name}`" in index
 
 
-def test_the_page_of_commands_has_every_command_and_subcommand(hooks: ModuleType) -> None:
-    titles = set(re.findall(r"^## `(.+)`$", hooks.format_commands(), re.MULTILINE))
-    assert {"silodp", "silodp run", "silodp plan", "silodp data", "silodp data list"} <= titles
-
-
 def test_links_of_root_pages_lead_into_the_site(hooks: ModuleType) -> None:
     for file in hooks.PROJECT_PAGES.values():
         targets = re.findall(r"\]\(([^)#]+)", hooks.format_project_page(file))
