@@ -22,9 +22,9 @@ from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import read_audit
 from silodp.deploy.silo import SiloService, load_identity, open_silo, read_spent
+from silodp.errors import SilodpError
 from silodp.methods.evaluation import EvaluationMethod
 from silodp.wire.messages import Message
-from silodp.errors import SilodpError
 from silodp.wire.transport import sign
 from support.consortium import make_parties
 from support.refusals import refused
