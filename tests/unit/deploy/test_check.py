@@ -7,11 +7,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from silodp.cli.deploy import _parse_address
+from silodp.deploy import certificates
 from silodp.deploy import check as check_module
 from silodp.deploy.certificates import make_context
 from silodp.deploy.check import check_party
@@ -84,6 +86,28 @@ def test_each_fault_is_named(parties: Path, tmp_path: Path, monkeypatch: pytest.
         foreign = Consortium.load(parties / "public")
         assert find_bad(home, foreign) == ["tls"]  # another authority
     assert find_bad(parties / "server", consortium) == []
+
+
+def test_faults_of_a_partys_own_copy_are_named(
+    parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=certificates.VALID_DAYS + 1)
+
+    changed = shutil.copytree(parties / "public", tmp_path / "changed")
+    config = changed / "config.toml"
+    config.write_text(config.read_text().replace("clip = 0.1", "clip = 0.2"))
+    with listening(parties, consortium):
+        with monkeypatch.context() as patch:
+            patch.setattr(certificates, "datetime", Later)
+            assert find_bad(home, consortium) == ["certificates"]
+        assert find_bad(home, Consortium.load(changed)) == ["run", "policy", "digest"]
+        shutil.copy(parties / "silos" / "silo-2" / "tls.key", home)
+        assert find_bad(home, consortium) == ["tls"]  # it is not the key of the certificate
 
 
 def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: Path) -> None:

@@ -225,6 +225,30 @@ def test_a_silo_that_dies_while_it_forgets_a_run_is_not_closed(
 _DROP = DirectoryStore.drop
 
 
+def test_how_far_a_run_is_goes_last_when_it_is_forgotten(tmp_path: Path) -> None:
+    """Without it a silo that died in between would make a set-up again under secrets that are left of the first."""
+    store, left = DirectoryStore(tmp_path / "store"), []
+    run, keys = "a" * 32, ("setup", "answer/hello/0/0", "gate", "round key", "spec", "begun", "zz")
+    for name in (run, f"{run}-evaluation", "b" * 32):
+        for key in keys:
+            store.put(f"{name}/{key}", b"kept")
+
+    class Watched(DirectoryStore):
+        def drop(self, key: str) -> None:
+            left.append(set(self.names()))
+            super().drop(key)
+
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
+    watched = Watched(tmp_path / "store")
+    SiloLimits("north", policy, watched, (tmp_path,), tmp_path / "audit.jsonl", 10).forget(run)
+    assert len(left) == 2 * len(keys)
+    assert set(store.names()) == {f"{'b' * 32}/{key}" for key in keys}
+    for names in left:
+        for name in (run, f"{run}-evaluation"):
+            others = {f"{name}/{key}" for key in keys if key not in ("gate", "begun")}
+            assert f"{name}/gate" in names or not others & names
+
+
 def test_without_a_seed_no_two_runs_have_the_same_noise(tmp_path: Path) -> None:
     """Two answers to one model under the same noise differ by what changed in the records, in clear."""
     parties = make_parties(tmp_path, CONFIG.replace("seed = 1\n", ""))

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 
 from silodp.aggregators.evaluation import name_evaluation
+from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import read_audit
 from silodp.deploy.silo import SiloService, load_identity, open_silo, read_spent
+from silodp.errors import SilodpError
 from silodp.methods.evaluation import EvaluationMethod
 from silodp.wire.messages import Message
 from silodp.wire.transport import sign
@@ -229,3 +231,48 @@ def test_a_silo_that_died_at_any_write_goes_on(
         ])  # fmt: skip
         assert lines[-1]["charges"] == 4
     assert operation > 60
+
+
+@pytest.mark.slow
+def test_a_silo_that_died_while_it_forgot_a_run_sends_nothing_of_it_without_a_charge(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server begins a run only to have another forgotten, kills the silo, and asks the forgotten one for a sum."""
+    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 1)
+    ask_all(silo, list_requests(silo)[:2])
+    shutil.copytree(silo.folder, tmp_path / "begun")
+    operation, died, forgotten, went_on = 0, True, 0, 0
+    while died:
+        operation += 1
+        shutil.rmtree(silo.folder)
+        shutil.copytree(tmp_path / "begun", silo.folder)
+        died = False
+        try:
+            with silo.open() as service, die_at(operation, monkeypatch):
+                silo.ask(service, list_requests(silo, OTHER)[0])
+        except KilledError:
+            died = True
+        with silo.open() as service:
+            answered = 0
+            for request in (*list_requests(silo)[:4], *list_requests(silo)[2:4]):
+                with suppress(SilodpError):
+                    silo.ask(service, request)
+                    answered += request.kind == "update"
+            ledger = service.lifetime.runs.get(RUN)
+            charges = 0 if ledger is None else len(ledger.history)
+            sums = answered // 2  # each was sent twice
+            # Of what was dropped in part a charge may come to nothing; no sum leaves without one.
+            assert charges >= sums
+            forgotten += ledger is None
+            went_on += sums == 2
+        lines = [json.loads(line) for line in (silo.folder / "audit.jsonl").read_text().splitlines()]
+        sent = {line["sha256"] for line in lines if line["run"] == RUN and line["kind"] == "update"}
+        assert len(sent) == sums  # a repeated one with the same noise
+        if sums:
+            (silo.folder / "ledgers" / f"{RUN}.jsonl").unlink()
+            for path in (silo.folder / "store").glob(f"{RUN}*"):
+                path.unlink()
+            with refused("ledger.missing"):
+                ask_all(silo, [])
+    assert forgotten
+    assert went_on
