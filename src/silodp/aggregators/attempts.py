@@ -42,7 +42,7 @@ from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Failure
+from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,7 +245,9 @@ class ServerAttempts:
         fields = Message.decode(stored).fields
         return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
-    def _without(self, last: RoundAttempt, failures: Mapping[str, Failure], release: int) -> RoundAttempt:
+    def _without(
+        self, last: RoundAttempt, failures: Mapping[str, DeliveryFailure], release: int
+    ) -> RoundAttempt:
         for name, failure in failures.items():
             if failure.kind == "refused":
                 raise SilodpError(

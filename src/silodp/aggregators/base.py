@@ -23,7 +23,7 @@ from silodp.methods.base import Method, MethodState
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Failure
+from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class ServerContext(Protocol):
     def store(self) -> RoundStore:
         """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
-    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Send one request to each silo named, and wait.
 
         Returns:

@@ -31,9 +31,9 @@ from silodp.deploy.silo import (
 from silodp.errors import SilodpError, shorten
 from silodp.wire.transport import SERVER
 
-_MOST_CLOCK_SECONDS = 300.0
+_MAX_CLOCK_SECONDS = 300.0
 """Beyond this the times in two audit logs cannot be compared; certificates allow a day."""
-_MOST_REPLY = 4096
+_MAX_REPLY = 4096
 _SECONDS = 10.0
 
 
@@ -172,7 +172,7 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         return
     yield Finding("tls", True, "both ends have a certificate of this consortium")
     off = date.timestamp() - time.time()
-    is_near = abs(off) <= _MOST_CLOCK_SECONDS
+    is_near = abs(off) <= _MAX_CLOCK_SECONDS
     told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     yield Finding("clock", is_near, told + ("" if is_near else ": set both by a time server"))
     is_same = version == silodp.__version__
@@ -196,6 +196,6 @@ def _cut_off(reply: httpx.Response) -> Iterator[bytes]:
     size = 0
     for part in reply.iter_raw():
         size += len(part)
-        if size > _MOST_REPLY:
+        if size > _MAX_REPLY:
             return
         yield part

@@ -46,10 +46,10 @@ CERTIFICATES = "certificates"
 FORMAT = 1
 """Of roster.json."""
 _NAME = re.compile(r"\w[\w .-]{0,99}")
-_MOST_FILES, _MOST_DEPTH = 10_000, 8
-_MOST_FILE_BYTES, _MOST_BYTES = 1 << 30, 2 << 30
+_MAX_FILES, _MAX_DEPTH = 10_000, 8
+_MAX_FILE_BYTES, _MAX_BYTES = 1 << 30, 2 << 30
 """Of one file, such as the values of a frozen model, and of all files."""
-_MOST_FACTS_BYTES = 64 << 20
+_MAX_FACTS_BYTES = 64 << 20
 """Of a JSON file: what it becomes in memory is many times as long."""
 _NO_CODE = (
     "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
@@ -430,17 +430,17 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
         for name in sorted({*folders, *filter(_is_part, names)}):
             path = (inside / name).as_posix()
             count += 1
-            if count > _MOST_FILES:
-                raise _refuse_file(folder / path, f"one of more than {_MOST_FILES:,} files and folders")
-            if path.count("/") > _MOST_DEPTH:
-                raise _refuse_file(folder / path, f"below more than {_MOST_DEPTH} folders")
+            if count > _MAX_FILES:
+                raise _refuse_file(folder / path, f"one of more than {_MAX_FILES:,} files and folders")
+            if path.count("/") > _MAX_DEPTH:
+                raise _refuse_file(folder / path, f"below more than {_MAX_DEPTH} folders")
             mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
                 continue
-            content = _read_regular(name, folder / path, _MOST_FILE_BYTES, descriptor)
+            content = _read_regular(name, folder / path, _MAX_FILE_BYTES, descriptor)
             total += len(content)
-            if total > _MOST_BYTES:
-                raise _refuse_file(folder / path, f"in a folder of more than {_MOST_BYTES >> 20:,} MiB")
+            if total > _MAX_BYTES:
+                raise _refuse_file(folder / path, f"in a folder of more than {_MAX_BYTES >> 20:,} MiB")
             yield path, content
 
 
@@ -452,8 +452,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | None = None) -> bytes:
-    """Return the content of a file that is neither a link nor special, and not longer than `most` bytes."""
+def _read_regular(name: str | Path, path: Path, max_bytes: int, descriptor: int | None = None) -> bytes:
+    """Return the content of a file that is neither a link nor special, and not longer than `max_bytes`."""
     try:
         # Without blocking: to open a pipe for reading would wait for its writer.
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
@@ -467,8 +467,8 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise _refuse_file(path, "a link or a special file")
-        if status.st_size > most:
-            raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
+        if status.st_size > max_bytes:
+            raise _refuse_file(path, f"longer than {max_bytes >> 20:,} MiB")
         with open(opened, "rb", closefd=False) as file:
             content = file.read(status.st_size + 1)
         if len(content) != status.st_size:
@@ -479,7 +479,7 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
 
 
 def _read_facts(path: Path) -> bytes:
-    return _read_regular(path, path, _MOST_FACTS_BYTES)
+    return _read_regular(path, path, _MAX_FACTS_BYTES)
 
 
 def _refuse_file(path: Path, what: str) -> SilodpError:

@@ -40,7 +40,7 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
     return entries, cut_off
 
 
-def find_most_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def find_max_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the largest number of charges that entries of an audit log list, by run."""
     found: dict[str, int] = {}
     for entry in entries:
@@ -57,7 +57,7 @@ class SiloLimits:
         store: durable memory of all runs.
         files: folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
         audit: the audit log; lines that a crash cut off count as answers of no run.
-        most_bytes: of the longest message of the run, not signed.
+        max_bytes: of the longest message of the run, not signed.
 
     Attributes:
         answers: number of answers that have left the silo, by run, repeated ones included.
@@ -65,14 +65,14 @@ class SiloLimits:
     """
 
     def __init__(
-        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, most_bytes: int
+        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, max_bytes: int
     ) -> None:
         self._name, self._policy, self._store, self._files = name, policy, store, files
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         entries, cut_off = read_audit(audit)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
-        self.charges = find_most_charges(entries)
+        self.charges = find_max_charges(entries)
 
     def check_join(self, request: Message) -> None:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
@@ -123,8 +123,8 @@ class SiloLimits:
             ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
         ):
-            if used + self._most_bytes > most:
-                self._refuse(field, f"keeps {used:,} bytes, and an answer may have {self._most_bytes:,}")
+            if used + self._max_bytes > most:
+                self._refuse(field, f"keeps {used:,} bytes, and an answer may have {self._max_bytes:,}")
 
     def begin(self, run: str) -> None:
         """Note when a run began, unless it is noted."""

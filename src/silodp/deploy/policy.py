@@ -154,7 +154,7 @@ class Policy(BaseModel):
                 code="policy.not_allowed",
                 field="min_silos",
             )
-        if (longest := find_most_bytes(spec)) > self.max_message_bytes:
+        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
             raise SilodpError(
                 f"messages of the run have up to {longest:,} bytes, and the policy allows "
                 f"{self.max_message_bytes:,}: raise max_message_bytes, or do not take part.",
@@ -229,9 +229,9 @@ def _read_accepted(folder: Path) -> list[str]:
     return path.read_text(errors="replace").split() if path.exists() else []
 
 
-def find_most_bytes(spec: RunSpec) -> int:
+def find_max_bytes(spec: RunSpec) -> int:
     """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
     both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
     return max(
-        JOIN_BYTES, *(one.aggregator.script(one, name).most_bytes for one in both for name in spec.names)
+        JOIN_BYTES, *(one.aggregator.script(one, name).max_bytes for one in both for name in spec.names)
     )

@@ -26,7 +26,7 @@ from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
-from silodp.deploy.policy import check_accepted, find_most_bytes
+from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError, describe_exception
@@ -82,9 +82,9 @@ class RemoteParties:
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
         """Connect the server's store and key with the transport; silos connect by themselves."""
         randomness = Randomness.of_run(spec.seed)
-        most_bytes = find_most_bytes(spec)
+        max_bytes = find_max_bytes(spec)
         pins = self.consortium.sealed.silos
-        channel = SignedChannel(self.transport, self.identity, pins, most_bytes)
+        channel = SignedChannel(self.transport, self.identity, pins, max_bytes)
         self.connect()
         yield Connection(channel, RoundStore(directory.make_store("server")), randomness, lambda round_: {})
 
@@ -241,24 +241,26 @@ def _open_link(
     consortium: Consortium,
     identity: Identity,
     way: tuple[str, int] | SocketOptions | None,
-    patience: float,
+    answer_timeout: float,
     monitor: tuple[str, int] | None,
     on_change: Callable[[], None],
     describe: Callable[[], Mapping[str, Any]] = dict,
 ) -> Iterator[_Link]:
     roster = consortium.sealed
-    most_bytes = find_most_bytes(consortium.spec) + SIGNED_BYTES
+    max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
     known = load_answers(folder / STATUS)
     if isinstance(way, SocketOptions):
         with ServerSocket(
             way.path,
             roster.silos,
-            patience=patience,
-            most_bytes=most_bytes,
+            answer_timeout=answer_timeout,
+            max_bytes=max_bytes,
             repeat=way.repeat,
             group=way.group,
         ) as couriers:
-            agreed = AgreedTransport(couriers, identity, roster.silos, consortium.digest, patience, on_change)
+            agreed = AgreedTransport(
+                couriers, identity, roster.silos, consortium.digest, answer_timeout, on_change
+            )
             # Nothing is counted here: a courier could raise the number. What HTTPS has counted is kept.
             yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, lambda: known)
         return
@@ -270,8 +272,8 @@ def _open_link(
         tls,
         roster.silos,
         consortium.digest,
-        patience=patience,
-        most_bytes=most_bytes,
+        answer_timeout=answer_timeout,
+        max_bytes=max_bytes,
         on_change=on_change,
         answers=known,
         monitor=monitor,
@@ -319,7 +321,7 @@ def serve(
     consortium: Consortium,
     *,
     listen: tuple[str, int] | SocketOptions | None = None,
-    patience: float = 300.0,
+    answer_timeout: float = 300.0,
     monitor: tuple[str, int] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
@@ -331,8 +333,8 @@ def serve(
         consortium: the public folder.
         listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
-        patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
-            that is resumed at most for this time.
+        answer_timeout: seconds that a silo has for an answer. A new run waits for its silos to connect without a
+            limit, one that is resumed at most for this time.
         monitor: (host, port) for a status page, /health and /metrics without TLS; None: with a silo's certificate only.
         on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
@@ -388,7 +390,7 @@ def serve(
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
         _open_link(
-            folder, consortium, identity, listen, patience, monitor, note_connection, describe
+            folder, consortium, identity, listen, answer_timeout, monitor, note_connection, describe
         ) as link,
     ):
         _lead_to_run(folder, directory, spec.digest)
@@ -397,7 +399,7 @@ def serve(
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
-        connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
+        connect = partial(link.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None)
         status.write(run=str(directory), digest=consortium.digest)
         try:
             if resume:

@@ -188,9 +188,9 @@ class EvaluatedSilo:
         return self.training.name
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request, when encoded."""
-        return max(self.training.most_bytes, self.evaluation.most_bytes)
+        return max(self.training.max_bytes, self.evaluation.max_bytes)
 
     @property
     def nonfinite_counts(self) -> dict[int, int]:

@@ -147,9 +147,9 @@ class Gate:
         return read_state(self._store)
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
-        return self.script.most_bytes
+        return self.script.max_bytes
 
     def is_setup(self, request: Message) -> bool:
         """Return whether a request is one of the set-up, whose answers last as long as the run."""

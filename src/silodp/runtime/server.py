@@ -24,7 +24,7 @@ from silodp.runtime.participation import CHARGES_KEY, Participation, count_charg
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Channel, Failure
+from silodp.wire.transport import Channel, DeliveryFailure
 
 EMPTY_STATE: MethodState = {}
 
@@ -150,7 +150,7 @@ class Server:
         params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)
         return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
 
-    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """One blocking call; an answer must be to what was asked, and of its kind.
 
         Raises:

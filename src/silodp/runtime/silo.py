@@ -114,9 +114,9 @@ class Silo:
         return self._run
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
-        return self.gate.most_bytes
+        return self.gate.max_bytes
 
     def answer(self, request: Message) -> Message:
         """Answer a request; the answer is stored on disk before it is returned, and sent again if asked again.

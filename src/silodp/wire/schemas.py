@@ -106,7 +106,7 @@ class Schema:
             )
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """A length that no encoded message of this kind exceeds."""
         names = len(self.fields) + len(self.arrays) + len(self.blobs)
         contents = sum(a.bytes for a in self.arrays.values()) + sum(b.most for b in self.blobs.values())
@@ -164,11 +164,9 @@ class Script:
         return {kind.name: kind for kind in every}
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """A length that no encoded message of the run exceeds."""
-        return max(
-            schema.most_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer)
-        )
+        return max(schema.max_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer))
 
 
 def is_digest(value: Any) -> bool:

@@ -271,7 +271,7 @@ def test_nothing_is_parsed_before_its_signature_was_checked(monkeypatch):
         with refused("message.signature"):
             verify(lie, sender.public, "a", "silo0")
     with refused("message.too_large"):
-        verify(data, sender.public, "a", "silo0", most_bytes=10)
+        verify(data, sender.public, "a", "silo0", max_bytes=10)
     assert read == []
     verify(data, sender.public, "a", "silo0")
     assert len(read) == 1
