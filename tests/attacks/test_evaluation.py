@@ -192,7 +192,7 @@ def test_training_and_evaluation_draw_different_noise():
     assert isinstance(silo, EvaluatedSilo)
     request = Message("update", "r", 0)
     first, second = (
-        one._round_randomness(request, 0).stream("share noise").standard_normal(4)
+        one._derive_round_randomness(request, 0).stream("share noise").standard_normal(4)
         for one in (silo.training, silo.evaluation)
     )
     assert not np.allclose(first, second)

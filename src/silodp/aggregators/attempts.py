@@ -40,7 +40,16 @@ from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
+from silodp.wire.schemas import (
+    Blob,
+    Check,
+    MessageSchedule,
+    MessageSchema,
+    MessageType,
+    is_digest,
+    is_roster,
+    is_whole,
+)
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import DeliveryFailure
 
@@ -121,12 +130,12 @@ class MaskedAggregator(Aggregator):
         self,
         spec: RunSpec,
         name: str,
-        answer: Schema,
+        answer: MessageSchema,
         *,
-        setup: tuple[Kind, ...] = (),
-        prepare: tuple[Kind, ...] = (),
+        setup: tuple[MessageType, ...] = (),
+        prepare: tuple[MessageType, ...] = (),
         blobs: Mapping[str, Blob] | None = None,
-    ) -> Script:
+    ) -> MessageSchedule:
         """Return the script of one silo: set-up, key agreement, then updates and openings.
 
         Args:
@@ -141,13 +150,13 @@ class MaskedAggregator(Aggregator):
         fields: dict[str, Check] = {
             "session": is_digest, "release": is_whole, "roster": is_roster(spec.names)
         }  # fmt: skip
-        update = Schema(fields, round_arrays(spec), blobs or {})
-        opening = Schema({**fields, "request": is_digest})
-        return Script(
+        update = MessageSchema(fields, round_arrays(spec), blobs or {})
+        opening = MessageSchema({**fields, "request": is_digest})
+        return MessageSchedule(
             (*setup_kinds(spec, private), *key_agreement_kinds(spec.names, name), *setup),
-            Kind("update", update, answer),
+            MessageType("update", update, answer),
             prepare,
-            Kind("open", opening, Schema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
+            MessageType("open", opening, MessageSchema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
         )
 
 

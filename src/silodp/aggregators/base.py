@@ -21,7 +21,7 @@ from silodp.errors import check_declared_types
 from silodp.mechanisms.clipping import Update
 from silodp.methods.base import Method, MethodState
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Kind, Schema, Script
+from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import DeliveryFailure
 
@@ -302,7 +302,7 @@ class Aggregator(ABC):
     # --- how it is done ---
 
     @abstractmethod
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the messages that the silo of this name answers, with their types; its gate admits no others.
 
         `setup_kinds` and `round_arrays` give the parts that do not depend on the aggregator.
@@ -317,7 +317,7 @@ class Aggregator(ABC):
         """Return a silo's side of a run."""
 
 
-def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
+def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[MessageType, ...]:
     """Return the messages of the set-up that every script begins with.
 
     Args:
@@ -330,9 +330,11 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, .
     """
     persons = (spec.population.users,)
     if weights_privately or not spec.method.needs_counts:
-        return (Kind("setup"),)
-    counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)}))
-    return counts, Kind("setup", Schema(arrays={"weights": Array("float64", persons, finite=True)}))
+        return (MessageType("setup"),)
+    counts = MessageType("counts", answer=MessageSchema(arrays={"counts": Array("int64", persons)}))
+    return counts, MessageType(
+        "setup", MessageSchema(arrays={"weights": Array("float64", persons, finite=True)})
+    )
 
 
 def round_arrays(spec: RunSpec) -> dict[str, Array]:

@@ -697,7 +697,7 @@ def silo(
 
             service.on_round = note_round
             write_status(digest=consortium.digest)
-            with file.refreshed():
+            with file.keep_fresh():
                 client.run(threading.Event())
 
 

@@ -18,15 +18,15 @@ import silodp
 from silodp.crypto.keys import Identity
 from silodp.errors import CODES, SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Kind, Schema, is_digest
+from silodp.wire.schemas import Blob, MessageSchema, MessageType, is_digest
 from silodp.wire.transport import SERVER, DeliveryFailure, Traffic, Transport, sign, verify
 
 _log = logging.getLogger(__name__)
 
-JOIN = Kind(
+JOIN = MessageType(
     "join",
-    Schema(blobs={"nonce": Blob.of(32)}),
-    Schema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
+    MessageSchema(blobs={"nonce": Blob.of(32)}),
+    MessageSchema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
 )
 """Asked outside of any run; a silo answers it whenever it is asked."""
 JOIN_BYTES = max(JOIN.request.max_bytes, JOIN.answer.max_bytes)

@@ -231,7 +231,7 @@ class Consortium:
         for field in ("users", "identity"):
             path = getattr(schema, field, None)
             if isinstance(path, str | Path) and not self._has_file(Path(path)):
-                raise self._uncovered(
+                raise self._coverage_error(
                     f"data.schema.{field}", str(path), "let 'silodp deploy init' write the folder"
                 )
         for field, reference in self.references.items():
@@ -242,14 +242,14 @@ class Consortium:
                     "put the code into a .py file, which 'silodp deploy init' copies, or take it from "
                     f"{', '.join(_CODE_MODULES)}"
                 )
-                raise self._uncovered(field, reference, remedy)
+                raise self._coverage_error(field, reference, remedy)
 
     def _has_file(self, path: Path) -> bool:
         """Return whether a file is one that the digest covers."""
         home, found = self.folder.resolve(), path.resolve()
         return found.is_relative_to(home) and found.relative_to(home).as_posix() in self.files
 
-    def _uncovered(self, field: str, value: str, remedy: str) -> SilodpError:
+    def _coverage_error(self, field: str, value: str, remedy: str) -> SilodpError:
         return SilodpError(
             f"{self.folder / CONFIG} has {field} = {shorten(value)}, which is no file of the public folder: {remedy}.",
             code="deploy.public",
@@ -317,8 +317,8 @@ class Consortium:
         try:
             model = ModelSpec(**self._stated["model"])
         except (KeyError, TypeError) as error:
-            raise self._unreadable() from error
-        return self._compared(model)
+            raise self._make_unreadable_error() from error
+        return self._derive_stated(model)
 
     @cached_property
     def task(self) -> Task:
@@ -334,25 +334,25 @@ class Consortium:
             SilodpError: it is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
-        return self._compared(self.task)
+        return self._derive_stated(self.task)
 
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
             stated = json.loads(_read_facts(self.folder / SPEC))
         except (OSError, ValueError, RecursionError) as error:
-            raise self._unreadable() from error
+            raise self._make_unreadable_error() from error
         if not isinstance(stated, dict):
-            raise self._unreadable()
+            raise self._make_unreadable_error()
         return stated
 
-    def _unreadable(self) -> SilodpError:
+    def _make_unreadable_error(self) -> SilodpError:
         return SilodpError(
             f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
             code="deploy.public",
         )
 
-    def _compared(self, task: Task | ModelSpec) -> RunSpec:
+    def _derive_stated(self, task: Task | ModelSpec) -> RunSpec:
         with refuse_plugins(_NO_CODE):
             spec = derive_spec(self.config, self.data, task)
         stated = str(self._stated.get("digest"))

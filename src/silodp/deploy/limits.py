@@ -14,8 +14,9 @@ from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
-from silodp.runtime.gate import STATE_KEY
+from silodp.runtime.gate import STATE_KEY, name_answer
 from silodp.wire.messages import Message
+from silodp.wire.schemas import HELLO
 from silodp.wire.store import RoundStore, Store
 
 _BEGUN = "begun"
@@ -109,14 +110,14 @@ class SiloLimits:
             age = (now or datetime.now(UTC)) - datetime.fromisoformat(begun.decode())
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
-        if request.kind == "hello":
+        if request.kind == HELLO:
             asked = {
                 (name, key)
                 for name in (run, name_evaluation(run))
                 for key in RoundStore(self._store, f"{name}/").run.names()
-                if key.startswith("answer/hello/")
+                if key.startswith(name_answer(HELLO, 0, ""))
             }
-            known = (request.run, f"answer/hello/0/{request.attempt}") in asked
+            known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
         for field, most, used in (

@@ -133,7 +133,7 @@ class StatusFile:
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
     @contextmanager
-    def refreshed(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
+    def keep_fresh(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
         """Write the file again and again: while a round waits for one silo, the others are seen all the time.
 
         Args:
@@ -407,7 +407,7 @@ def serve(
                 found = _read_progress(directory)
                 status.write(**found)
                 shown.update(found)
-            with status.refreshed():
+            with status.keep_fresh():
                 result = run(
                     spec,
                     RemoteParties(consortium, link.transport, identity, connect),

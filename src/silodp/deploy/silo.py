@@ -68,7 +68,7 @@ from silodp.wire.store import (
     MemoryStore,
     RoundStore,
     append_durably,
-    claim,
+    set_once,
     write_durably,
 )
 from silodp.wire.transport import SERVER, sign, verify
@@ -297,7 +297,7 @@ class SiloService:
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
-        if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
+        if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
                 "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "
@@ -382,7 +382,7 @@ class SiloService:
                 self._forget_uncharged_runs()
                 path = self._folder / "ledgers" / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
-            if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
+            if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise SilodpError(
                     f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
                     code="gate.run",
@@ -450,7 +450,7 @@ class SiloService:
             self._check_run_count()
         exceeded = self.lifetime.find_exceeded(events, run)
         if exceeded is None and self._persons is not None:
-            claim(self._store, PERSONS, self._persons.encode())
+            set_once(self._store, PERSONS, self._persons.encode())
         return exceeded
 
     def _check_run_count(self) -> None:

@@ -166,7 +166,7 @@ class _Namespace:
         return [key.removeprefix(self._prefix) for key in self._store.names() if key.startswith(self._prefix)]
 
 
-def claim(store: Store, key: str, owner: bytes) -> bool:
+def set_once(store: Store, key: str, owner: bytes) -> bool:
     """Claim a key durably for one owner.
 
     Returns:

@@ -237,7 +237,7 @@ class HttpsServer(Mailbox):
         fields = await _read_json(request)
         name, challenge = fields.get("name", ""), fields.get("challenge", "")
         if self._closing:
-            raise _stopped()
+            raise _make_stopped_error()
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
@@ -308,7 +308,7 @@ class HttpsServer(Mailbox):
     async def _next(self, request: Request) -> Response:
         connection = self._find_connection(request)
         if self._closing:
-            raise _stopped()
+            raise _make_stopped_error()
         exchange = self._find_exchange(connection)
         if exchange is None and not self._is_over:
             connection.arrived.clear()  # a request after the look above sets it again, later in this thread
@@ -419,7 +419,7 @@ def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _stopped() -> HTTPException:
+def _make_stopped_error() -> HTTPException:
     """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
     return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
 
