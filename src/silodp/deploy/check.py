@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
@@ -29,6 +28,7 @@ from silodp.deploy.silo import (
     load_identity,
 )
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.transport import SERVER
 
 _MAX_CLOCK_SECONDS = 300.0
@@ -161,9 +161,9 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
             client.stream("GET", f"{url}/health") as reply,
         ):
             body = b"".join(_cut_off(reply))
-            stated, date = json.loads(body), parsedate_to_datetime(reply.headers["Date"])
+            stated, date = parse_json(body), parsedate_to_datetime(reply.headers["Date"])
             version, theirs = str(stated["version"]), str(stated.get("digest"))
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (httpx.HTTPError, *UNSOUND) as error:
         told = (
             f"the server at {url} does not answer as one of this consortium ({shorten(str(error))}): check that it has "
             "this public folder, that the name in the address is the one that was sealed, and the clock here"

@@ -34,6 +34,7 @@ from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.schema import RunConfig, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.prepare import prepare_run
 from silodp.wire.store import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
@@ -123,7 +124,7 @@ class Roster:
         Raises:
             ValueError, KeyError, TypeError: it is no roster of this format.
         """
-        fields = json.loads(text)
+        fields = parse_json(text)
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']}")
         silos = {str(name): _public_key(key) for name, key in fields["silos"].items()}
@@ -172,7 +173,7 @@ class Consortium:
         """
         files = list_files(folder)
         try:
-            data = PublicData.from_dict(json.loads(_read_facts(folder / DATA)))
+            data = PublicData.from_dict(parse_json(_read_facts(folder / DATA)))
             roster = Roster.from_json(_read_facts(folder / ROSTER)) if ROSTER in files else None
         except FileNotFoundError as error:
             raise SilodpError(
@@ -180,7 +181,7 @@ class Consortium:
                 "deploy init' writes it.",
                 code="deploy.public",
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNSOUND as error:
             raise SilodpError(
                 f"the public folder {folder} cannot be read ({type(error).__name__}: {error}): get it again from the "
                 "coordinator.",
@@ -339,8 +340,8 @@ class Consortium:
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            stated = json.loads(_read_facts(self.folder / SPEC))
-        except (OSError, ValueError, RecursionError) as error:
+            stated = parse_json(_read_facts(self.folder / SPEC))
+        except (OSError, ValueError) as error:
             raise self._make_unreadable_error() from error
         if not isinstance(stated, dict):
             raise self._make_unreadable_error()

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silodp.errors import SilodpError
+from silodp.parsing import parse_texts
 
 CONNECT_SECONDS = 10.0
 _LENGTHS = struct.Struct(">IQ")
@@ -148,11 +149,9 @@ def receive_frame(connection: socket.socket, max_bytes: int | None = None) -> tu
     if header_size > _MAX_HEADER:
         raise ConnectionError("no frame of this version came")
     try:
-        header = json.loads(_receive(connection, header_size))
-    except (ValueError, RecursionError):
+        header = parse_texts(_receive(connection, header_size))
+    except ValueError:
         raise ConnectionError("no frame of this version came") from None
-    if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
-        raise ConnectionError("no frame of this version came")
     if max_bytes is not None and size > max_bytes:
         raise SilodpError(
             f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",

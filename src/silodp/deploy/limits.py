@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
+from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.gate import STATE_KEY, name_answer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO
@@ -34,9 +34,9 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
     entries, cut_off = [], 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
-        except (ValueError, KeyError, TypeError):
+        except UNSOUND:
             cut_off += 1
     return entries, cut_off
 

@@ -31,6 +31,7 @@ from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError, describe_exception
 from silodp.mechanisms.noise import Randomness
+from silodp.parsing import UNSOUND, parse_json
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirectory
@@ -168,7 +169,7 @@ def read_status(path: Path) -> dict[str, Any]:
         SilodpError: the file is damaged (code checkpoint.damaged).
     """
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         is_sound = (
             all(_is_number(found[name]) for name in ("written", "round", "rounds") if name in found)
             and isinstance(found.get("error"), str | None)
@@ -176,7 +177,7 @@ def read_status(path: Path) -> dict[str, Any]:
             and all(_is_number(value, True) for value in found.get("seconds_since_seen", {}).values())
             and all(type(count) is int for count in found.get("answers", {}).values())
         )
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except UNSOUND:
         is_sound = False
     if not is_sound:
         raise SilodpError(
@@ -305,8 +306,8 @@ def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if link.is_dir() and not link.is_symlink():
         try:
-            digest = str(json.loads((link / RUN_SPEC).read_bytes())["digest"])
-        except (OSError, ValueError, KeyError, TypeError):
+            digest = str(parse_json((link / RUN_SPEC).read_bytes())["digest"])
+        except (OSError, *UNSOUND):
             digest = ""  # it was killed before it was set up
         # An earlier version did not note the public folder. The same run is not begun again: that would cost ε.
         link.rename(directory if digest == spec_digest else folder / RUNS / f"earlier-{digest[:16]}")

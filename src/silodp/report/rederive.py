@@ -26,6 +26,7 @@ from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
+from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
@@ -238,8 +239,8 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
     Raises:
         SilodpError: the file is damaged, or the configuration is of another run.
     """
-    try:
-        stored = json.loads(path.read_bytes())
+    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+        stored = parse_json(path.read_bytes())
         spec = RunSpec(
             PublicData.from_dict(stored["data"]),
             ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False))),
@@ -257,8 +258,6 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
         )
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise SilodpError(f"{path} is damaged: restore it from a copy.", code="report.damaged") from None
     other = next((key for key in mine if mine[key] != theirs[key]), None)
     checkpoint = path.parent / "checkpoint" / "state.safetensors"
     digests = {stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest}

@@ -33,6 +33,7 @@ from silodp.crypto.keys import Identity
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
+from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.run_directory import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
@@ -312,8 +313,8 @@ class LocalMetrics:
         found = []
         for line in self.path.read_bytes().splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 found.append({"run": row["run"], "round": row["round"]})
-            except (ValueError, KeyError, TypeError):
+            except UNSOUND:
                 continue  # cut off by a crash: that model is evaluated again
         return found

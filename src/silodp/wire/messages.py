@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import UNSOUND, parse_json
 
 _BLOB = "blob:"  # before the names of byte strings on the wire
 _MAX_NAME = 400  # characters of a kind, a run id, or the name of an entry
@@ -20,12 +21,7 @@ _MAX_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
 _MAX_ENTRIES = 1 << 14  # a roster names each silo a few times
 _MAX_DEPTH = 4
 _MAX_NUMBER = 1 << 53  # whole numbers that every language reads alike
-_UNREADABLE = (SafetensorError, ValueError, LookupError, TypeError, AttributeError)
-_TOO_MUCH = (
-    RecursionError,
-    OverflowError,
-    MemoryError,
-)  # JSON nested a thousand times; sizes that nothing backs
+_UNREADABLE = (SafetensorError, MemoryError, *UNSOUND)  # MemoryError: sizes that nothing backs
 
 
 @dataclass(frozen=True)
@@ -111,11 +107,11 @@ class Message:
             if length > min(_MAX_HEADER, len(data)):
                 raise ValueError("header")
             arrays = load(data)
-            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-            header = json.loads(metadata["message"])
+            metadata = parse_json(data[8 : 8 + length])["__metadata__"]
+            header = parse_json(metadata["message"], _MAX_DEPTH)
             if len(arrays) > _MAX_ENTRIES or not all(_is_text(name) for name in arrays):
                 raise ValueError("entries")
-            if header.keys() != {"kind", "run", "round", "attempt", "fields"} or not _is_shallow(header):
+            if header.keys() != {"kind", "run", "round", "attempt", "fields"}:
                 raise ValueError("fields")
             blobs = {
                 name.removeprefix(_BLOB): arrays.pop(name).tobytes()
@@ -123,7 +119,7 @@ class Message:
                 if name.startswith(_BLOB)
             }
             return cls(**header, arrays=arrays, blobs=blobs)
-        except (*_UNREADABLE, *_TOO_MUCH) as error:
+        except _UNREADABLE as error:
             raise SilodpError(
                 f"a message of {len(data)} bytes cannot be read: it was cut or altered on its way, or is not one of "
                 "this version's; resume, so that it is asked for again.",
@@ -158,12 +154,3 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_shallow(value: object, depth: int = 0) -> bool:
-    """Return whether JSON is nested at most so deep, in dictionaries with string keys and in lists."""
-    if depth > _MAX_DEPTH:
-        return False
-    if isinstance(value, dict):
-        value = list(value.values())
-    return all(_is_shallow(inner, depth + 1) for inner in value) if isinstance(value, list) else True

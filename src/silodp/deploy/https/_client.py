@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
 import secrets
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
 
 import httpx
 
@@ -21,6 +19,7 @@ from silodp.crypto.keys import Identity
 from silodp.deploy.https import _protocol
 from silodp.deploy.mailbox import answer_request
 from silodp.errors import CODES, SilodpError, shorten
+from silodp.parsing import parse_texts
 from silodp.wire.transport import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ class HttpsClient:
 
     def _connect(self) -> None:
         name = self._identity.name
-        challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
+        challenge = self._post("/v1/challenge", {"name": name}).get("challenge", "")
         answers = str(self._count_answers())
         signature = self._identity.sign(
             _protocol.format_connect_text(self._digest, name, challenge, answers)
@@ -211,21 +210,18 @@ class HttpsClient:
             "version": silodp.__version__,
             "signature": signature,
         }
-        token = self._post("/v1/connect", fields).get("token")
-        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+        token = self._post("/v1/connect", fields).get("token", "")
+        if _TOKEN.fullmatch(token) is None:
             raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
         self._token = token
 
-    def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _post(self, path: str, fields: dict[str, str]) -> dict[str, str]:
         with self._client.stream("POST", path, json=fields) as reply:
             body = _read_short_reply(reply)
         try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
-        return found
+            return parse_texts(body)
+        except ValueError:
+            raise _OddReplyError(f"the reply to {path} is not that of a silodp server") from None
 
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import io
-import json
 import logging
 import math
 import secrets
@@ -38,6 +37,7 @@ from silodp.deploy.https._connections import BoundedListener, find_max_connectio
 from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
 from silodp.deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
 from silodp.errors import CODES, SilodpError
+from silodp.parsing import parse_texts
 from silodp.wire.transport import DeliveryFailure
 
 _log = logging.getLogger(__name__)
@@ -445,9 +445,6 @@ async def _cut_async(data: bytes) -> AsyncIterator[bytes]:
 async def _read_json(request: Request) -> dict[str, str]:
     """Return the texts of a JSON object."""
     try:
-        fields = json.loads(await _read_body(request, _protocol.MAX_JSON))
-    except (ValueError, RecursionError, ClientDisconnect):
+        return parse_texts(await _read_body(request, _protocol.MAX_JSON))
+    except (ValueError, ClientDisconnect):
         raise HTTPException(400, "message.malformed") from None
-    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise HTTPException(400, "message.malformed")
-    return fields
