@@ -28,9 +28,9 @@ def test_json_of_the_largest_depth_is_read_and_one_level_more_is_refused() -> No
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000])
 def test_what_no_parser_can_hold_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"."):
         parse_json(text)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"."):
         parse_toml(f"x = {text}")
 
 
@@ -43,7 +43,7 @@ def test_dotted_keys_of_toml_are_levels_too() -> None:
 @pytest.mark.parametrize("text", [b"", b"5", b"[]", b'{"a": 1}', b'{"a": ["b"]}', b"\xff", b"[" * 4000])
 def test_an_object_of_texts_is_nothing_else(text: bytes) -> None:
     assert parse_texts(b'{"a": "b"}') == {"a": "b"}
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"."):
         parse_texts(text)
 
 

@@ -26,7 +26,7 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 LEAST_PERSONS = 20
 """Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""

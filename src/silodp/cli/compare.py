@@ -35,7 +35,7 @@ from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.training.task import Task
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]

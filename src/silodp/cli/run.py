@@ -38,7 +38,7 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, format_duration, print_progress
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 LONG = 3600.0
 """Seconds; a run that takes longer says so as soon as its speed is known."""

@@ -36,7 +36,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
 from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.prepare import prepare_run
-from silodp.wire.store import make_private_folder, write_durably
+from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, shorten
-from silodp.wire.store import PRIVATE_FILE, write_durably
+from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"

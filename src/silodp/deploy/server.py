@@ -38,7 +38,8 @@ from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirect
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
-from silodp.wire.store import RoundStore, write_durably
+from silodp.wire.files import write_durably
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
 RUN, RUNS = "run", "runs"

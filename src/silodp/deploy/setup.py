@@ -50,7 +50,7 @@ from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
 from silodp.planning.epsilon import compute_largest_cost
 from silodp.runtime.lock import hold_lock
-from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
+from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"

@@ -61,16 +61,9 @@ from silodp.runtime.lock import hold_lock
 from silodp.runtime.prepare import find_loss_doubts
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.training.losses import DEFAULT_LOSSES
+from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably
 from silodp.wire.messages import Message
-from silodp.wire.store import (
-    PRIVATE_FILE,
-    DirectoryStore,
-    MemoryStore,
-    RoundStore,
-    append_durably,
-    set_once,
-    write_durably,
-)
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, set_once
 from silodp.wire.transport import SERVER, sign, verify
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.methods.base import Method, MethodState, Population
 from silodp.parsing import UNSOUND, parse_json
-from silodp.wire.store import read_sealed, write_sealed
+from silodp.wire.files import read_sealed, write_sealed
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
 FORMAT = 5

@@ -38,8 +38,9 @@ from silodp.runtime.run_directory import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.training.task import Task
+from silodp.wire.files import PRIVATE_FILE, append_durably
 from silodp.wire.messages import Message
-from silodp.wire.store import PRIVATE_FILE, RoundStore, Store, append_durably
+from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel
 
 _log = logging.getLogger(__name__)

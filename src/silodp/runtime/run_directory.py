@@ -28,15 +28,8 @@ from silodp.runtime.silo import make_ledger
 from silodp.training.losses import Loss
 from silodp.training.models import Architecture
 from silodp.training.task import Task, serialize
-from silodp.wire.store import (
-    PRIVATE_FILE,
-    DirectoryStore,
-    MemoryStore,
-    Store,
-    append_durably,
-    make_private_folder,
-    write_durably,
-)
+from silodp.wire.files import PRIVATE_FILE, append_durably, make_private_folder, write_durably
+from silodp.wire.store import DirectoryStore, MemoryStore, Store
 
 RUN_SPEC = "run_spec.json"
 """The specification of the run; public."""

@@ -35,7 +35,7 @@ from silodp.deploy.silo import (
     save_records,
 )
 from silodp.errors import SilodpError
-from silodp.wire.store import PRIVATE_FILE, append_durably
+from silodp.wire.files import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.deployed import TABLES
