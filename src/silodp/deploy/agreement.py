@@ -35,19 +35,6 @@ NO_RUN = "-"
 _PAUSE_SECONDS = 5.0
 
 
-def find_disagreement(version: str, digest: str, expected: str) -> str | None:
-    """Return the code for which a silo may not take part; None where it may.
-
-    Args:
-        version: of silodp at the silo.
-        digest: of the public folder that the silo has accepted.
-        expected: digest of the server's public folder.
-    """
-    if version != silodp.__version__:
-        return "deploy.version"
-    return None if digest == expected else "deploy.digest"
-
-
 def answer_join(request: Message, name: str, digest: str) -> Message:
     """Return a silo's answer to "join".
 
@@ -156,4 +143,6 @@ class AgreedTransport:
             JOIN.answer.check(answer, sender)
         except SilodpError as error:
             return error.code
-        return find_disagreement(answer.fields["version"], answer.fields["digest"], self._digest)
+        if answer.fields["version"] != silodp.__version__:
+            return "deploy.version"
+        return None if answer.fields["digest"] == self._digest else "deploy.digest"

@@ -30,7 +30,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
-from silodp.deploy.agreement import find_disagreement
 from silodp.deploy.courier import Reply
 from silodp.deploy.https import _protocol
 from silodp.deploy.https._connections import BoundedListener, find_max_connections
@@ -241,18 +240,19 @@ class HttpsServer(Mailbox):
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
-        disagreement = find_disagreement(version, digest, self._digest)
         try:
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
             key.verify(signature, _protocol.format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
         except (ValueError, InvalidSignature):
-            if disagreement == "deploy.version":  # another version may sign another text
+            if version != silodp.__version__:  # it may sign another text
                 raise self._refuse(name, 409, "deploy.version", request) from None
             raise self._refuse(name, 403, "deploy.key", request) from None
-        if disagreement is not None:
-            raise self._refuse(name, 409, disagreement)
+        if version != silodp.__version__:
+            raise self._refuse(name, 409, "deploy.version")
+        if digest != self._digest:
+            raise self._refuse(name, 409, "deploy.digest")
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         connection = self._connections[name]
         if answers < connection.answers:
