@@ -121,7 +121,7 @@ def measure_exchanges(count: int = 50, size: int = 10_000) -> list[float]:
         publics = {name: key.public for name, key in keys.items()}
         stop, found = threading.Event(), []
         with HttpsServer(
-            ("127.0.0.1", 0), tls["server"], publics, "d" * 64, patience=60, most_bytes=size
+            ("127.0.0.1", 0), tls["server"], publics, "d" * 64, answer_timeout=60, max_bytes=size
         ) as server:
             url = f"https://127.0.0.1:{server.port}"
             for name, key in keys.items():

@@ -75,7 +75,7 @@ def test_a_silo_uses_only_the_records_it_has_admitted():
         for place, limit in enumerate(limits):
             silo = quiet_party(method, place=place)
             given = answer(silo)
-            admitted = silo._admitted()[0]
+            admitted = silo._load_selection()[0]
             counts = small_federation().counts()[place]
             held = np.bincount(small_federation().silos[place].user[admitted], minlength=12)
             np.testing.assert_array_equal(held, np.minimum(counts, limit))
@@ -88,13 +88,13 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
     answer(silo)
     again = quiet_party(GROUP, store)
     again.answer(Message("setup", "run"))
-    np.testing.assert_array_equal(silo._admitted()[0], again._admitted()[0])
+    np.testing.assert_array_equal(silo._load_selection()[0], again._load_selection()[0])
     others = [quiet_party(GROUP) for _ in range(20)]  # few records are left out, so one may agree by chance
     for other in others:
         answer(other)
-    assert any(not np.array_equal(other._admitted()[0], silo._admitted()[0]) for other in others), (
-        "it is drawn"
-    )
+    assert any(
+        not np.array_equal(other._load_selection()[0], silo._load_selection()[0]) for other in others
+    ), "it is drawn"
 
 
 @pytest.mark.parametrize("method", [AVG, replace(AVG, user_sampling=0.5), GROUP], ids=lambda m: m.name)

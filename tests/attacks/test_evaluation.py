@@ -43,7 +43,7 @@ from silodp.training.metrics import accuracy, roc_auc
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore
-from silodp.wire.transport import Failure, InProcess
+from silodp.wire.transport import DeliveryFailure, InProcess
 from support.earlier import unbind
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
@@ -192,7 +192,7 @@ def test_training_and_evaluation_draw_different_noise():
     assert isinstance(silo, EvaluatedSilo)
     request = Message("update", "r", 0)
     first, second = (
-        one._round_randomness(request, 0).stream("share noise").standard_normal(4)
+        one._derive_round_randomness(request, 0).stream("share noise").standard_normal(4)
         for one in (silo.training, silo.evaluation)
     )
     assert not np.allclose(first, second)
@@ -391,7 +391,7 @@ def test_an_evaluation_of_a_model_that_cannot_come_again_is_closed_as_spent(
 
     def ask_without_one(self, requests, timeout=None):
         answers, failures = ask(self, {name: m for name, m in requests.items() if name != "silo3"})
-        lost = {"silo3": Failure("offline", "a test")} if "silo3" in requests else {}
+        lost = {"silo3": DeliveryFailure("offline", "a test")} if "silo3" in requests else {}
         return answers, {**failures, **lost}
 
     settings = {

@@ -162,7 +162,7 @@ def test_a_silo_takes_no_weights_where_it_knows_them_itself(name, array):
         with refused("message.malformed"):
             fresh.answer(Message("setup", "run", arrays={array: weights}))
     fresh.answer(parties.last("setup"))
-    kept = fresh._admitted()[1]
+    kept = fresh._load_selection()[1]
     np.testing.assert_allclose(
         kept, np.full(12, 1.0 if RUNS[name][0].weights_privately else 1 / 3), rtol=1e-15
     )
@@ -460,7 +460,7 @@ def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
     keys = []
     for round_ in range(3):
         parties.run_round(round_)
-        keys.append(parties.silos["silo0"]._round_key(round_))
+        keys.append(parties.silos["silo0"]._derive_round_key(round_))
     assert len(set(keys)) == 3
     kept = b"".join(parties.stores["silo0"]._values.values())
     assert keys[2] in kept
@@ -728,7 +728,10 @@ def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     blob = "ciphertexts" if "ciphertexts" in asked.blobs else "sampled"
     other = replace(asked, blobs={**asked.blobs, blob: asked.blobs[blob][:-1] + b"?"})
-    draws = [silo._round_randomness(request, 0).stream("noise").random() for request in (asked, asked, other)]
+    draws = [
+        silo._derive_round_randomness(request, 0).stream("noise").random()
+        for request in (asked, asked, other)
+    ]
     assert draws[0] == draws[1] != draws[2]
     before = dict(parties.stores["silo1"]._values)
     opening = parties.last("open", "silo1")

@@ -210,7 +210,7 @@ def test_every_part_of_every_message_is_under_its_signature(name):
             with refused("message.signature"):
                 verify(sent, identity.public, "them", *others)
         with refused("message.too_large"):
-            verify(sent, *read, most_bytes=len(sent) - 100)
+            verify(sent, *read, max_bytes=len(sent) - 100)
 
 
 @ALL

@@ -133,11 +133,11 @@ def test_two_attempts_of_one_roster_are_masked_apart():
 
 def test_a_server_that_repeats_its_nonce_gets_other_seeds(monkeypatch):
     claimed: list[bytes] = []
-    claim = lattice.claim
+    set_once = lattice.set_once
     monkeypatch.setattr(
-        lattice, "claim", lambda store, key, owner: claimed.append(key) or claim(store, key, owner)
+        lattice, "set_once", lambda store, key, owner: claimed.append(key) or set_once(store, key, owner)
     )
-    monkeypatch.setattr(lattice._Server, "_key", lambda self, context, attempt: bytes(32))
+    monkeypatch.setattr(lattice._LatticeServer, "_key", lambda self, context, attempt: bytes(32))
     parties = Parties(LATTICE)
     for round_ in range(3):
         parties.run_round(round_)

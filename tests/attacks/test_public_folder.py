@@ -487,7 +487,7 @@ def test_what_no_public_folder_holds_is_refused(
 
 @pytest.mark.parametrize(
     ("limit", "beyond"),
-    [("_MOST_FILES", 8), ("_MOST_FILE_BYTES", 5000), ("_MOST_BYTES", 20_000), ("_MOST_FACTS_BYTES", 100)],
+    [("_MAX_FILES", 8), ("_MAX_FILE_BYTES", 5000), ("_MAX_BYTES", 20_000), ("_MAX_FACTS_BYTES", 100)],
 )
 def test_the_size_of_a_public_folder_is_bounded(
     limit: str, beyond: int, public: Path, monkeypatch: pytest.MonkeyPatch
@@ -496,7 +496,7 @@ def test_the_size_of_a_public_folder_is_bounded(
         (public / f"{number}.bin").write_bytes(bytes(4000))
     Consortium.load(public)
     monkeypatch.setattr(public_folder, limit, beyond)
-    if limit == "_MOST_FILE_BYTES":
+    if limit == "_MAX_FILE_BYTES":
         Consortium.load(public)
         (public / "long.bin").write_bytes(bytes(5001))
     with refused("deploy.public"):

@@ -41,14 +41,14 @@ BOTH = pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, np.ndarray]]:
     """The silo, round and release of every training, and who has a weight above 0 in it: (U,) bool."""
     seen: list[tuple[str, int, int, np.ndarray]] = []
-    trained = Silo._trained
+    trained = Silo._train
 
     def watched(self: Silo, request: Message, release: int):
         weights, update, randomness = trained(self, request, release)
         seen.append((self.name, request.round, release, weights.numpy() > 0))
         return weights, update, randomness
 
-    monkeypatch.setattr(Silo, "_trained", watched)
+    monkeypatch.setattr(Silo, "_train", watched)
     return seen
 
 

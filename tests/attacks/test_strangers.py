@@ -22,7 +22,7 @@ import pytest
 
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import _connections
-from silodp.deploy.https._connections import find_most_connections
+from silodp.deploy.https._connections import find_max_connections
 from support.consortium import start_consortium
 from support.deployed import PLAIN, assert_same_run, simulate, wait_for
 from support.echo import Echo
@@ -135,7 +135,7 @@ def test_requests_without_end_keep_no_silo_out(
     begin: bytes, parties: Parties, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever has a certificate of the consortium can make them; they are closed after `_IDLE_SECONDS`."""
-    monkeypatch.setattr("silodp.deploy.https._server.find_most_connections", lambda silos: 20)
+    monkeypatch.setattr("silodp.deploy.https._server.find_max_connections", lambda silos: 20)
     monkeypatch.setattr(_connections, "_IDLE_SECONDS", 1.5)
     with parties.server() as server:
         few, many = (Strangers(server.port, number, parties.tls("south"), begin) for number in (10, 80))
@@ -147,16 +147,16 @@ def test_requests_without_end_keep_no_silo_out(
             with serving(parties, server.port, "north", Echo()):
                 for sent in (b"12", b"34"):
                     assert server.ask({"north": sent})[0] == {"north": sent[::-1]}
-            assert len(server._socket._open) <= 20 + _connections._MOST_CLOSING
+            assert len(server._socket._open) <= 20 + _connections._MAX_CLOSING
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_the_longest_idle_connection_makes_room_for_a_silo(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.deploy.https._server.find_most_connections", lambda silos: 20)
+    monkeypatch.setattr("silodp.deploy.https._server.find_max_connections", lambda silos: 20)
     monkeypatch.setattr(_connections, "_IDLE_SECONDS", 60)
-    with parties.server(patience=10) as server, Strangers(server.port, 80, pace=2).come() as many:
+    with parties.server(answer_timeout=10) as server, Strangers(server.port, 80, pace=2).come() as many:
         wait_until(lambda: many.closed >= 40)
         with serving(parties, server.port, "north", Echo()):
             assert server.ask({"north": b"12"})[0] == {"north": b"21"}
@@ -170,12 +170,12 @@ def test_a_silo_that_waits_for_a_request_is_not_idle(
     north = Echo()
     with parties.server() as server, serving(parties, server.port, "north", north):
         server.wait_for_silos(0.5)
-        wait_until(lambda: server._lines["north"].seen is not None)
-        seen, token = server._lines["north"].seen, server._lines["north"].token
+        wait_until(lambda: server.seconds_since_seen()["north"] is not None)
+        token = server._connections["north"].token
         time.sleep(1.5)
         assert server.ask({"north": b"12"})[0] == {"north": b"21"}
-        assert server._lines["north"].token == token  # it had no reason to connect again
-        assert seen is not None
+        assert token
+        assert server._connections["north"].token == token  # it had no reason to connect again
 
 
 def test_a_silo_holds_few_connections(parties: Parties) -> None:
@@ -190,7 +190,7 @@ def test_a_silo_holds_few_connections(parties: Parties) -> None:
             wait_until(lambda: polls.opened >= 30)
             wait_until(lambda: len(server._socket._open) >= 30)
             held = [one for one in server._socket._open.values() if one.silo]
-            assert len(held) == _connections._MOST_HELD
+            assert len(held) == _connections._MAX_HELD
             assert polls.closed == 0
 
 
@@ -225,13 +225,13 @@ def test_a_server_makes_room_for_its_silos_or_says_that_it_cannot(monkeypatch: p
     monkeypatch.setattr(
         _connections.resource, "setrlimit", lambda what, new: limits.__setitem__(slice(None), new)
     )
-    assert find_most_connections(3) == 268
+    assert find_max_connections(3) == 268
     assert limits == [1024, 1024]
-    assert find_most_connections(150) == 1024 - 288  # fewer strangers, as many silos
+    assert find_max_connections(150) == 1024 - 288  # fewer strangers, as many silos
     with refused("deploy.address"):
-        find_most_connections(200)
+        find_max_connections(200)
     limits[:] = [256, resource.RLIM_INFINITY]
-    assert find_most_connections(200) == 4 * 200 + 256
+    assert find_max_connections(200) == 4 * 200 + 256
     assert limits[0] == 4 * 200 + 256 + 288
 
 

@@ -39,7 +39,7 @@ from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
-from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess
+from silodp.wire.transport import SIGNED_BYTES, DeliveryFailure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.earlier import read_ledger, unbind, write_ledger
 from support.oracles import logistic_task, small_federation
@@ -461,7 +461,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
         asked = {name: Message.decode(data[SIGNED_BYTES:]) for name, data in requests.items()}
         lost = [name for name, m in asked.items() if m.kind == "update" and m.round == 1][4:]
         answers, failures = ask(self, {name: m for name, m in requests.items() if name not in lost})
-        return answers, {**failures, **{name: Failure("offline", "a test") for name in lost}}
+        return answers, {**failures, **{name: DeliveryFailure("offline", "a test") for name in lost}}
 
     monkeypatch.setattr(InProcess, "ask", loses)
     secure = ("--set", "aggregator=masked", "--set", "data.silos=5", "--set", "aggregation.min_silos=3")

@@ -22,14 +22,16 @@ from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, to_fixed_point
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
+from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType, is_roster, is_whole
 
 
 @dataclass(frozen=True)
 class MaskedInClear(Masked):
     def script(self, spec: RunSpec, name: str):
-        integers = Schema(arrays={"integers": Array("int64", (spec.size,))})
-        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), integers))
+        integers = MessageSchema(arrays={"integers": Array("int64", (spec.size,))})
+        return MessageSchedule(
+            setup_kinds(spec), MessageType("update", MessageSchema(arrays=round_arrays(spec)), integers)
+        )
 
     def server(self, spec: RunSpec):
         return _Server(self, spec)
@@ -81,13 +83,15 @@ class _Weighted:
     def script(self, spec: RunSpec, name: str):
         """As of attempts that are opened, with the weights and the answers in clear."""
         users = spec.population.users
-        counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", (users,))}))
+        counts = MessageType("counts", answer=MessageSchema(arrays={"counts": Array("int64", (users,))}))
         fields = {"release": is_whole, "roster": is_roster(spec.names)}
         arrays = round_arrays(spec)
-        return Script(
+        return MessageSchedule(
             (*setup_kinds(spec, weights_privately=True), counts),
-            Kind("update", Schema(fields | {"v": bool}, arrays), Schema({"integers": bool})),
-            open=Kind("open", Schema(fields | {"request": bool})),
+            MessageType(
+                "update", MessageSchema(fields | {"v": bool}, arrays), MessageSchema({"integers": bool})
+            ),
+            open=MessageType("open", MessageSchema(fields | {"request": bool})),
         )
 
     def server(self, spec: RunSpec):

@@ -25,7 +25,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.transport import SERVER, Failure, SignedParty, _sign_bytes, sign, verify
+from silodp.wire.transport import SERVER, DeliveryFailure, SignedParty, _sign_bytes, sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties, Recording
 
@@ -299,7 +299,7 @@ def attack_round(run: str, answers: int, generator: random.Random) -> str:
                         found["silo0"] = receive_mutant(requests["silo0"], found["silo0"], generator)
                     except SilodpError as error:  # as `SignedChannel` does
                         del found["silo0"]
-                        failures["silo0"] = Failure("refused", str(error), error.code)
+                        failures["silo0"] = DeliveryFailure("refused", str(error), error.code)
             return found, failures
 
     try:

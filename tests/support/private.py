@@ -29,7 +29,7 @@ from silodp.runtime.silo import Silo
 from silodp.runtime.train import Result, train
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
-from silodp.wire.transport import Failure
+from silodp.wire.transport import DeliveryFailure
 from support.clear import LatticeInClear, PaillierInClear
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
@@ -131,7 +131,7 @@ class Recording(Direct):
         answers, failures = super().ask(heard, timeout)
         self.answered += answers.items()
         return answers, failures | {
-            name: Failure("offline", "pulled out") for name in set(requests) - set(heard)
+            name: DeliveryFailure("offline", "pulled out") for name in set(requests) - set(heard)
         }
 
 

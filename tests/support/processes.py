@@ -11,7 +11,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.silo import Silo
 from silodp.wire.store import MemoryStore
-from silodp.wire.transport import Failure, SignedParty, Traffic
+from silodp.wire.transport import DeliveryFailure, SignedParty, Traffic
 from support.oracles import logistic_task, small_federation
 
 _REFUSED = b"refused: "
@@ -63,7 +63,7 @@ class Processes:
         for name in requests:
             answer = self._pipes[name].recv_bytes()
             if answer.startswith(_REFUSED):
-                failures[name] = Failure("refused", answer.removeprefix(_REFUSED).decode())
+                failures[name] = DeliveryFailure("refused", answer.removeprefix(_REFUSED).decode())
             else:
                 answers[name] = answer
         return answers, failures

@@ -12,7 +12,7 @@ from silodp.errors import SilodpError
 from silodp.runtime.gate import STATE_KEY
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
-from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess, SignedParty, Traffic
+from silodp.wire.transport import SIGNED_BYTES, DeliveryFailure, InProcess, SignedParty, Traffic
 
 Tamper = Callable[[str, Message], Message]
 
@@ -44,7 +44,7 @@ class Wire(InProcess):
         for name, request in requests.items():
             when = type(self).fails(name, Message.decode(request[SIGNED_BYTES:]))
             if when == "before":
-                failures[name] = Failure("offline", "pulled out")
+                failures[name] = DeliveryFailure("offline", "pulled out")
                 continue
             sent = tampered(request, lambda message, name=name: type(self).to_silo(name, message))
             answered, failed = super().ask({name: sent})
@@ -52,7 +52,7 @@ class Wire(InProcess):
             for answer in answered.values():
                 type(self).received.append((name, Message.decode(answer[SIGNED_BYTES:])))
                 if when == "after":
-                    failures[name] = Failure("timeout", "came late")
+                    failures[name] = DeliveryFailure("timeout", "came late")
                 else:
                     answers[name] = tampered(
                         answer, lambda message, name=name: type(self).to_server(name, message)
@@ -85,7 +85,7 @@ class Direct:
                 answer = self._silos[name].answer(Message.decode(request.encode()))
                 answers[name] = Message.decode(answer.encode())
             except (SilodpError, OSError) as error:
-                failures[name] = Failure(
+                failures[name] = DeliveryFailure(
                     "refused" if isinstance(error, SilodpError) else "error",
                     str(error),
                     getattr(error, "code", ""),

@@ -39,7 +39,13 @@ from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, Tr
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
-from silodp.crypto.reciprocals import FirstSilo, PendingLookup, ReciprocalParameters, Server, SiloShares
+from silodp.crypto.reciprocals import (
+    FirstSilo,
+    PendingLookup,
+    ReciprocalParameters,
+    ReciprocalServer,
+    SiloShares,
+)
 from silodp.data.federation import Federation, SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import Schema
@@ -250,7 +256,7 @@ def silo_zero():
 
 @case
 def server_of_reciprocals():
-    return (held := Server(PLAN, transfers()[0])), [Numbers(held.receiver.seeds, 8)]
+    return (held := ReciprocalServer(PLAN, transfers()[0])), [Numbers(held.receiver.seeds, 8)]
 
 
 PAILLIER = PaillierParameters(2, 6, 4, 100, 1 << 16, 5e5, 1024, insecure_for_tests=True)

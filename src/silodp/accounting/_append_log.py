@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.errors import DISK_FULL, SilodpError
+from silodp.parsing import UNSOUND, parse_json
 
 Fields = dict[str, Any]
 
@@ -116,10 +117,10 @@ class AppendOnlyLog:
     def _verified(self, number: int, line: bytes) -> Fields:
         """Return the fields of a line; raise if its hash or its predecessor's is wrong."""
         try:
-            fields: Fields = json.loads(line)
+            fields: Fields = parse_json(line)
             found, previous = fields.pop("hash"), fields.pop("previous")
             sound = line == _line(fields, previous) and previous == self._last
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except UNSOUND:
             sound = False
         if not sound:
             raise SilodpError(

@@ -10,7 +10,6 @@ kinds are alternatives of each event (`WorstOf`), and the ledger reports the lar
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -27,6 +26,7 @@ from silodp.accounting.events import Composed, Event, count_kinds, event_from_di
 from silodp.accounting.events import explain_not_private as reason_of
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError, check_choice, check_delta, check_epsilon
+from silodp.parsing import parse_json, refuse_unsound
 
 FORMAT = 1
 
@@ -332,17 +332,16 @@ class Ledger:
         self.close()
 
     def _read(self, fields: dict[str, Any], number: int) -> LedgerEntry:
-        try:
+        with refuse_unsound(
+            lambda error: f"ledger {self.path} cannot be read in line {number}: {error}",
+            code="ledger.damaged",
+        ):
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
             evaluation = fields.get("evaluation")
             evaluation = None if evaluation is None else index(evaluation)
             charge = LedgerEntry(index(fields["round"]), index(fields[release]), events, evaluation)
             self._check(charge)
-        except (SilodpError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise SilodpError(
-                f"ledger {self.path} cannot be read in line {number}: {error}", code="ledger.damaged"
-            ) from None
         return charge
 
     def _read_files(self, digests: Any, number: int) -> dict[str, str]:
@@ -420,15 +419,13 @@ def reopen_ledger(path: Path, find: Callable[[str], Accountant | str] = lambda n
     Raises:
         SilodpError: the file is no ledger, is damaged, or is in use.
     """
-    try:
+    with refuse_unsound(
+        f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
+    ):
         with path.open("rb") as file:
-            header = json.loads(file.readline())
+            header = parse_json(file.readline())
         budget = None if header["budget"] is None else Budget(**header["budget"])
         delta, accountant, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise SilodpError(
-            f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
-        ) from None
     return Ledger(path, delta, find(accountant), budget, run=run)
 
 
@@ -467,7 +464,7 @@ def _read_header(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file:
-            header = json.loads(file.readline())
-    except (OSError, ValueError, RecursionError):
+            header = parse_json(file.readline())
+    except (OSError, ValueError):
         return {}
     return header if isinstance(header, dict) else {}

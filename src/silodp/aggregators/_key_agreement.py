@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from silodp.crypto.keys import OVERHEAD_BYTES, ClientHello, HandshakeState, Identity, Session
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Kind, Schema, is_digest
+from silodp.wire.schemas import HELLO, Blob, MessageSchema, MessageType, is_digest
 from silodp.wire.store import Store
 
 _READY, _NUMBER = "session ready", "session number"
@@ -23,25 +23,25 @@ _GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, a
 _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 
 
-def key_agreement_kinds(names: tuple[str, ...], silo: str) -> tuple[Kind, Kind, Kind]:
+def key_agreement_kinds(names: tuple[str, ...], silo: str) -> tuple[MessageType, MessageType, MessageType]:
     """Return the messages of the key agreement as the named silo is asked them; `names`: all silos, in order."""
     order, peers = list(names), [name for name in names if name != silo]
     return (
-        Kind("hello", answer=Schema(blobs={"hello": _GREETING})),
-        Kind(
+        MessageType(HELLO, answer=MessageSchema(blobs={"hello": _GREETING})),
+        MessageType(
             "roster",
-            Schema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
-            Schema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
+            MessageSchema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
+            MessageSchema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
         ),
-        Kind(
+        MessageType(
             "confirm",
-            Schema(
+            MessageSchema(
                 blobs={
                     **{f"signature/{name}": _SIGNATURE for name in names},
                     **{f"sealed/{name}": _SEALED for name in peers},
                 }
             ),
-            Schema({"session": is_digest}),
+            MessageSchema({"session": is_digest}),
         ),
     )
 
@@ -106,7 +106,7 @@ def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 
     Raises:
         SilodpError: the silos have computed different session ids.
     """
-    answers = ask(_to_all(names, Message("hello", run, attempt=number)))
+    answers = ask(_to_all(names, Message(HELLO, run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
     seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
     confirm = {
@@ -155,7 +155,7 @@ class SiloKeyAgreement:
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:
         """By kind of request."""
-        return {"hello": self._hello, "roster": self._roster, "confirm": self._confirm}
+        return {HELLO: self._hello, "roster": self._roster, "confirm": self._confirm}
 
     def session(self, run: str, session: str | None = None) -> Session:
         """Return the session confirmed last.

@@ -40,8 +40,8 @@ from silodp.crypto.private_sampling import MOST_CELLS, SILO_CHOOSES, SamplingRat
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, Kind, Schema, is_digest
-from silodp.wire.store import RoundStore, claim
+from silodp.wire.schemas import Blob, Check, MessageSchema, MessageType, is_digest
+from silodp.wire.store import RoundStore, set_once
 
 V = TypeVar("V")
 ASSUMPTION = (
@@ -103,16 +103,18 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
         raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
 
 
-def choice_kinds() -> tuple[Kind, Kind]:
+def choice_kinds() -> tuple[MessageType, MessageType]:
     """Return the kinds of the two set-up messages for base transfers; they are sent to silo 0 only."""
     session: dict[str, Check] = {"session": is_digest}
     return (
-        Kind("choice base", Schema(session), Schema(blobs={"offer": Blob.of(OFFER_BYTES)})),
-        Kind("choice keys", Schema(session, blobs={"reply": Blob.of(REPLY_BYTES)})),
+        MessageType(
+            "choice base", MessageSchema(session), MessageSchema(blobs={"offer": Blob.of(OFFER_BYTES)})
+        ),
+        MessageType("choice keys", MessageSchema(session, blobs={"reply": Blob.of(REPLY_BYTES)})),
     )
 
 
-def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
+def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> MessageType:
     """Return the kind of the message that sends silo 0 the tables from which it chooses.
 
     Args:
@@ -123,13 +125,13 @@ def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> 
     """
     users = spec.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
-    return Kind(
+    return MessageType(
         "chosen",
-        Schema(
+        MessageSchema(
             {"session": is_digest},
             blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.denominator, width))},
         ),
-        Schema(blobs={f"to/{name}": box for name in spec.names[1:]}),
+        MessageSchema(blobs={f"to/{name}": box for name in spec.names[1:]}),
     )
 
 
@@ -184,7 +186,7 @@ class OtServer:
         zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
-        if not claim(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
+        if not set_once(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' sent a second, different request for entries of round {round_ + 1}: with two "
                 "entries of one person it could compute the server's share; nothing was sent.",

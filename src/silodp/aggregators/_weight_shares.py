@@ -44,14 +44,14 @@ from silodp.crypto.reciprocals import (
     FirstSilo,
     PendingLookup,
     ReciprocalParameters,
-    Server,
+    ReciprocalServer,
     SiloShares,
     answer_unknown,
 )
 from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
+from silodp.wire.schemas import Array, Blob, Check, MessageSchema, MessageType, is_digest
 from silodp.wire.store import RoundStore, Store
 
 Shares = NDArray[np.uint64]
@@ -111,7 +111,7 @@ class ServerShares:
         group, _ = _counted(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
-        awaited = Server(plan, receiver).set_up(counted)
+        awaited = ReciprocalServer(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", info, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
         if self.constants.sampling_ratio(self.spec) is not None:
@@ -164,7 +164,7 @@ class ServerShares:
         stored = self.context.store.round(round_).get("weights asked")
         if stored is None:
             receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
-            server, shares = Server(plan, receiver), kept.arrays["shares"]
+            server, shares = ReciprocalServer(plan, receiver), kept.arrays["shares"]
             awaited = (
                 server.sample_unknown(round_, drawn)
                 if isinstance(drawn, SamplingRatio)
@@ -318,26 +318,28 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[MessageType, ...]:
     """Return the messages of the set-up of shares, as the silo of this name is asked them."""
     plan, users = constants.reciprocals(spec, bytes(32).hex()), spec.population.users
     session: dict[str, Check] = {"session": is_digest}
     group, _ = _counted(plan, spec.names)
-    counts = Kind(
-        "masked counts", Schema(session), Schema(arrays={"masked": Array(group.dtype.name, (users,))})
+    counts = MessageType(
+        "masked counts",
+        MessageSchema(session),
+        MessageSchema(arrays={"masked": Array(group.dtype.name, (users,))}),
     )
     if name != spec.names[0]:
         return (counts,)
-    base = Kind(
+    base = MessageType(
         "base",
-        Schema(session, blobs={"offer": Blob.of(OFFER_BYTES)}),
-        Schema(blobs={"reply": Blob.of(REPLY_BYTES)}),
+        MessageSchema(session, blobs={"offer": Blob.of(OFFER_BYTES)}),
+        MessageSchema(blobs={"reply": Blob.of(REPLY_BYTES)}),
     )
     reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
     return (base, counts, reciprocals, *(() if constants.sampling_ratio(spec) is None else choice_kinds()))
 
 
-def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[MessageType, ...]:
     """Return the messages that the silo of this name is asked in a round before its update."""
     ratio, users = constants.sampling_ratio(spec), spec.population.users
     if name != spec.names[0] or not spec.method.samples_users:
@@ -348,9 +350,9 @@ def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple
     return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(spec, ratio, 1, 8)
 
 
-def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:
-    return Kind(
+def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> MessageType:
+    return MessageType(
         name,
-        Schema({"session": is_digest}, blobs={"request": Blob.of(lookup.request_bytes(users, size))}),
-        Schema(blobs={"answer": Blob.of(lookup.answer_bytes(users, size)), **(more or {})}),
+        MessageSchema({"session": is_digest}, blobs={"request": Blob.of(lookup.request_bytes(users, size))}),
+        MessageSchema(blobs={"answer": Blob.of(lookup.answer_bytes(users, size)), **(more or {})}),
     )

@@ -40,9 +40,18 @@ from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
+from silodp.wire.schemas import (
+    Blob,
+    Check,
+    MessageSchedule,
+    MessageSchema,
+    MessageType,
+    is_digest,
+    is_roster,
+    is_whole,
+)
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Failure
+from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,12 +130,12 @@ class MaskedAggregator(Aggregator):
         self,
         spec: RunSpec,
         name: str,
-        answer: Schema,
+        answer: MessageSchema,
         *,
-        setup: tuple[Kind, ...] = (),
-        prepare: tuple[Kind, ...] = (),
+        setup: tuple[MessageType, ...] = (),
+        prepare: tuple[MessageType, ...] = (),
         blobs: Mapping[str, Blob] | None = None,
-    ) -> Script:
+    ) -> MessageSchedule:
         """Return the script of one silo: set-up, key agreement, then updates and openings.
 
         Args:
@@ -141,13 +150,13 @@ class MaskedAggregator(Aggregator):
         fields: dict[str, Check] = {
             "session": is_digest, "release": is_whole, "roster": is_roster(spec.names)
         }  # fmt: skip
-        update = Schema(fields, round_arrays(spec), blobs or {})
-        opening = Schema({**fields, "request": is_digest})
-        return Script(
+        update = MessageSchema(fields, round_arrays(spec), blobs or {})
+        opening = MessageSchema({**fields, "request": is_digest})
+        return MessageSchedule(
             (*setup_kinds(spec, private), *key_agreement_kinds(spec.names, name), *setup),
-            Kind("update", update, answer),
+            MessageType("update", update, answer),
             prepare,
-            Kind("open", opening, Schema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
+            MessageType("open", opening, MessageSchema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
         )
 
 
@@ -245,7 +254,9 @@ class ServerAttempts:
         fields = Message.decode(stored).fields
         return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
-    def _without(self, last: RoundAttempt, failures: Mapping[str, Failure], release: int) -> RoundAttempt:
+    def _without(
+        self, last: RoundAttempt, failures: Mapping[str, DeliveryFailure], release: int
+    ) -> RoundAttempt:
         for name, failure in failures.items():
             if failure.kind == "refused":
                 raise SilodpError(

@@ -22,9 +22,9 @@ from silodp.mechanisms.clipping import Update
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Kind, Schema, Script
+from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Failure
+from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class ServerContext(Protocol):
     def store(self) -> RoundStore:
         """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
-    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Send one request to each silo named, and wait.
 
         Returns:
@@ -303,7 +303,7 @@ class Aggregator(ABC):
     # --- how it is done ---
 
     @abstractmethod
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the messages that the silo of this name answers, with their types; its gate admits no others.
 
         `setup_kinds` and `round_arrays` give the parts that do not depend on the aggregator.
@@ -318,7 +318,7 @@ class Aggregator(ABC):
         """Return a silo's side of a run."""
 
 
-def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
+def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[MessageType, ...]:
     """Return the messages of the set-up that every script begins with.
 
     Args:
@@ -331,9 +331,11 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, .
     """
     persons = (spec.population.users,)
     if weights_privately or not spec.method.needs_counts:
-        return (Kind("setup"),)
-    counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)}))
-    return counts, Kind("setup", Schema(arrays={"weights": Array("float64", persons, finite=True)}))
+        return (MessageType("setup"),)
+    counts = MessageType("counts", answer=MessageSchema(arrays={"counts": Array("int64", persons)}))
+    return counts, MessageType(
+        "setup", MessageSchema(arrays={"weights": Array("float64", persons, finite=True)})
+    )
 
 
 def round_arrays(spec: RunSpec) -> dict[str, Array]:

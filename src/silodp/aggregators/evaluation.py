@@ -33,10 +33,10 @@ from silodp.aggregators.plain import Plain
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, SilentEvaluation
+from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, LocalEvaluation
 from silodp.training.counts import CountTable
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Kind, Schema, Script
+from silodp.wire.schemas import MessageSchedule, MessageSchema, MessageType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,8 +61,8 @@ def derive_evaluation(spec: RunSpec) -> RunSpec | None:
     if settings.across == "local":
         return replace(
             spec,
-            method=SilentEvaluation(spec.method.unit),
-            aggregator=Delivery(),
+            method=LocalEvaluation(spec.method.unit),
+            aggregator=ModelBroadcast(),
             evaluation=None,
             budget=None,
             run=run,
@@ -176,7 +176,7 @@ def _find_aggregator(spec: RunSpec) -> Aggregator:
 
 
 @dataclass(frozen=True, repr=False)
-class Delivery(Aggregator):
+class ModelBroadcast(Aggregator):
     """Silos get a model and answer with nothing: an aggregator of no values, for evaluation within silos."""
 
     name = "delivery"
@@ -185,21 +185,24 @@ class Delivery(Aggregator):
         """Return the event that costs nothing."""
         return NOTHING
 
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the set-up, then models, whose answers have no entries."""
-        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), Schema()))
+        return MessageSchedule(
+            setup_kinds(spec),
+            MessageType("update", MessageSchema(arrays=round_arrays(spec)), MessageSchema()),
+        )
 
     def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that sends."""
-        return _DeliveryServer(spec)
+        return _ModelBroadcastServer(spec)
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that answers with nothing."""
-        return _DeliverySilo()
+        return _ModelBroadcastSilo()
 
 
 @dataclass(frozen=True)
-class _DeliveryServer:
+class _ModelBroadcastServer:
     spec: RunSpec
 
     def set_up(self, context: ServerContext) -> None:
@@ -218,7 +221,7 @@ class _DeliveryServer:
         return torch.zeros(0, dtype=torch.float64)
 
 
-class _DeliverySilo:
+class _ModelBroadcastSilo:
     handlers: Mapping[str, Handler] = {}
 
     def group_secret(self, run: str) -> bytes:

@@ -58,8 +58,8 @@ from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Schema, Script
-from silodp.wire.store import claim
+from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema
+from silodp.wire.store import set_once
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -178,7 +178,7 @@ class Lattice(PrivateWeighting):
         bits = self.parameters(spec).plaintext_bits
         return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
         p, constants, ratio = (
             self.parameters(spec),
@@ -190,7 +190,7 @@ class Lattice(PrivateWeighting):
         return self.attempt_script(
             spec,
             name,
-            Schema(blobs={"masked": Blob.of(p.digits.size)}),
+            MessageSchema(blobs={"masked": Blob.of(p.digits.size)}),
             setup=weight_kinds(spec, constants, name),
             prepare=sampling_kinds(spec, constants, name),
             blobs={**sent, **box},
@@ -198,7 +198,7 @@ class Lattice(PrivateWeighting):
 
     def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that holds shares of the weights and the secret key."""
-        return _Server(spec, self)
+        return _LatticeServer(spec, self)
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that multiplies encrypted shares."""
@@ -250,7 +250,7 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 
 
 @dataclass(frozen=True)
-class _Server(MaskedServer):
+class _LatticeServer(MaskedServer):
     aggregator: Lattice
 
     def prepare(self, context: ServerContext, session: SessionInfo) -> None:
@@ -375,4 +375,4 @@ class _Silo(PrivateWeightingSilo):
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""
         store = self._context.store.round(request.round)
-        return claim(store, f"seeds/{seed.hex()}", request.digest().encode())
+        return set_once(store, f"seeds/{seed.hex()}", request.digest().encode())

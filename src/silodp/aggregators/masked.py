@@ -38,7 +38,7 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, choose_ring_bits, to_fixed_point
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Schema, Script
+from silodp.wire.schemas import Array, MessageSchedule, MessageSchema
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,15 +123,15 @@ class Masked(MaskedAggregator):
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, then attempts."""
         ring, _ = self.ring(spec)
-        answer = Schema(arrays={"masked": Array(ring.dtype.name, (spec.sum_size,))})
+        answer = MessageSchema(arrays={"masked": Array(ring.dtype.name, (spec.sum_size,))})
         return self.attempt_script(spec, name, answer)
 
     def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that relays keys, collects, opens and adds."""
-        return _Server(spec, self)
+        return _PairwiseMaskServer(spec, self)
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that masks and seals."""
@@ -139,7 +139,7 @@ class Masked(MaskedAggregator):
 
 
 @dataclass(frozen=True)
-class _Server(MaskedServer):
+class _PairwiseMaskServer(MaskedServer):
     aggregator: Masked
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:

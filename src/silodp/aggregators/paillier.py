@@ -46,7 +46,7 @@ from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
+from silodp.wire.schemas import Blob, Check, MessageSchedule, MessageSchema, MessageType, is_digest
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -167,7 +167,7 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
         p, ratio, first = (
             self.parameters(spec),
@@ -176,19 +176,19 @@ class Paillier(PrivateWeighting):
         )
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
-        counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
-        prepare: tuple[Kind, ...] = ()
+        counts = MessageSchema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
+        prepare: tuple[MessageType, ...] = ()
         if ratio is not None and first:
-            choice = Schema(blobs={"choice": choice_blob(spec, ratio)})
-            sample = Kind("sample", Schema(session), choice)
+            choice = MessageSchema(blobs={"choice": choice_blob(spec, ratio)})
+            sample = MessageType("sample", MessageSchema(session), choice)
             prepare = (sample, chosen_kind(spec, ratio, p.entry_words, p.key_bits // 4))
         sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
         box = {} if ratio is None else box_blob(spec, name, p.key_bits // 4)
-        blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
+        blinded = MessageType("blinded counts", MessageSchema(session, blobs=key), counts)
         return self.attempt_script(
             spec,
             name,
-            Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
+            MessageSchema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
             setup=(blinded, *(choice_kinds() if ratio is not None and first else ())),
             prepare=prepare,
             blobs={**sent, **box},
@@ -196,7 +196,7 @@ class Paillier(PrivateWeighting):
 
     def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that holds the private key."""
-        return _Server(spec, self)
+        return _PaillierServer(spec, self)
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that raises ciphertexts to powers."""
@@ -204,7 +204,7 @@ class Paillier(PrivateWeighting):
 
 
 @dataclass(frozen=True)
-class _Server(MaskedServer):
+class _PaillierServer(MaskedServer):
     aggregator: Paillier
 
     def prepare(self, context: ServerContext, session: SessionInfo) -> None:

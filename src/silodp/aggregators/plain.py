@@ -23,7 +23,7 @@ from silodp.aggregators.base import (
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Check, Kind, Schema, Script, is_digest
+from silodp.wire.schemas import Array, Check, MessageSchedule, MessageSchema, MessageType, is_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,14 +44,15 @@ class Plain(Aggregator):
         """Return the size of a share."""
         return {"bytes up, per silo and round": 8 * spec.sum_size, "exactness": "floating point"}
 
-    def script(self, spec: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the set-up, with a key agreement where users are sampled, then updates in clear."""
-        share = Schema(arrays={"share": Array("float64", (spec.sum_size,))})
+        share = MessageSchema(arrays={"share": Array("float64", (spec.sum_size,))})
         sampled = spec.method.samples_users
         agreement = key_agreement_kinds(spec.names, name) if sampled else ()
         fields: dict[str, Check] = {"session": is_digest} if sampled else {}
-        return Script(
-            (*setup_kinds(spec), *agreement), Kind("update", Schema(fields, round_arrays(spec)), share)
+        return MessageSchedule(
+            (*setup_kinds(spec), *agreement),
+            MessageType("update", MessageSchema(fields, round_arrays(spec)), share),
         )
 
     def server(self, spec: RunSpec) -> ServerAggregator:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,14 @@ from silodp.config.schema import CardSection, parse_card
 from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.subgroups import list_group_names
 from silodp.errors import SilodpError, counted
+from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import format_measure, without_folders
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 LEAST_PERSONS = 20
 """Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
@@ -117,17 +117,15 @@ def _seal(card: str, description: bytes) -> str:
 
 
 def _read_spec(path: Path) -> Mapping[str, Any]:
-    try:
-        spec: Mapping[str, Any] = json.loads(path.read_bytes())
+    if not path.exists():
+        return {}
+    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+        spec: Mapping[str, Any] = parse_json(path.read_bytes())
         return {
             "silos": len(spec["data"]["silos"]),
             "users": spec["data"]["users"],
             "loss": spec["model"]["loss"],
         }
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise SilodpError(f"{path} is damaged: restore it from a copy.", code="report.damaged") from None
 
 
 def _read_section(config: str | None) -> CardSection | None:
@@ -137,8 +135,8 @@ def _read_section(config: str | None) -> CardSection | None:
         SilodpError: the table has a wrong setting.
     """
     try:
-        values = tomllib.loads(config or "")
-    except (ValueError, RecursionError):
+        values = parse_toml(config or "")
+    except ValueError:
         return None
     return parse_card(values)
 
@@ -405,9 +403,9 @@ def _format_training(facts: _Facts) -> list[str]:
 def _describe_method(run: RunRecord) -> str:
     """Return the settings of the method as they were declared; all of them for a run without a configuration."""
     try:
-        declared = tomllib.loads(run.config or "")["method"]
+        declared = parse_toml(run.config or "")["method"]
         return ", ".join([declared.pop("name"), *_list_settings(declared)])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNSOUND:
         return str(run.summary.get("settings", "unknown"))
 
 

@@ -132,7 +132,7 @@ def list_reader_settings(**options: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Failure:
+class CommandFailure:
     """Why a command failed.
 
     Attributes:
@@ -172,24 +172,24 @@ class Failure:
         print_or_drop(json.dumps({"error": error}, ensure_ascii=False), sys.stdout)
 
 
-def describe_failure(error: BaseException) -> Failure:
+def describe_failure(error: BaseException) -> CommandFailure:
     """Return status, code and sentence for an exception that ended a command."""
     match error:
         case Interrupted() | KeyboardInterrupt() | click.Abort():
             message = (
                 str(error) if isinstance(error, Interrupted) else "interrupted; give the same command again"
             )
-            return Failure(INTERRUPTED, "cli.interrupted", message)
+            return CommandFailure(INTERRUPTED, "cli.interrupted", message)
         case SilodpError():
-            return Failure(MISTAKE, error.code, str(error), error.field)
+            return CommandFailure(MISTAKE, error.code, str(error), error.field)
         case click.ClickException():
             # typer 0.20 with click 8.2 names an environment variable that no option has
             message = error.format_message().replace(" (env var: 'None')", "")
-            return Failure(MISTAKE, "cli.usage", f"{message}{_see_help(error)}", _field(error))
+            return CommandFailure(MISTAKE, "cli.usage", f"{message}{_see_help(error)}", _field(error))
         case OSError():
             return _describe_file_error(error)
         case MemoryError() | RuntimeError() if _is_memory(error):
-            return Failure(
+            return CommandFailure(
                 MISTAKE,
                 "cli.memory",
                 "there is not enough memory: reduce users, rounds, steps or parameters.",
@@ -214,23 +214,23 @@ def _field(error: click.ClickException) -> str | None:
     return None if parameter is None else parameter.human_readable_name
 
 
-def _describe_file_error(error: OSError) -> Failure:
+def _describe_file_error(error: OSError) -> CommandFailure:
     name = "a file" if error.filename is None else str(error.filename)
     if error.errno in DISK_FULL:
-        return Failure(
+        return CommandFailure(
             MISTAKE,
             "run.disk_full",
             f"{name} cannot be written: the disk or your quota is full, or the limit on the size of a file (ulimit -f) "
             "is reached; make room and repeat the command (continue a run with --resume).",
         )
-    return Failure(
+    return CommandFailure(
         MISTAKE,
         "cli.file",
         f"{name} cannot be used ({error.strerror or error}): check the path and its permissions, or name another.",
     )
 
 
-def _describe_unexpected(error: BaseException) -> Failure:
+def _describe_unexpected(error: BaseException) -> CommandFailure:
     """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
@@ -241,7 +241,7 @@ def _describe_unexpected(error: BaseException) -> Failure:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         saved = f" The traceback is in {name}."
-    return Failure(
+    return CommandFailure(
         UNEXPECTED,
         "cli.unexpected",
         f"unexpected {type(error).__name__}{place} ({' '.join(str(error).split())[:200]}): correct it if it comes from "

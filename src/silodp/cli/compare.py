@@ -27,6 +27,7 @@ from silodp.config.resolve import ResolvedRun
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.methods.base import Method, supports_separate
+from silodp.parsing import UNSOUND, parse_json
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
@@ -35,7 +36,7 @@ from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.training.task import Task
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
@@ -192,9 +193,9 @@ def _choose_aggregator(resolved: ResolvedRun, spec: MethodSpec) -> Aggregator:
 def _load_kept(path: Path, fingerprint: str) -> Fields | None:
     """Return a kept run; None where its file is missing, damaged or of another run."""
     try:
-        run = json.loads(path.read_text(encoding="utf-8"))
+        run = parse_json(path.read_text(encoding="utf-8"))
         return run if run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *UNSOUND):
         return None
 
 

@@ -99,7 +99,7 @@ def data_inspect(
     from silodp.data.tables.columns import Reader
     from silodp.data.tables.draft import draft_config
     from silodp.errors import SilodpError
-    from silodp.wire.store import PRIVATE_FILE, write_durably
+    from silodp.wire.files import PRIVATE_FILE, write_durably
 
     if out is not None and out.exists():
         raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")

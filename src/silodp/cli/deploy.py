@@ -612,7 +612,7 @@ def server(
                 folder,
                 consortium,
                 listen=way,
-                patience=patience,
+                answer_timeout=patience,
                 monitor=_parse_address(monitor, "monitor"),
                 on_round=tell,
             )
@@ -657,9 +657,9 @@ def silo(
             signal.signal(number, lambda *_: sys.exit(0))
         consortium = take_copy(public, folder)
         with open_silo(folder, consortium) as service:
-            most_bytes = service.most_bytes + SIGNED_BYTES
+            max_bytes = service.max_bytes + SIGNED_BYTES
             if socket is not None:
-                SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
+                SiloSocket(socket, service, max_bytes, socket_group).run(threading.Event())
                 return
             expiry = ExpiryWatch(consortium.folder, service.name)
             expiry.check()
@@ -675,7 +675,7 @@ def silo(
                 service.identity,
                 consortium.digest,
                 service,
-                most_bytes,
+                max_bytes,
                 count_answers=lambda: service.answers,
                 keep=keep,
                 on_problem=lambda problem: write_status(error=problem),
@@ -697,7 +697,7 @@ def silo(
 
             service.on_round = note_round
             write_status(digest=consortium.digest)
-            with file.refreshed():
+            with file.keep_fresh():
                 client.run(threading.Event())
 
 

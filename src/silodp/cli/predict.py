@@ -148,7 +148,7 @@ def _check_out(out: Path, table: Path) -> None:
 
 
 def _write(predictions: pd.DataFrame, out: Path) -> None:
-    from silodp.wire.store import write_durably
+    from silodp.wire.files import write_durably
 
     buffer = BytesIO()
     if out.suffix.lower() == ".csv":

@@ -24,6 +24,7 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
+from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
@@ -37,7 +38,7 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, format_duration, print_progress
-from silodp.wire.store import write_durably
+from silodp.wire.files import write_durably
 
 LONG = 3600.0
 """Seconds; a run that takes longer says so as soon as its speed is known."""
@@ -360,9 +361,9 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
 def _find_last_round(directory: Path) -> int:
     """Return the round of the last whole line of metrics.jsonl; an interruption may cut the last line off."""
     done = 0
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with suppress(OSError, *UNSOUND):
         for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            done = int(json.loads(line)["round"])
+            done = int(parse_json(line)["round"])
     return done
 
 

@@ -6,12 +6,12 @@ import codecs
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import NestedTooDeepError, parse_toml
 
 TomlTable = dict[str, Any]
 
@@ -23,7 +23,7 @@ MOST_BYTES = 4 << 20
 MOST_CHARACTERS = 100_000
 """The longest text or name in a configuration."""
 MOST_DEPTH = 32
-"""The deepest nesting of tables and arrays; deeper ones end in a RecursionError somewhere."""
+"""The deepest nesting of tables and arrays; no setting needs more."""
 
 
 def read_toml(path: Path) -> TomlTable:
@@ -75,13 +75,13 @@ def _parse(content: bytes, path: Path) -> TomlTable:
         raise SilodpError(f"configuration {path} is UTF-16: save it as UTF-8.", code="config.not_toml")
     try:
         text = content.decode("utf-8-sig")  # Windows editors begin with a byte order mark
-        values = tomllib.loads(text)
+        values = parse_toml(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise SilodpError(
             f"configuration {path} is not UTF-8 in line {line}: save it as UTF-8.", code="config.not_toml"
         ) from None
-    except RecursionError:
+    except NestedTooDeepError:
         raise _too_deep() from None
     except ValueError as error:  # also a number of more digits than Python reads
         remedy = "correct it there"
@@ -175,9 +175,9 @@ def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
     key, equals, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())) if equals else ():
         try:
-            (new,) = tomllib.loads(f"value = {candidate}").values()  # a second line would be lost
-            return dict(_put(values, tomllib.loads(f"{key} = 0"), new))
-        except RecursionError:
+            (new,) = parse_toml(f"value = {candidate}").values()  # a second line would be lost
+            return dict(_put(values, parse_toml(f"{key} = 0"), new))
+        except NestedTooDeepError:
             raise _too_deep() from None
         except ValueError:  # no TOML, or (from `_put`) no key
             continue

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
 from silodp.errors import SilodpError, require, shorten
+from silodp.parsing import parse_json, refuse_unsound
 
 VERSION = "silodp secure aggregation 2"
 NONCE_BYTES, TAG_BYTES = 12, 16
@@ -95,14 +96,12 @@ class ClientHello:
         Raises:
             SilodpError: it cannot be read; `sender` is named (code message.malformed).
         """
-        try:
-            name, *parts = json.loads(data)
+        with refuse_unsound(
+            f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
+            code="message.malformed",
+        ):
+            name, *parts = parse_json(data)
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
-        except (ValueError, TypeError, RecursionError):  # a silo may nest JSON a thousand times
-            raise SilodpError(
-                f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
-                code="message.malformed",
-            ) from None
         require(
             [len(part) for part in hello._parts] == [32, 32, 32, 32, 64],
             f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered.",

@@ -216,7 +216,7 @@ class FirstSilo:
         return lookup.answer(self.sender, counter, request, self.parameters.reduce(tables))
 
 
-class Server:
+class ReciprocalServer:
     """The party that chooses."""
 
     def __init__(self, parameters: ReciprocalParameters, receiver: TransferReceiver) -> None:

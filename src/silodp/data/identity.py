@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -34,6 +33,7 @@ from silodp.data._identifiers import (
     read_text,
 )
 from silodp.errors import MOST_WHOLE, SilodpError, check_path, first_line, shorten, suggest_name
+from silodp.parsing import parse_toml
 
 FORMAT = 1
 """Of identity.toml and of what its digest covers."""
@@ -293,8 +293,8 @@ def load_profile(path: str | Path) -> IdentityProfile:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        values = tomllib.loads(content.decode("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_toml(content.decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise SilodpError(
             f"{path}: not readable as an identity profile ({reason}); name the TOML file that 'silodp identity new' "

@@ -18,18 +18,18 @@ import silodp
 from silodp.crypto.keys import Identity
 from silodp.errors import CODES, SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Kind, Schema, is_digest
-from silodp.wire.transport import SERVER, Failure, Traffic, Transport, sign, verify
+from silodp.wire.schemas import Blob, MessageSchema, MessageType, is_digest
+from silodp.wire.transport import SERVER, DeliveryFailure, Traffic, Transport, sign, verify
 
 _log = logging.getLogger(__name__)
 
-JOIN = Kind(
+JOIN = MessageType(
     "join",
-    Schema(blobs={"nonce": Blob.of(32)}),
-    Schema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
+    MessageSchema(blobs={"nonce": Blob.of(32)}),
+    MessageSchema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
 )
 """Asked outside of any run; a silo answers it whenever it is asked."""
-JOIN_BYTES = max(JOIN.request.most_bytes, JOIN.answer.most_bytes)
+JOIN_BYTES = max(JOIN.request.max_bytes, JOIN.answer.max_bytes)
 NO_RUN = "-"
 """The name that "join" has in place of the id of a run."""
 _PAUSE_SECONDS = 5.0
@@ -59,7 +59,7 @@ class AgreedTransport:
         identity: the server's long-term key.
         silos: the silos' public keys by name, 32 bytes each.
         digest: of the server's public folder.
-        patience: seconds that a silo has for an answer.
+        answer_timeout: seconds that a silo has for an answer.
         on_change: called when a silo has joined.
     """
 
@@ -69,11 +69,11 @@ class AgreedTransport:
         identity: Identity,
         silos: Mapping[str, bytes],
         digest: str,
-        patience: float,
+        answer_timeout: float,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport, self._identity, self._silos = transport, identity, silos
-        self._digest, self._patience, self._on_change = digest, patience, on_change
+        self._digest, self._answer_timeout, self._on_change = digest, answer_timeout, on_change
         self._joined: set[str] = set()
 
     @property
@@ -93,7 +93,7 @@ class AgreedTransport:
                 return
             _log.info("waiting for %s to join", ", ".join(missing))
             started = time.monotonic()
-            self._ask_or_join({}, missing, min(left, self._patience))  # a courier may need minutes
+            self._ask_or_join({}, missing, min(left, self._answer_timeout))  # a courier may need minutes
             # A silo that refuses does so at once; it is asked again when its operator may have done something.
             if self._joined.issuperset(self._silos):
                 return
@@ -101,9 +101,9 @@ class AgreedTransport:
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
         """Ask each silo that has joined, and the others as soon as they have joined; see `Transport.ask`."""
-        timeout = self._patience if timeout is None else timeout
+        timeout = self._answer_timeout if timeout is None else timeout
         end = time.monotonic() + timeout
         joined = {name: data for name, data in requests.items() if name in self._joined}
         answers, failures = self._ask_or_join(
@@ -117,7 +117,7 @@ class AgreedTransport:
 
     def _ask_or_join(
         self, requests: Mapping[str, bytes], new: list[str], timeout: float
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
         """Send requests to some silos, and "join" to others, side by side; return what came of the requests."""
         joins = {name: Message(JOIN.name, NO_RUN, blobs={"nonce": secrets.token_bytes(32)}) for name in new}
         sent = {name: sign(join, self._identity, name) for name, join in joins.items()}
@@ -130,7 +130,7 @@ class AgreedTransport:
                     _log.info("silo '%s' has joined", name)
                     self._on_change()
                 else:
-                    failures[name] = Failure("refused", CODES[code], code)
+                    failures[name] = DeliveryFailure("refused", CODES[code], code)
             if name in failures:
                 _log.warning("silo '%s' has not joined: %s", name, failures[name].reason)
         return answers, failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import time
@@ -29,11 +28,12 @@ from silodp.deploy.silo import (
     load_identity,
 )
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.transport import SERVER
 
-_MOST_CLOCK_SECONDS = 300.0
+_MAX_CLOCK_SECONDS = 300.0
 """Beyond this the times in two audit logs cannot be compared; certificates allow a day."""
-_MOST_REPLY = 4096
+_MAX_REPLY = 4096
 _SECONDS = 10.0
 
 
@@ -161,9 +161,9 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
             client.stream("GET", f"{url}/health") as reply,
         ):
             body = b"".join(_cut_off(reply))
-            stated, date = json.loads(body), parsedate_to_datetime(reply.headers["Date"])
+            stated, date = parse_json(body), parsedate_to_datetime(reply.headers["Date"])
             version, theirs = str(stated["version"]), str(stated.get("digest"))
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (httpx.HTTPError, *UNSOUND) as error:
         told = (
             f"the server at {url} does not answer as one of this consortium ({shorten(str(error))}): check that it has "
             "this public folder, that the name in the address is the one that was sealed, and the clock here"
@@ -172,7 +172,7 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         return
     yield Finding("tls", True, "both ends have a certificate of this consortium")
     off = date.timestamp() - time.time()
-    is_near = abs(off) <= _MOST_CLOCK_SECONDS
+    is_near = abs(off) <= _MAX_CLOCK_SECONDS
     told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     yield Finding("clock", is_near, told + ("" if is_near else ": set both by a time server"))
     is_same = version == silodp.__version__
@@ -196,6 +196,6 @@ def _cut_off(reply: httpx.Response) -> Iterator[bytes]:
     size = 0
     for part in reply.iter_raw():
         size += len(part)
-        if size > _MOST_REPLY:
+        if size > _MAX_REPLY:
             return
         yield part

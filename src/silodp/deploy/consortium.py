@@ -34,7 +34,8 @@ from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
-from silodp.wire.store import make_private_folder, write_durably
+from silodp.parsing import UNSOUND, parse_json
+from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ CERTIFICATES = "certificates"
 FORMAT = 1
 """Of roster.json."""
 _NAME = re.compile(r"\w[\w .-]{0,99}")
-_MOST_FILES, _MOST_DEPTH = 10_000, 8
-_MOST_FILE_BYTES, _MOST_BYTES = 1 << 30, 2 << 30
+_MAX_FILES, _MAX_DEPTH = 10_000, 8
+_MAX_FILE_BYTES, _MAX_BYTES = 1 << 30, 2 << 30
 """Of one file, such as the values of a frozen model, and of all files."""
-_MOST_FACTS_BYTES = 64 << 20
+_MAX_FACTS_BYTES = 64 << 20
 """Of a JSON file: what it becomes in memory is many times as long."""
 _NO_CODE = (
     "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
@@ -122,7 +123,7 @@ class Roster:
         Raises:
             ValueError, KeyError, TypeError: it is no roster of this format.
         """
-        fields = json.loads(text)
+        fields = parse_json(text)
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']}")
         silos = {str(name): _public_key(key) for name, key in fields["silos"].items()}
@@ -171,7 +172,7 @@ class Consortium:
         """
         files = list_files(folder)
         try:
-            data = PublicData.from_dict(json.loads(_read_facts(folder / DATA)))
+            data = PublicData.from_dict(parse_json(_read_facts(folder / DATA)))
             roster = Roster.from_json(_read_facts(folder / ROSTER)) if ROSTER in files else None
         except FileNotFoundError as error:
             raise SilodpError(
@@ -179,7 +180,7 @@ class Consortium:
                 "deploy init' writes it.",
                 code="deploy.public",
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNSOUND as error:
             raise SilodpError(
                 f"the public folder {folder} cannot be read ({type(error).__name__}: {error}): get it again from the "
                 "coordinator.",
@@ -230,7 +231,7 @@ class Consortium:
         for field in ("users", "identity"):
             path = getattr(schema, field, None)
             if isinstance(path, str | Path) and not self._has_file(Path(path)):
-                raise self._uncovered(
+                raise self._coverage_error(
                     f"data.schema.{field}", str(path), "let 'silodp deploy init' write the folder"
                 )
         for field, reference in self.references.items():
@@ -241,14 +242,14 @@ class Consortium:
                     "put the code into a .py file, which 'silodp deploy init' copies, or take it from "
                     f"{', '.join(_CODE_MODULES)}"
                 )
-                raise self._uncovered(field, reference, remedy)
+                raise self._coverage_error(field, reference, remedy)
 
     def _has_file(self, path: Path) -> bool:
         """Return whether a file is one that the digest covers."""
         home, found = self.folder.resolve(), path.resolve()
         return found.is_relative_to(home) and found.relative_to(home).as_posix() in self.files
 
-    def _uncovered(self, field: str, value: str, remedy: str) -> SilodpError:
+    def _coverage_error(self, field: str, value: str, remedy: str) -> SilodpError:
         return SilodpError(
             f"{self.folder / CONFIG} has {field} = {shorten(value)}, which is no file of the public folder: {remedy}.",
             code="deploy.public",
@@ -316,8 +317,8 @@ class Consortium:
         try:
             model = ModelSpec(**self._stated["model"])
         except (KeyError, TypeError) as error:
-            raise self._unreadable() from error
-        return self._compared(model)
+            raise self._make_unreadable_error() from error
+        return self._derive_stated(model)
 
     @cached_property
     def task(self) -> Task:
@@ -333,25 +334,25 @@ class Consortium:
             SilodpError: it is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
-        return self._compared(self.task)
+        return self._derive_stated(self.task)
 
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            stated = json.loads(_read_facts(self.folder / SPEC))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._unreadable() from error
+            stated = parse_json(_read_facts(self.folder / SPEC))
+        except (OSError, ValueError) as error:
+            raise self._make_unreadable_error() from error
         if not isinstance(stated, dict):
-            raise self._unreadable()
+            raise self._make_unreadable_error()
         return stated
 
-    def _unreadable(self) -> SilodpError:
+    def _make_unreadable_error(self) -> SilodpError:
         return SilodpError(
             f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
             code="deploy.public",
         )
 
-    def _compared(self, task: Task | ModelSpec) -> RunSpec:
+    def _derive_stated(self, task: Task | ModelSpec) -> RunSpec:
         with refuse_plugins(_NO_CODE):
             spec = self.resolved.prepare(self.data, task)
         stated = str(self._stated.get("digest"))
@@ -420,17 +421,17 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
         for name in sorted({*folders, *filter(_is_part, names)}):
             path = (inside / name).as_posix()
             count += 1
-            if count > _MOST_FILES:
-                raise _refuse_file(folder / path, f"one of more than {_MOST_FILES:,} files and folders")
-            if path.count("/") > _MOST_DEPTH:
-                raise _refuse_file(folder / path, f"below more than {_MOST_DEPTH} folders")
+            if count > _MAX_FILES:
+                raise _refuse_file(folder / path, f"one of more than {_MAX_FILES:,} files and folders")
+            if path.count("/") > _MAX_DEPTH:
+                raise _refuse_file(folder / path, f"below more than {_MAX_DEPTH} folders")
             mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
                 continue
-            content = _read_regular(name, folder / path, _MOST_FILE_BYTES, descriptor)
+            content = _read_regular(name, folder / path, _MAX_FILE_BYTES, descriptor)
             total += len(content)
-            if total > _MOST_BYTES:
-                raise _refuse_file(folder / path, f"in a folder of more than {_MOST_BYTES >> 20:,} MiB")
+            if total > _MAX_BYTES:
+                raise _refuse_file(folder / path, f"in a folder of more than {_MAX_BYTES >> 20:,} MiB")
             yield path, content
 
 
@@ -442,8 +443,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | None = None) -> bytes:
-    """Return the content of a file that is neither a link nor special, and not longer than `most` bytes."""
+def _read_regular(name: str | Path, path: Path, max_bytes: int, descriptor: int | None = None) -> bytes:
+    """Return the content of a file that is neither a link nor special, and not longer than `max_bytes`."""
     try:
         # Without blocking: to open a pipe for reading would wait for its writer.
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
@@ -457,8 +458,8 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise _refuse_file(path, "a link or a special file")
-        if status.st_size > most:
-            raise _refuse_file(path, f"longer than {most >> 20:,} MiB")
+        if status.st_size > max_bytes:
+            raise _refuse_file(path, f"longer than {max_bytes >> 20:,} MiB")
         with open(opened, "rb", closefd=False) as file:
             content = file.read(status.st_size + 1)
         if len(content) != status.st_size:
@@ -469,7 +470,7 @@ def _read_regular(name: str | Path, path: Path, most: int, descriptor: int | Non
 
 
 def _read_facts(path: Path) -> bytes:
-    return _read_regular(path, path, _MOST_FACTS_BYTES)
+    return _read_regular(path, path, _MAX_FACTS_BYTES)
 
 
 def _refuse_file(path: Path, what: str) -> SilodpError:

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silodp.errors import SilodpError
+from silodp.parsing import parse_texts
 
 CONNECT_SECONDS = 10.0
 _LENGTHS = struct.Struct(">IQ")
-_MOST_HEADER, _MOST_PIECE = 4096, 1 << 18
+_MAX_HEADER, _MAX_PIECE = 4096, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -133,27 +134,25 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: bytes = 
         connection.sendall(body)
 
 
-def receive_frame(connection: socket.socket, most_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
+def receive_frame(connection: socket.socket, max_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
     """Receive one frame.
 
     Args:
         connection: a connected socket.
-        most_bytes: of the body; None: no limit.
+        max_bytes: of the body; None: no limit.
 
     Raises:
         OSError: the connection broke, or no frame came.
         SilodpError: the body is longer; it was not read (code message.too_large).
     """
     header_size, size = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
-    if header_size > _MOST_HEADER:
+    if header_size > _MAX_HEADER:
         raise ConnectionError("no frame of this version came")
     try:
-        header = json.loads(_receive(connection, header_size))
-    except (ValueError, RecursionError):
+        header = parse_texts(_receive(connection, header_size))
+    except ValueError:
         raise ConnectionError("no frame of this version came") from None
-    if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
-        raise ConnectionError("no frame of this version came")
-    if most_bytes is not None and size > most_bytes:
+    if max_bytes is not None and size > max_bytes:
         raise SilodpError(
             f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
             code="message.too_large",
@@ -165,7 +164,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     """Return exactly so many bytes."""
     received = io.BytesIO()  # hands out what was written without a copy; it grows with what arrives
     while received.tell() < size:
-        piece = connection.recv(min(size - received.tell(), _MOST_PIECE))
+        piece = connection.recv(min(size - received.tell(), _MAX_PIECE))
         if not piece:
             raise ConnectionError("the connection broke in the middle of a frame")
         received.write(piece)

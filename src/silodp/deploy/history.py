@@ -21,7 +21,8 @@ from silodp.data.tables.schema import text_of
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError, counted, shorten
 from silodp.runtime.gate import read_state
-from silodp.wire.store import RoundStore, Store, make_private_folder
+from silodp.wire.files import make_private_folder
+from silodp.wire.store import RoundStore, Store
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 PERSONS = "persons"

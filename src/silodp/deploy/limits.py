@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,8 +13,10 @@ from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
-from silodp.runtime.gate import STATE_KEY
+from silodp.parsing import UNSOUND, parse_json
+from silodp.runtime.gate import STATE_KEY, name_answer
 from silodp.wire.messages import Message
+from silodp.wire.schemas import HELLO
 from silodp.wire.store import RoundStore, Store
 
 _BEGUN = "begun"
@@ -33,14 +34,14 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
     entries, cut_off = [], 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
-        except (ValueError, KeyError, TypeError):
+        except UNSOUND:
             cut_off += 1
     return entries, cut_off
 
 
-def find_most_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def find_max_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the largest number of charges that entries of an audit log list, by run."""
     found: dict[str, int] = {}
     for entry in entries:
@@ -57,7 +58,7 @@ class SiloLimits:
         store: durable memory of all runs.
         files: folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
         audit: the audit log; lines that a crash cut off count as answers of no run.
-        most_bytes: of the longest message of the run, not signed.
+        max_bytes: of the longest message of the run, not signed.
 
     Attributes:
         answers: number of answers that have left the silo, by run, repeated ones included.
@@ -65,14 +66,14 @@ class SiloLimits:
     """
 
     def __init__(
-        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, most_bytes: int
+        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, max_bytes: int
     ) -> None:
         self._name, self._policy, self._store, self._files = name, policy, store, files
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         entries, cut_off = read_audit(audit)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
-        self.charges = find_most_charges(entries)
+        self.charges = find_max_charges(entries)
 
     def check_join(self, request: Message) -> None:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
@@ -109,22 +110,22 @@ class SiloLimits:
             age = (now or datetime.now(UTC)) - datetime.fromisoformat(begun.decode())
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
-        if request.kind == "hello":
+        if request.kind == HELLO:
             asked = {
                 (name, key)
                 for name in (run, name_evaluation(run))
                 for key in RoundStore(self._store, f"{name}/").run.names()
-                if key.startswith("answer/hello/")
+                if key.startswith(name_answer(HELLO, 0, ""))
             }
-            known = (request.run, f"answer/hello/0/{request.attempt}") in asked
+            known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
         for field, most, used in (
             ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
         ):
-            if used + self._most_bytes > most:
-                self._refuse(field, f"keeps {used:,} bytes, and an answer may have {self._most_bytes:,}")
+            if used + self._max_bytes > most:
+                self._refuse(field, f"keeps {used:,} bytes, and an answer may have {self._max_bytes:,}")
 
     def begin(self, run: str) -> None:
         """Note when a run began, unless it is noted."""

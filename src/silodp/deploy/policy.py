@@ -19,7 +19,7 @@ from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, shorten
-from silodp.wire.store import PRIVATE_FILE, write_durably
+from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
@@ -154,7 +154,7 @@ class Policy(BaseModel):
                 code="policy.not_allowed",
                 field="min_silos",
             )
-        if (longest := find_most_bytes(spec)) > self.max_message_bytes:
+        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
             raise SilodpError(
                 f"messages of the run have up to {longest:,} bytes, and the policy allows "
                 f"{self.max_message_bytes:,}: raise max_message_bytes, or do not take part.",
@@ -229,9 +229,9 @@ def _read_accepted(folder: Path) -> list[str]:
     return path.read_text(errors="replace").split() if path.exists() else []
 
 
-def find_most_bytes(spec: RunSpec) -> int:
+def find_max_bytes(spec: RunSpec) -> int:
     """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
     both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
     return max(
-        JOIN_BYTES, *(one.aggregator.script(one, name).most_bytes for one in both for name in spec.names)
+        JOIN_BYTES, *(one.aggregator.script(one, name).max_bytes for one in both for name in spec.names)
     )

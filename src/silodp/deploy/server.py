@@ -26,18 +26,20 @@ from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
-from silodp.deploy.policy import check_accepted, find_most_bytes
+from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError, describe_exception
 from silodp.mechanisms.noise import Randomness
+from silodp.parsing import UNSOUND, parse_json
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
-from silodp.wire.store import RoundStore, write_durably
+from silodp.wire.files import write_durably
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
 RUN, RUNS = "run", "runs"
@@ -82,9 +84,9 @@ class RemoteParties:
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
         """Connect the server's store and key with the transport; silos connect by themselves."""
         randomness = Randomness.of_run(spec.seed)
-        most_bytes = find_most_bytes(spec)
+        max_bytes = find_max_bytes(spec)
         pins = self.consortium.sealed.silos
-        channel = SignedChannel(self.transport, self.identity, pins, most_bytes)
+        channel = SignedChannel(self.transport, self.identity, pins, max_bytes)
         self.connect()
         yield Connection(channel, RoundStore(directory.make_store("server")), randomness, lambda round_: {})
 
@@ -133,7 +135,7 @@ class StatusFile:
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
     @contextmanager
-    def refreshed(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
+    def keep_fresh(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
         """Write the file again and again: while a round waits for one silo, the others are seen all the time.
 
         Args:
@@ -168,7 +170,7 @@ def read_status(path: Path) -> dict[str, Any]:
         SilodpError: the file is damaged (code checkpoint.damaged).
     """
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         is_sound = (
             all(_is_number(found[name]) for name in ("written", "round", "rounds") if name in found)
             and isinstance(found.get("error"), str | None)
@@ -176,7 +178,7 @@ def read_status(path: Path) -> dict[str, Any]:
             and all(_is_number(value, True) for value in found.get("seconds_since_seen", {}).values())
             and all(type(count) is int for count in found.get("answers", {}).values())
         )
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except UNSOUND:
         is_sound = False
     if not is_sound:
         raise SilodpError(
@@ -241,24 +243,26 @@ def _open_link(
     consortium: Consortium,
     identity: Identity,
     way: tuple[str, int] | SocketOptions | None,
-    patience: float,
+    answer_timeout: float,
     monitor: tuple[str, int] | None,
     on_change: Callable[[], None],
     describe: Callable[[], Mapping[str, Any]] = dict,
 ) -> Iterator[_Link]:
     roster = consortium.sealed
-    most_bytes = find_most_bytes(consortium.spec) + SIGNED_BYTES
+    max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
     known = load_answers(folder / STATUS)
     if isinstance(way, SocketOptions):
         with ServerSocket(
             way.path,
             roster.silos,
-            patience=patience,
-            most_bytes=most_bytes,
+            answer_timeout=answer_timeout,
+            max_bytes=max_bytes,
             repeat=way.repeat,
             group=way.group,
         ) as couriers:
-            agreed = AgreedTransport(couriers, identity, roster.silos, consortium.digest, patience, on_change)
+            agreed = AgreedTransport(
+                couriers, identity, roster.silos, consortium.digest, answer_timeout, on_change
+            )
             # Nothing is counted here: a courier could raise the number. What HTTPS has counted is kept.
             yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, lambda: known)
         return
@@ -270,8 +274,8 @@ def _open_link(
         tls,
         roster.silos,
         consortium.digest,
-        patience=patience,
-        most_bytes=most_bytes,
+        answer_timeout=answer_timeout,
+        max_bytes=max_bytes,
         on_change=on_change,
         answers=known,
         monitor=monitor,
@@ -303,8 +307,8 @@ def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if link.is_dir() and not link.is_symlink():
         try:
-            digest = str(json.loads((link / RUN_SPEC).read_bytes())["digest"])
-        except (OSError, ValueError, KeyError, TypeError):
+            digest = str(parse_json((link / RUN_SPEC).read_bytes())["digest"])
+        except (OSError, *UNSOUND):
             digest = ""  # it was killed before it was set up
         # An earlier version did not note the public folder. The same run is not begun again: that would cost ε.
         link.rename(directory if digest == spec_digest else folder / RUNS / f"earlier-{digest[:16]}")
@@ -319,7 +323,7 @@ def serve(
     consortium: Consortium,
     *,
     listen: tuple[str, int] | SocketOptions | None = None,
-    patience: float = 300.0,
+    answer_timeout: float = 300.0,
     monitor: tuple[str, int] | None = None,
     on_round: OnRound | None = None,
 ) -> Result:
@@ -331,8 +335,8 @@ def serve(
         consortium: the public folder.
         listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
-        patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
-            that is resumed at most for this time.
+        answer_timeout: seconds that a silo has for an answer. A new run waits for its silos to connect without a
+            limit, one that is resumed at most for this time.
         monitor: (host, port) for a status page, /health and /metrics without TLS; None: with a silo's certificate only.
         on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
@@ -388,7 +392,7 @@ def serve(
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
         _open_link(
-            folder, consortium, identity, listen, patience, monitor, note_connection, describe
+            folder, consortium, identity, listen, answer_timeout, monitor, note_connection, describe
         ) as link,
     ):
         _lead_to_run(folder, directory, spec.digest)
@@ -397,7 +401,7 @@ def serve(
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
-        connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
+        connect = partial(link.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None)
         status.write(run=str(directory), digest=consortium.digest)
         try:
             if resume:
@@ -405,7 +409,7 @@ def serve(
                 found = _read_progress(directory)
                 status.write(**found)
                 shown.update(found)
-            with status.refreshed():
+            with status.keep_fresh():
                 result = run(
                     spec,
                     RemoteParties(consortium, link.transport, identity, connect),

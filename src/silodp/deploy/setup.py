@@ -47,9 +47,10 @@ from silodp.deploy.silo import (
 )
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
+from silodp.parsing import UNSOUND, parse_json
 from silodp.planning.epsilon import compute_largest_cost
 from silodp.runtime.lock import hold_lock
-from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
+from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"
@@ -338,11 +339,11 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob(f"*{REQUEST_ENDING}")):
         try:
-            stated = json.loads(path.read_bytes())
+            stated = parse_json(path.read_bytes())
             request = {key: str(stated[key]) for key in ("name", "identity", "certificate_request")}
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, *UNSOUND):
             raise SilodpError(
                 f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",
                 code="deploy.request",

@@ -52,7 +52,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.limits import SiloLimits, find_most_charges, read_audit
+from silodp.deploy.limits import SiloLimits, find_max_charges, read_audit
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -61,25 +61,18 @@ from silodp.runtime.lock import hold_lock
 from silodp.runtime.prepare import find_loss_doubts
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.training.losses import DEFAULT_LOSSES
+from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably
 from silodp.wire.messages import Message
-from silodp.wire.store import (
-    PRIVATE_FILE,
-    DirectoryStore,
-    MemoryStore,
-    RoundStore,
-    append_durably,
-    claim,
-    write_durably,
-)
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, set_once
 from silodp.wire.transport import SERVER, sign, verify
 
 _log = logging.getLogger(__name__)
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
-_MOST_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
+_MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
 """Of a run with integer noise whose ledger does not state it: the largest that `lattice` admits."""
-_MOST_UNCHARGED = 100
+_MAX_UNCHARGED = 100
 """Runs that were begun and not charged: each keeps a few files, one of them open. Earlier ones are forgotten."""
 
 
@@ -145,7 +138,7 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
         return ledger.disclosure.get(adversary, 0.0)
     # A ledger of an earlier version: ciphertexts hold integers, whose noise "pld" does not account for.
     has_integers = not all(map(find_accountant("pld").supports, ledger.counts(adversary)))
-    return _MOST_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
+    return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
 def compute_lifetime_cost(
@@ -208,7 +201,7 @@ def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator
     with TemporaryDirectory() as name:
         copies = Path(name) / "ledgers"
         copytree(folder / "ledgers", copies)
-        ledgers = open_ledgers(copies, MemoryStore(), find_most_charges(entries))
+        ledgers = open_ledgers(copies, MemoryStore(), find_max_charges(entries))
         try:
             yield ledgers
         finally:
@@ -275,7 +268,7 @@ class SiloService:
     Attributes:
         name: of the silo.
         identity: its long-term key.
-        most_bytes: of the longest request, not signed.
+        max_bytes: of the longest request, not signed.
         lifetime: the ledgers of all runs.
         on_round: called when the answer that a round was charged for has been signed, with the round's number, from 1,
             and ε of all runs by adversary with a limit.
@@ -297,7 +290,7 @@ class SiloService:
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
-        if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
+        if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
                 "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "
@@ -308,13 +301,13 @@ class SiloService:
         self._script = self._spec.aggregator.script(self._spec, name)
         evaluation = self._spec.evaluation_spec
         scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
-        self.most_bytes = max(JOIN_BYTES, *(script.most_bytes for script in scripts))
+        self.max_bytes = max(JOIN_BYTES, *(script.max_bytes for script in scripts))
         self._digest = consortium.digest
         audit = folder / AUDIT
         files = (folder / "store", folder / "ledgers", audit)
-        self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
+        self._limits = SiloLimits(name, policy, self._store, files, audit, self.max_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
-        self._most_runs = policy.most_runs
+        self._max_runs = policy.most_runs
         ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
@@ -334,7 +327,7 @@ class SiloService:
         Raises:
             SilodpError: the request is not the server's, or the silo refuses it.
         """
-        request = verify(data, self._server, "the server", self.name, most_bytes=self.most_bytes)
+        request = verify(data, self._server, "the server", self.name, max_bytes=self.max_bytes)
         if request.kind == JOIN.name:
             self._limits.check_join(request)
             answer = answer_join(request, self.name, self._digest)
@@ -382,7 +375,7 @@ class SiloService:
                 self._forget_uncharged_runs()
                 path = self._folder / "ledgers" / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
-            if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
+            if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise SilodpError(
                     f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
                     code="gate.run",
@@ -429,7 +422,7 @@ class SiloService:
         """
         uncharged = [run for run, ledger in self.lifetime.runs.items() if not ledger.history]
         uncharged.sort(key=self._limits.find_begin)
-        for run in uncharged[: max(0, len(uncharged) - _MOST_UNCHARGED + 1)]:
+        for run in uncharged[: max(0, len(uncharged) - _MAX_UNCHARGED + 1)]:
             self._silos.pop(run, None)
             self._limits.forget(run)
             self.lifetime.runs.pop(run).close()
@@ -450,15 +443,15 @@ class SiloService:
             self._check_run_count()
         exceeded = self.lifetime.find_exceeded(events, run)
         if exceeded is None and self._persons is not None:
-            claim(self._store, PERSONS, self._persons.encode())
+            set_once(self._store, PERSONS, self._persons.encode())
         return exceeded
 
     def _check_run_count(self) -> None:
         """Refuse where as many runs as the policy allows were charged."""
-        if self.lifetime.charged_runs >= self._most_runs:
+        if self.lifetime.charged_runs >= self._max_runs:
             raise SilodpError(
                 f"silo '{self.name}' was charged in {counted(self.lifetime.charged_runs, 'run')}; its policy allows "
-                f"{self._most_runs} (most_runs); nothing was sent.",
+                f"{self._max_runs} (most_runs); nothing was sent.",
                 code="gate.run",
                 field="most_runs",
             )

@@ -1,23 +1,21 @@
 """The sockets at which couriers meet the server and the silos; see `silodp.deploy.courier` for a courier's end.
 
-`ServerSocket` is a `Transport`: it offers every request to couriers, again and again, until an answer is given or the
-server's patience is over. `SiloSocket` lets an endpoint answer. Neither trusts a courier: what authenticates a message
-is its signature.
+`ServerSocket` is the mailbox of a server: it offers every request to couriers, again and again, until an answer is
+given or the time for it is over. `SiloSocket` lets an endpoint answer. Neither trusts a courier: a message is
+authenticated by its signature.
 """
 
 from __future__ import annotations
 
-import errno
 import grp
 import logging
 import os
 import queue
 import re
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,41 +23,18 @@ from types import TracebackType
 from typing import Self
 
 from silodp.deploy.courier import Reply, receive_frame, send_frame
-from silodp.errors import CODES, SilodpError
-from silodp.wire.transport import Endpoint, Failure, Traffic, split_outcomes
+from silodp.deploy.mailbox import Exchange, Mailbox, answer_request
+from silodp.errors import SilodpError
+from silodp.wire.transport import Endpoint
 
 _log = logging.getLogger(__name__)
 
 _READ_SECONDS = 60.0
 """A courier that sends nothing for so long in the middle of a frame is left."""
-_MOST_WAIT = 60.0
-_MOST_CALLS, _MOST_REQUESTS = 64, 4
+_MAX_WAIT = 60.0
+_MAX_CALLS, _MAX_REQUESTS = 64, 4
 """Connections at the server's socket, where couriers wait for requests, and at a silo's, where each holds a request."""
 _WAIT = re.compile(r"\d{1,6}(\.\d{1,9})?")
-
-
-def answer_request(endpoint: Endpoint, request: bytes) -> Reply:
-    """Let a silo answer; a refusal leaves it as a code from a fixed list.
-
-    The text of an error stays in the silo's log: it may say something about the silo's data.
-    """
-    try:
-        return Reply(endpoint.receive(request))
-    except SilodpError as error:
-        _log.warning("refused: %s [%s]", error, error.code)
-        return Reply(b"", error.code)
-    except OSError as error:
-        _log.error("failed: %s", error)
-        return Reply(b"", "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed")
-    except Exception:
-        _log.exception("failed")
-        return Reply(b"", "deploy.silo_failed")
-
-
-def make_refusal(stated: str) -> Failure:
-    """Return the failure of a silo that refuses with a code; an unknown code counts as deploy.silo_failed."""
-    known = stated if stated in CODES else "deploy.silo_failed"
-    return Failure("refused", f"{CODES[known]} (the silo's own log says more)", known)
 
 
 # --- a socket in the file system ---
@@ -71,15 +46,15 @@ class _Listener:
     Args:
         path: where the socket is made; one that a stopped process has left is replaced.
         group: name of a group whose members may connect too; None: the user of this process alone.
-        most_connections: that are served at the same time; further ones wait.
+        max_connections: that are served at the same time; further ones wait.
         serve: is called with each connection.
     """
 
     def __init__(
-        self, path: Path, group: str | None, most_connections: int, serve: Callable[[socket.socket], None]
+        self, path: Path, group: str | None, max_connections: int, serve: Callable[[socket.socket], None]
     ) -> None:
         self._path, self._serve = path, serve
-        self._free = threading.BoundedSemaphore(most_connections)
+        self._free = threading.BoundedSemaphore(max_connections)
         self._stop = threading.Event()
         self._socket = _listen(path, group)
         self._thread = threading.Thread(target=self._accept, name="couriers", daemon=True)
@@ -207,14 +182,14 @@ class SiloSocket:
     Args:
         path: of the socket.
         endpoint: answers signed requests.
-        most_bytes: of a request; a longer one is not read.
+        max_bytes: of a request; a longer one is not read.
         group: whose members may connect too; None: this user alone.
     """
 
-    def __init__(self, path: Path, endpoint: Endpoint, most_bytes: int, group: str | None = None) -> None:
-        self._endpoint, self._most_bytes = endpoint, most_bytes
+    def __init__(self, path: Path, endpoint: Endpoint, max_bytes: int, group: str | None = None) -> None:
+        self._endpoint, self._max_bytes = endpoint, max_bytes
         self._requests: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
-        self._listener = _Listener(path, group, _MOST_REQUESTS, self._serve)
+        self._listener = _Listener(path, group, _MAX_REQUESTS, self._serve)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set.
@@ -232,7 +207,7 @@ class SiloSocket:
         waiting.answered.set()
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._most_bytes)
+        header, body = receive_frame(connection, self._max_bytes)
         if header.get("do") != "answer":
             raise ConnectionError("a call that a silo does not know")
         waiting = _Waiting(body)
@@ -245,24 +220,14 @@ class SiloSocket:
 # --- the server's end ---
 
 
-@dataclass
-class _Exchange:
-    """A request that waits for its answer; it is offered to couriers from the moment `due` on."""
-
-    silo: str
-    request: bytes
-    due: float
-    outcome: bytes | Failure | None = None
-
-
-class ServerSocket:
-    """The server's end, a `Transport`; a context manager that listens while it is entered.
+class ServerSocket(Mailbox):
+    """The server's end: a mailbox that listens for couriers while it is entered as a context manager.
 
     Args:
         path: of the socket.
         silos: their names.
-        patience: seconds that a silo has for an answer.
-        most_bytes: of an answer; a longer one is not read.
+        answer_timeout: seconds that a silo has for an answer.
+        max_bytes: of an answer; a longer one is not read.
         repeat: seconds after which a request without an answer is offered again.
         group: whose members may connect too; None: this user alone.
     """
@@ -272,17 +237,14 @@ class ServerSocket:
         path: Path,
         silos: Iterable[str],
         *,
-        patience: float,
-        most_bytes: int,
+        answer_timeout: float,
+        max_bytes: int,
         repeat: float = 30.0,
         group: str | None = None,
     ) -> None:
-        self.traffic = Traffic()
-        self._patience, self._most_bytes, self._repeat = patience, most_bytes, repeat
-        self._exchanges: dict[str, _Exchange] = {}
-        self._seen: dict[str, float | None] = dict.fromkeys(silos)
-        self._changed = threading.Condition()
-        self._listener = _Listener(path, group, _MOST_CALLS, self._serve)
+        super().__init__(silos, answer_timeout)
+        self._max_bytes, self._repeat = max_bytes, repeat
+        self._listener = _Listener(path, group, _MAX_CALLS, self._serve)
 
     def __enter__(self) -> Self:
         self._listener.__enter__()
@@ -293,80 +255,39 @@ class ServerSocket:
     ) -> None:
         self._listener.__exit__(kind, error, trace)
 
-    def seconds_since_seen(self) -> dict[str, float | None]:
-        """Return for each silo the seconds since a reply of it was given; None before the first."""
-        now = time.monotonic()
-        return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
-
-    def ask(
-        self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
-        """Offer couriers each silo's request until its answer is given or patience is over; see `Transport.ask`."""
-        timeout = self._patience if timeout is None else timeout
-        asked = {name: _Exchange(name, request, time.monotonic()) for name, request in requests.items()}
-        ids = {secrets.token_hex(16): exchange for exchange in asked.values()}
-        with self._changed:
-            self._exchanges.update(ids)
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(
-                    lambda: all(one.outcome is not None for one in asked.values()), timeout
-                )
-            finally:
-                for id_ in ids:
-                    del self._exchanges[id_]
-        late = Failure("timeout", f"no courier brought its answer within {timeout:g} seconds")
-        answers, failures = split_outcomes(
-            {name: late if one.outcome is None else one.outcome for name, one in asked.items()}
-        )
-        self.traffic = self.traffic.plus(requests.values(), answers.values())
-        return answers, failures
-
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._most_bytes)
+        header, body = receive_frame(connection, self._max_bytes)
         if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
-            self._offer(connection, min(float(header["wait"]), _MOST_WAIT))
+            self._offer(connection, min(float(header["wait"]), _MAX_WAIT))
         elif header.get("do") == "give":
-            is_awaited = self._take_reply(header.get("exchange", ""), header.get("refused", ""), body)
+            is_awaited = self.deliver(header.get("exchange", ""), Reply(body, header.get("refused", "")))
             send_frame(connection, {"awaited": "yes" if is_awaited else "no"})
         else:
             raise ConnectionError("a call that the server does not know")
 
     def _offer(self, connection: socket.socket, wait: float) -> None:
-        taken = self._take_due(wait)
-        if taken is None:
+        exchange = self._take_due(wait)
+        if exchange is None:
             send_frame(connection, {})
             return
-        id_, exchange = taken
         try:
-            send_frame(connection, {"exchange": id_, "silo": exchange.silo}, exchange.request)
+            send_frame(connection, {"exchange": exchange.id, "silo": exchange.silo}, exchange.request)
         except OSError:
             with self._changed:
                 exchange.due = time.monotonic()  # the courier has gone: another one may take it at once
                 self._changed.notify_all()
             raise
 
-    def _take_due(self, wait: float) -> tuple[str, _Exchange] | None:
-        """Return a request that is due, and have it offered again later."""
+    def _take_due(self, wait: float) -> Exchange | None:
+        """Return a request that is due, and have it offered again later; None where none is within `wait` seconds."""
         end = time.monotonic() + wait
         with self._changed:
             while True:
                 now = time.monotonic()
-                unanswered = [item for item in self._exchanges.items() if item[1].outcome is None]
-                for id_, exchange in unanswered:
-                    if exchange.due <= now:
-                        exchange.due = now + self._repeat
-                        return id_, exchange
+                exchange = min(self.find_pending(), key=lambda one: one.due, default=None)
+                if exchange is not None and exchange.due <= now:
+                    exchange.due = now + self._repeat
+                    return exchange
                 if now >= end:
                     return None
-                self._changed.wait(min([end, *(exchange.due for _, exchange in unanswered)]) - now)
-
-    def _take_reply(self, id_: str, refused: str, body: bytes) -> bool:
-        with self._changed:
-            exchange = self._exchanges.get(id_)
-            if exchange is None or exchange.outcome is not None:
-                return False  # patience was over, or a courier repeats itself
-            exchange.outcome = make_refusal(refused) if refused else body
-            self._seen[exchange.silo] = time.monotonic()
-            self._changed.notify_all()
-            return True
+                self._changed.wait((end if exchange is None else min(end, exchange.due)) - now)

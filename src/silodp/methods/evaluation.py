@@ -142,7 +142,7 @@ class EvaluationMethod(Method):
 
 
 @dataclass(frozen=True, repr=False)
-class SilentEvaluation(EvaluationMethod):
+class LocalEvaluation(EvaluationMethod):
     """Silos get the released model, evaluate it by themselves, and answer with nothing."""
 
     name: str = field(default="evaluation-local", init=False)

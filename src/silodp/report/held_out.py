@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from silodp.data.tables.schema import name_classes
 from silodp.data.tables.subgroups import Groups, find_groups
 from silodp.errors import SilodpError, name_file
+from silodp.parsing import parse_json, refuse_unsound
 from silodp.report.formatting import as_number
 from silodp.training.metrics import find_predicted_classes
 
@@ -211,8 +212,11 @@ def read_held_out(directory: Path) -> HeldOut | None:
     path = directory / FILE
     if not path.exists():
         return None
-    try:
-        fields = json.loads(path.read_bytes())
+    with refuse_unsound(
+        f"{path} is damaged: delete it, and the report is written without what it holds.",
+        code="report.damaged",
+    ):
+        fields = parse_json(path.read_bytes())
         return HeldOut(
             int(fields["round"]),
             int(fields.get("persons", 0)),  # files of earlier versions lack it
@@ -230,11 +234,6 @@ def read_held_out(directory: Path) -> HeldOut | None:
             tuple(tuple(float(value) for value in row) for row in fields["confusion"]),
             tuple(CalibrationBin(**_read_numbers(one)) for one in fields["calibration"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise SilodpError(
-            f"{path} is damaged: delete it, and the report is written without what it holds.",
-            code="report.damaged",
-        ) from None
 
 
 def _read_numbers(fields: Mapping[str, Any]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
+from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
@@ -239,15 +240,13 @@ def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
     Raises:
         SilodpError: the file is damaged, or the configuration is of another run.
     """
-    try:
-        stored = json.loads(path.read_bytes())
+    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+        stored = parse_json(path.read_bytes())
         model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
         spec = resolved.assemble_spec(PublicData.from_dict(stored["data"]), model, bool(stored["tested"]))
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise SilodpError(f"{path} is damaged: restore it from a copy.", code="report.damaged") from None
     other = next((key for key in mine if mine[key] != theirs[key]), None)
     checkpoint = path.parent / "checkpoint" / "state.safetensors"
     digests = {stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest}

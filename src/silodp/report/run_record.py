@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
+from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.audit import UNBOUND, AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
@@ -189,18 +189,16 @@ def _check_directory(directory: Path) -> None:
 
 
 def _read_guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
-    try:
+    with refuse_unsound(
+        f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
+        code="report.damaged",
+    ):
         _check_summary(summary)
         found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
         guarantees = {guarantee.adversary: guarantee for guarantee in found}
         ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
         if not all(map(is_valid_guarantee, ordered.values())):
             raise ValueError
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise SilodpError(
-            f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
-            code="report.damaged",
-        ) from None
     return ordered
 
 
@@ -223,10 +221,10 @@ def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorR
                 return AggregatorRecord.from_dict(named)
             return AggregatorRecord.from_aggregator(build_aggregator(named.pop("name"), named))
         if config is not None:
-            values = tomllib.loads(config)
+            values = parse_toml(config)
             aggregator = build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
             return AggregatorRecord.from_aggregator(aggregator)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except UNSOUND:
         return None  # of another version; its ledger is compared all the same
     return None
 
@@ -234,9 +232,9 @@ def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorR
 def _read_budget(config: str | None, delta: float) -> Budget | None:
     """Return the budget of config.toml, for a run without its ledger."""
     try:
-        section = tomllib.loads(config or "").get("budget")
+        section = parse_toml(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
-    except (ValueError, TypeError, RecursionError):
+    except UNSOUND:
         return None  # the page shows the configuration as it is, right or wrong
 
 
@@ -305,8 +303,8 @@ def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
 def _read_json(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
     try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+        fields = parse_json(content)
+    except ValueError:
         fields = None
     if not isinstance(fields, dict):
         raise SilodpError(

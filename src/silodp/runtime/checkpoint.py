@@ -16,7 +16,8 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState, Population
-from silodp.wire.store import read_sealed, write_sealed
+from silodp.parsing import UNSOUND, parse_json
+from silodp.wire.files import read_sealed, write_sealed
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
 FORMAT = 5
@@ -80,8 +81,8 @@ def _read_header(data: bytes, path: Path) -> dict[str, Any]:
     try:
         load(data)
         length = int.from_bytes(data[:8], "little")
-        header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
-    except (SafetensorError, ValueError, KeyError) as error:
+        header: dict[str, Any] = parse_json(parse_json(data[8 : 8 + length])["__metadata__"]["checkpoint"])
+    except (SafetensorError, *UNSOUND) as error:
         raise SilodpError(
             f"checkpoint {path} cannot be read ({error}): silodp has not written it.",
             code="checkpoint.damaged",

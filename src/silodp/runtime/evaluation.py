@@ -33,12 +33,14 @@ from silodp.crypto.keys import Identity
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
+from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.run_directory import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.training.task import Task
+from silodp.wire.files import PRIVATE_FILE, append_durably
 from silodp.wire.messages import Message
-from silodp.wire.store import PRIVATE_FILE, RoundStore, Store, append_durably
+from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel
 
 _log = logging.getLogger(__name__)
@@ -188,9 +190,9 @@ class EvaluatedSilo:
         return self.training.name
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request, when encoded."""
-        return max(self.training.most_bytes, self.evaluation.most_bytes)
+        return max(self.training.max_bytes, self.evaluation.max_bytes)
 
     @property
     def nonfinite_counts(self) -> dict[int, int]:
@@ -312,8 +314,8 @@ class LocalMetrics:
         found = []
         for line in self.path.read_bytes().splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 found.append({"run": row["run"], "round": row["round"]})
-            except (ValueError, KeyError, TypeError):
+            except UNSOUND:
                 continue  # cut off by a crash: that model is evaluated again
         return found

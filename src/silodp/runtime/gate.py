@@ -4,10 +4,10 @@ A silo treats its server as an adversary. From the run's public constants the ga
 from its durable state what may be asked next:
 
     state                       may be asked                                     leads to
-    set-up, step i              `Script.setup[i]`, once                          set-up, step i + 1
+    set-up, step i              `MessageSchedule.setup[i]`, once                          set-up, step i + 1
     set-up, after any "hello"   "hello" of a later session, before any round     the step after "hello"
-    set-up complete             `Script.prepare[0]`, or an update of round 0     round 0
-    round r                     the next of `Script.prepare`, before an update   round r
+    set-up complete             `MessageSchedule.prepare[0]`, or an update of round 0     round 0
+    round r                     the next of `MessageSchedule.prepare`, before an update   round r
                                 an update: attempt and roster as below           round r, attempt a
                                 "open" of the attempt masked last                round r, release opened
                                 the first message of a later round < T           that round
@@ -39,11 +39,16 @@ from silodp.aggregators.base import state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Script
+from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
 
 STATE_KEY = "gate"
 """Of the state, in the store of a run."""
+
+
+def name_answer(kind: str, round_: int, attempt: int | str) -> str:
+    """Return the key under which a silo stores its answer to a request."""
+    return f"answer/{kind}/{round_}/{attempt}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class State:
         step: number of messages of the set-up that were answered.
         session: number of the session begun last; -1 before the first.
         round: the round of the last request answered, counted from 0; -1 during set-up.
-        prepared: number of messages of `Script.prepare` answered in this round.
+        prepared: number of messages of `MessageSchedule.prepare` answered in this round.
         attempt: number of the last attempt answered in this round; -1 before the first.
         release: the release that this attempt belongs to, counted from 0.
         roster: the roster of this attempt; a further attempt has a smaller one.
@@ -136,7 +141,7 @@ class Gate:
         self._store, self._counts, self.ledger = store, counts, ledger
         self._limits = dict(limits or {})
         self._find_exceeded = find_exceeded or (lambda events: None)
-        self.script: Script = spec.aggregator.script(spec, name)
+        self.script: MessageSchedule = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
         self._met_here = -1  # the session that was begun in this process
@@ -147,9 +152,9 @@ class Gate:
         return read_state(self._store)
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
-        return self.script.most_bytes
+        return self.script.max_bytes
 
     def is_setup(self, request: Message) -> bool:
         """Return whether a request is one of the set-up, whose answers last as long as the run."""
@@ -164,7 +169,7 @@ class Gate:
         answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
         state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
         self._store.run.put(STATE_KEY, state.encode())
-        if request.kind == "hello":
+        if request.kind == HELLO:
             self._met_here = state.session
 
     def may_repeat(self, request: Message) -> bool:
@@ -245,10 +250,10 @@ class Gate:
         kind, step = request.kind, self._setup.index(request.kind)
         if request.round or state.round >= 0:
             self._refuse("gate.order", f"is set up, and was asked '{kind}': begin a new run")
-        if kind == "hello" and step <= state.step and request.attempt > state.session:
+        if kind == HELLO and step <= state.step and request.attempt > state.session:
             return replace(state, step=step + 1, session=request.attempt)
-        in_session = "hello" in self._setup[:step]
-        if step != state.step or kind == "hello" or request.attempt != (state.session if in_session else 0):
+        in_session = HELLO in self._setup[:step]
+        if step != state.step or kind == HELLO or request.attempt != (state.session if in_session else 0):
             due = self._setup[state.step] if state.step < len(self._setup) else self.script.update.name
             self._refuse(
                 "gate.order",

@@ -27,6 +27,7 @@ from silodp.data.public import LabelKind
 from silodp.data.tables.columns import SETTINGS
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
+from silodp.parsing import UNSOUND, parse_json
 from silodp.training.losses import Loss
 from silodp.training.model_checks import list_numeric_attributes
 from silodp.training.models import Architecture
@@ -187,7 +188,7 @@ class ModelDescription:
             SilodpError: it is missing, damaged or of another format (bundle.missing, bundle.damaged).
         """
         try:
-            fields = json.loads(path.read_bytes())
+            fields = parse_json(path.read_bytes())
             if fields["format"] not in (1, FORMAT) or type(fields["format"]) is not int:
                 raise ValueError("another format")
             is_sealed = fields["format"] != 1
@@ -199,7 +200,7 @@ class ModelDescription:
                 f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
                 code="bundle.missing",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, *UNSOUND) as error:
             raise SilodpError(
                 f"{path} was changed, or cannot be read ({type(error).__name__}): get it again, or install the version "
                 "of silodp that wrote it.",

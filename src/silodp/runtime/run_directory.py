@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import secrets
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError, counted
+from silodp.parsing import parse_json, parse_toml, refuse_unsound
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
@@ -28,15 +28,8 @@ from silodp.runtime.silo import make_ledger
 from silodp.training.losses import Loss
 from silodp.training.models import Architecture
 from silodp.training.task import Task, serialize
-from silodp.wire.store import (
-    PRIVATE_FILE,
-    DirectoryStore,
-    MemoryStore,
-    Store,
-    append_durably,
-    make_private_folder,
-    write_durably,
-)
+from silodp.wire.files import PRIVATE_FILE, append_durably, make_private_folder, write_durably
+from silodp.wire.store import DirectoryStore, MemoryStore, Store
 
 RUN_SPEC = "run_spec.json"
 """The specification of the run; public."""
@@ -163,17 +156,11 @@ class RunDirectory:
     def _read_starts(path: Path) -> list[dict[str, Any]]:
         """Return every recorded start of the run; earlier versions recorded none."""
         file = path / "checkpoint" / STARTS
-        try:
-            return [
-                {"id": str(start["id"]), "round": int(start["round"])}
-                for start in json.loads(file.read_bytes())
-            ]
-        except FileNotFoundError:
+        if not file.exists():
             return []
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise SilodpError(
-                f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"
-            ) from None
+        with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
+            starts = parse_json(file.read_bytes())
+            return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
 
     def save_state(self, state: Checkpoint) -> None:
         """Write the state after a round durably."""
@@ -373,8 +360,8 @@ def digest_config(path: Path) -> str:
     The table [card] is left out: it changes nothing in the run, and its owner may declare more after it.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        values = parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError:
         return ""
     values.pop("card", None)
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
@@ -438,8 +425,8 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
 def _parse_row(line: bytes, round_: int) -> MetricsRow | None:
     """Return the row of a round; None if the line is anything else."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+        row = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != round_:
         return None

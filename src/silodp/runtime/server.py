@@ -22,9 +22,9 @@ from silodp.methods.weights import compute_user_weights
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Script
+from silodp.wire.schemas import MessageSchedule
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import Channel, Failure
+from silodp.wire.transport import Channel, DeliveryFailure
 
 EMPTY_STATE: MethodState = {}
 
@@ -76,7 +76,7 @@ class Server:
         run, names = self.spec.run, self.spec.names
         weights: list[dict[str, np.ndarray]] = [{} for _ in names]
         if self.spec.method.needs_counts and not self.spec.aggregator.weights_privately:
-            by_counts = get_or_draw(self.store.run, "weights", run, self._weigh)
+            by_counts = get_or_draw(self.store.run, "weights", run, self._compute_weights)
             weights = [{"weights": own} for own in by_counts]
         self.ask_all(
             {name: Message("setup", run, arrays=own) for name, own in zip(names, weights, strict=True)}
@@ -100,7 +100,7 @@ class Server:
         if clients.size:
             arrays["clients"] = clients
         if self.spec.method.samples_users and self.spec.aggregator.sampled_by == "server":
-            draw = partial(self._sample, round_)
+            draw = partial(self._draw_sample, round_)
             arrays["sample"] = get_or_draw(self.store.round(round_), "sample", self.spec.run, draw)
         return self.side.total(self, round_, arrays)
 
@@ -150,7 +150,7 @@ class Server:
         params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)
         return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
 
-    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """One blocking call; an answer must be to what was asked, and of its kind.
 
         Raises:
@@ -164,11 +164,11 @@ class Server:
                     "played back, or it is of another version; nothing was used.",
                     code="message.unexpected",
                 )
-            self._scripts[name].kinds[answer.kind].answer.check(answer, f"silo '{name}'")
+            self._schedules[name].kinds[answer.kind].answer.check(answer, f"silo '{name}'")
         return answers, failures
 
     @cached_property
-    def _scripts(self) -> dict[str, Script]:
+    def _schedules(self) -> dict[str, MessageSchedule]:
         """What each silo is asked, and how it must answer."""
         return {name: self.spec.aggregator.script(self.spec, name) for name in self.spec.names}
 
@@ -235,12 +235,12 @@ class Server:
             self.participation.complete(round_)
         self.store.drop_rounds_before(round_)
 
-    def _weigh(self) -> np.ndarray:
+    def _compute_weights(self) -> np.ndarray:
         answers = self.ask_all({name: Message("counts", self.spec.run) for name in self.spec.names})
         counts = np.stack([answers[name].arrays["counts"] for name in self.spec.names])
         return compute_user_weights(self.spec.method, counts, self.spec.population)
 
-    def _sample(self, round_: int) -> np.ndarray:
+    def _draw_sample(self, round_: int) -> np.ndarray:
         population = self.spec.population
         rates = self.spec.method.sampling_rates(population)
         return draw_poisson_sample(population.users, rates, self.randomness.stream("sample", round_))

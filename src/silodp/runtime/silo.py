@@ -26,7 +26,7 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
 from silodp.methods.weights import compute_user_weights
-from silodp.runtime.gate import Gate
+from silodp.runtime.gate import Gate, name_answer
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
@@ -41,7 +41,7 @@ class Silo:
         data: the silo's name and records.
         task: model, loss and metrics.
         spec: the run's specification, as all parties know it.
-        randomness: source of the noise, secret or from a seed; see `_round_randomness`.
+        randomness: source of the noise, secret or from a seed; see `_derive_round_randomness`.
         store: the silo's durable store.
         identity: the silo's long-term key; None: a fresh one.
         pins: the long-term public keys of all silos.
@@ -114,9 +114,9 @@ class Silo:
         return self._run
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
-        return self.gate.most_bytes
+        return self.gate.max_bytes
 
     def answer(self, request: Message) -> Message:
         """Answer a request; the answer is stored on disk before it is returned, and sent again if asked again.
@@ -128,7 +128,7 @@ class Silo:
         self.gate.check_message(request)
         digest = request.digest().encode()
         answers = self._store.run if self.gate.is_setup(request) else self._store.round(request.round)
-        key = f"answer/{request.kind}/{request.round}/{request.attempt}"
+        key = name_answer(request.kind, request.round, request.attempt)
         stored = answers.get(key)
         if stored is not None:
             if stored[: len(digest)] != digest:
@@ -160,9 +160,9 @@ class Silo:
             arrays (n,) by the names that the method gives them ("asked", "spent", and others), 0 for records
             that take no part; an empty dict if the method has no accounts of records.
         """
-        admitted, _ = self._admitted()
-        uses = self._remembered()
-        stored = self._store.run.get(_memory_key(*uses[-1])) if uses else None
+        admitted, _ = self._load_selection()
+        uses = self._list_memories()
+        stored = self._store.run.get(_name_memory(*uses[-1])) if uses else None
         memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
         found = self._method.budgets.record_accounts(own, self.gate.state.round + 1, memory)
@@ -178,7 +178,7 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
-        stream = self._run_randomness().stream("admit")
+        stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
             self._user_index, self._place, self._population, stream, self._budget
         )
@@ -187,7 +187,7 @@ class Silo:
         self._store.run.put("setup", Message("setup", request.run, fields=fields, arrays=kept).encode())
         return request.answer()
 
-    def _admitted(self) -> tuple[np.ndarray, np.ndarray]:
+    def _load_selection(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which records take part (n,) bool, as the set-up stored it, and the weights (U,)."""
         stored = self._store.run.get("setup")
         if stored is None:
@@ -211,26 +211,26 @@ class Silo:
 
     def _update(self, request: Message) -> Message:
         """Answer "update" with this silo's share, as its side of the aggregator hides it."""
-        answer, refused = self._side.update(request, lambda release: self._work(request, release))
+        answer, refused = self._side.update(request, lambda release: self._compute_release(request, release))
         self.nonfinite_counts[request.round] = refused
         return answer
 
-    def _work(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
+    def _compute_release(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
         """Train and clip for one release of a round: the update, weights, and the stream of the noise share."""
-        weights, update, randomness = self._trained(request, release)
+        weights, update, randomness = self._train(request, release)
         if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
-            self._remember(request, release, update.memory)
+            self._store_memory(request, release, update.memory)
         return update, weights, randomness.stream("share noise")
 
-    def _trained(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
+    def _train(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
         """Return weights (U,), the update and the random streams of one release.
 
         If the silo was not sampled (`rpdp`), the update is zero.
         """
-        admitted, all_weights = self._admitted()
+        admitted, all_weights = self._load_selection()
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = torch.from_numpy(np.where(self._draw_sample(request.round), all_weights, 0.0))
-        randomness = self._round_randomness(request, release)
+        randomness = self._derive_round_randomness(request, release)
         clients = request.arrays.get("clients")
         if clients is not None and not clients[self._place]:
             return weights, LocallyNoisedUpdate(torch.zeros(self._sum_size, dtype=torch.float64)), randomness
@@ -246,7 +246,7 @@ class Silo:
                 randomness=randomness,
                 silo=self._place,
                 budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
-                memory=self._memory(request, release),
+                memory=self._load_memory(request, release),
                 round=request.round,
                 state=state_of(request),
                 separate=self._spec.separate,
@@ -254,7 +254,7 @@ class Silo:
         )
         return weights, update, randomness
 
-    def _round_randomness(self, request: Message, release: int) -> Randomness:
+    def _derive_round_randomness(self, request: Message, release: int) -> Randomness:
         """Return the random streams of one release.
 
         Without a seed they are derived from a key in the silo's store and from the whole request. So a silo
@@ -263,16 +263,16 @@ class Silo:
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)
-        key = self._round_key(request.round)
+        key = self._derive_round_key(request.round)
         return Randomness(key, (*self._randomness.prefix, "round", request.round, release, request.digest()))
 
-    def _run_randomness(self) -> Randomness:
+    def _derive_run_randomness(self) -> Randomness:
         """Return the streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
-        return Randomness(derive_key(self._round_key(0), "once in a run"), self._randomness.prefix)
+        return Randomness(derive_key(self._derive_round_key(0), "once in a run"), self._randomness.prefix)
 
-    def _round_key(self, round_: int) -> bytes:
+    def _derive_round_key(self, round_: int) -> bytes:
         """Return the secret key of a round's streams; every key follows from that of the round before."""
         stored = self._store.run.get(_ROUND_KEY)
         if stored is None:
@@ -288,26 +288,26 @@ class Silo:
         """Replace the key by this round's, so that whoever reads the store later cannot compute earlier noise."""
         stored = self._store.run.get(_ROUND_KEY)
         if stored is not None and Message.decode(stored).round < round_:
-            kept = Message("round key", self._run, round_, blobs={"key": self._round_key(round_)})
+            kept = Message("round key", self._run, round_, blobs={"key": self._derive_round_key(round_)})
             self._store.run.put(_ROUND_KEY, kept.encode())
 
-    def _memory(self, request: Message, release: int) -> np.ndarray | None:
+    def _load_memory(self, request: Message, release: int) -> np.ndarray | None:
         """Return the method's memory from before this release; the same however often the release is computed."""
-        before = [use for use in self._remembered() if use < (request.round, release)]
+        before = [use for use in self._list_memories() if use < (request.round, release)]
         if not before:
             return None
-        stored = self._store.run.get(_memory_key(*before[-1])) or b""
+        stored = self._store.run.get(_name_memory(*before[-1])) or b""
         return Message.decode(stored).arrays["memory"]
 
-    def _remember(self, request: Message, release: int, memory: np.ndarray) -> None:
+    def _store_memory(self, request: Message, release: int, memory: np.ndarray) -> None:
         """Store the method's memory durably; of earlier ones only the last is kept, to repeat this release."""
-        before = [use for use in self._remembered() if use < (request.round, release)]
+        before = [use for use in self._list_memories() if use < (request.round, release)]
         kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
-        self._store.run.put(_memory_key(request.round, release), kept)
+        self._store.run.put(_name_memory(request.round, release), kept)
         for use in before[:-1]:
-            self._store.run.drop(_memory_key(*use))
+            self._store.run.drop(_name_memory(*use))
 
-    def _remembered(self) -> list[tuple[int, int]]:
+    def _list_memories(self) -> list[tuple[int, int]]:
         """Return the (round, release) of all stored memories, in order."""
         keys = [key.split("/") for key in self._store.run.names() if key.startswith("memory/")]
         return sorted((int(round_), int(release)) for _, round_, release in keys)
@@ -319,10 +319,12 @@ class Silo:
             rates = self._method.sampling_rates(self._population)
             persons = self._persons
             drawn[:] = False
-            drawn[persons] = self._coins().toss(round_, rates if isinstance(rates, float) else rates[persons])
+            drawn[persons] = self._get_coins().toss(
+                round_, rates if isinstance(rates, float) else rates[persons]
+            )
         return drawn
 
-    def _coins(self) -> PersonCoins:
+    def _get_coins(self) -> PersonCoins:
         """Return the coins of the persons who have records here; the same in all silos."""
         if self._common_randomness.reproducible:
             secret, run = self._common_randomness.derive_key("who is sampled"), ""
@@ -335,7 +337,7 @@ class Silo:
         return self._tossed[1]
 
 
-def _memory_key(round_: int, release: int) -> str:
+def _name_memory(round_: int, release: int) -> str:
     return f"memory/{round_}/{release}"
 
 

@@ -115,8 +115,8 @@ class Simulation:
             parties = {
                 silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
             }
-            most_bytes = max(silo.most_bytes for silo in silos)
-            channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
+            max_bytes = max(silo.max_bytes for silo in silos)
+            channel = SignedChannel(InProcess(parties), coordinator, pins, max_bytes)
 
             def count_nonfinite(round_: int) -> Mapping[str, int]:
                 return {silo.name: count for silo in silos if (count := silo.nonfinite_counts.get(round_, 0))}

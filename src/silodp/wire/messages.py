@@ -13,19 +13,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from silodp.errors import SilodpError, shorten
+from silodp.parsing import UNSOUND, parse_json
 
 _BLOB = "blob:"  # before the names of byte strings on the wire
-_MOST_NAME = 400  # characters of a kind, a run id, or the name of an entry
-_MOST_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
-_MOST_ENTRIES = 1 << 14  # a roster names each silo a few times
-_MOST_DEPTH = 4
-_MOST_NUMBER = 1 << 53  # whole numbers that every language reads alike
-_UNREADABLE = (SafetensorError, ValueError, LookupError, TypeError, AttributeError)
-_TOO_MUCH = (
-    RecursionError,
-    OverflowError,
-    MemoryError,
-)  # JSON nested a thousand times; sizes that nothing backs
+_MAX_NAME = 400  # characters of a kind, a run id, or the name of an entry
+_MAX_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
+_MAX_ENTRIES = 1 << 14  # a roster names each silo a few times
+_MAX_DEPTH = 4
+_MAX_NUMBER = 1 << 53  # whole numbers that every language reads alike
+_UNREADABLE = (SafetensorError, MemoryError, *UNSOUND)  # MemoryError: sizes that nothing backs
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Message:
             if type(value) is not str or "/" in value or not value.isprintable() or not _is_text(value):
                 self._refuse_name(name, value, "a printable name without '/'")
         for name, number in (("round", self.round), ("attempt", self.attempt)):
-            if type(number) is not int or not 0 <= number <= _MOST_NUMBER:
+            if type(number) is not int or not 0 <= number <= _MAX_NUMBER:
                 self._refuse_name(name, number, "a whole number ≥ 0")
         if type(self.fields) is not dict:  # JSON of any type can be signed
             self._refuse_name("fields", self.fields, "an object")
@@ -108,14 +104,14 @@ class Message:
         """
         try:
             length = int.from_bytes(data[:8], "little")
-            if length > min(_MOST_HEADER, len(data)):
+            if length > min(_MAX_HEADER, len(data)):
                 raise ValueError("header")
             arrays = load(data)
-            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-            header = json.loads(metadata["message"])
-            if len(arrays) > _MOST_ENTRIES or not all(_is_text(name) for name in arrays):
+            metadata = parse_json(data[8 : 8 + length])["__metadata__"]
+            header = parse_json(metadata["message"], _MAX_DEPTH)
+            if len(arrays) > _MAX_ENTRIES or not all(_is_text(name) for name in arrays):
                 raise ValueError("entries")
-            if header.keys() != {"kind", "run", "round", "attempt", "fields"} or not _is_shallow(header):
+            if header.keys() != {"kind", "run", "round", "attempt", "fields"}:
                 raise ValueError("fields")
             blobs = {
                 name.removeprefix(_BLOB): arrays.pop(name).tobytes()
@@ -123,7 +119,7 @@ class Message:
                 if name.startswith(_BLOB)
             }
             return cls(**header, arrays=arrays, blobs=blobs)
-        except (*_UNREADABLE, *_TOO_MUCH) as error:
+        except _UNREADABLE as error:
             raise SilodpError(
                 f"a message of {len(data)} bytes cannot be read: it was cut or altered on its way, or is not one of "
                 "this version's; resume, so that it is asked for again.",
@@ -151,19 +147,10 @@ class Message:
 
 def _is_text(value: str) -> bool:
     """Return whether a name is short and has a UTF-8 encoding (a lone surrogate from JSON has none)."""
-    if len(value) > _MOST_NAME:
+    if len(value) > _MAX_NAME:
         return False
     try:
         value.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_shallow(value: object, depth: int = 0) -> bool:
-    """Return whether JSON is nested at most so deep, in dictionaries with string keys and in lists."""
-    if depth > _MOST_DEPTH:
-        return False
-    if isinstance(value, dict):
-        value = list(value.values())
-    return all(_is_shallow(inner, depth + 1) for inner in value) if isinstance(value, list) else True

@@ -1,6 +1,7 @@
 """The contents of messages by kind: one schema for requests and one for answers, exact in names, types and sizes.
 
-An aggregator lists the kinds it uses as a `Script`; the silo's gate and the server check every message against it.
+An aggregator lists the types of its messages as a `MessageSchedule`; the silo's gate and the server check every message
+against it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from silodp.wire.messages import Message
 _HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside the entries' names
 _BYTES_PER_NAME = 1 << 11
 _HEX = frozenset("0123456789abcdef")
+HELLO = "hello"
+"""Name of the request that begins a session of the set-up, and begins it anew."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
-class Schema:
+class MessageSchema:
     """All entries of a message of one kind; every one must be there, and nothing else.
 
     Attributes:
@@ -106,7 +109,7 @@ class Schema:
             )
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """A length that no encoded message of this kind exceeds."""
         names = len(self.fields) + len(self.arrays) + len(self.blobs)
         contents = sum(a.bytes for a in self.arrays.values()) + sum(b.most for b in self.blobs.values())
@@ -133,42 +136,45 @@ class Schema:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of request, and its answer."""
+class MessageType:
+    """A request of one kind, and its answer.
+
+    Attributes:
+        name: the `Message.kind` of both.
+        request, answer: entries of the two messages.
+    """
 
     name: str
-    request: Schema = field(default_factory=Schema)
-    answer: Schema = field(default_factory=Schema)
+    request: MessageSchema = field(default_factory=MessageSchema)
+    answer: MessageSchema = field(default_factory=MessageSchema)
 
 
 @dataclass(frozen=True)
-class Script:
+class MessageSchedule:
     """The messages of a run, in the order in which one silo answers them.
 
     Attributes:
-        setup: asked once, in this order; a kind named "hello" begins a session, and begins it anew.
+        setup: asked once, in this order; `HELLO` begins a session, and begins it anew.
         prepare: asked once in a round, in this order, before its first update.
         update: asked in every attempt at a round.
         open: asked once for a release, after an update; None where values are not sealed.
     """
 
-    setup: tuple[Kind, ...]
-    update: Kind
-    prepare: tuple[Kind, ...] = ()
-    open: Kind | None = None
+    setup: tuple[MessageType, ...]
+    update: MessageType
+    prepare: tuple[MessageType, ...] = ()
+    open: MessageType | None = None
 
     @cached_property
-    def kinds(self) -> Mapping[str, Kind]:
+    def kinds(self) -> Mapping[str, MessageType]:
         """All kinds by name."""
         every = (*self.setup, *self.prepare, self.update, *(() if self.open is None else (self.open,)))
         return {kind.name: kind for kind in every}
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """A length that no encoded message of the run exceeds."""
-        return max(
-            schema.most_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer)
-        )
+        return max(schema.max_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer))
 
 
 def is_digest(value: Any) -> bool:

@@ -32,7 +32,7 @@ SIGNED_BYTES = len(_MARKER) + _SIGNATURE_BYTES
 
 
 @dataclass(frozen=True)
-class Failure:
+class DeliveryFailure:
     """Why a silo gave no answer, in one sentence; `code` is that of the error, where a silo refused."""
 
     kind: Literal["offline", "timeout", "error", "refused"]
@@ -63,7 +63,7 @@ class Endpoint(Protocol):
         """Return the signed answer to a signed request; a repeated request gets the same bytes.
 
         Raises:
-            SilodpError: the silo refuses; the courier reports that as a `Failure` of kind "refused".
+            SilodpError: the silo refuses; the courier reports that as a `DeliveryFailure` of kind "refused".
         """
 
 
@@ -79,7 +79,7 @@ class Transport(Protocol):
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
         """Send each silo its request and wait for the answers.
 
         Args:
@@ -91,10 +91,12 @@ class Transport(Protocol):
         """
 
 
-def split_outcomes(found: Mapping[str, bytes | Failure]) -> tuple[dict[str, bytes], dict[str, Failure]]:
+def split_outcomes(
+    found: Mapping[str, bytes | DeliveryFailure],
+) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
     """Return the answers and the failures among what came of requests, by the name of the silo."""
     answers = {name: outcome for name, outcome in found.items() if isinstance(outcome, bytes)}
-    failures = {name: outcome for name, outcome in found.items() if isinstance(outcome, Failure)}
+    failures = {name: outcome for name, outcome in found.items() if isinstance(outcome, DeliveryFailure)}
     return answers, failures
 
 
@@ -107,17 +109,17 @@ class InProcess:
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
         """Ask each silo in turn; a direct call cannot be interrupted, so `timeout` has no effect here."""
         answers: dict[str, bytes] = {}
-        failures: dict[str, Failure] = {}
+        failures: dict[str, DeliveryFailure] = {}
         for name, request in requests.items():
             try:
                 answers[name] = self._ask_one(name, request)
             except SilodpError as error:
-                failures[name] = Failure("refused", str(error), error.code)
+                failures[name] = DeliveryFailure("refused", str(error), error.code)
             except OSError as error:
-                failures[name] = Failure("error", str(error))
+                failures[name] = DeliveryFailure("error", str(error))
         return answers, failures
 
     def _ask_one(self, name: str, request: bytes) -> bytes:
@@ -147,7 +149,7 @@ def sign(message: Message, identity: Identity, recipient: str, request: str = ""
 
 
 def verify(
-    data: bytes, public: bytes, sender: str, recipient: str, request: str = "", most_bytes: int | None = None
+    data: bytes, public: bytes, sender: str, recipient: str, request: str = "", max_bytes: int | None = None
 ) -> Message:
     """Check the signature over the bytes, then decode them; the inverse of `sign`.
 
@@ -157,13 +159,13 @@ def verify(
         sender: how the sender is called in an error.
         recipient: who received it.
         request: for an answer, the digest of the request that it answers.
-        most_bytes: refuse longer messages before anything else is done with them; None: no limit.
+        max_bytes: refuse longer messages before anything else is done with them; None: no limit.
 
     Raises:
         SilodpError: too long, not signed by the sender for this recipient and request, or malformed (codes
             message.too_large, message.signature, message.malformed).
     """
-    if most_bytes is not None and len(data) > most_bytes + SIGNED_BYTES:
+    if max_bytes is not None and len(data) > max_bytes + SIGNED_BYTES:
         raise SilodpError(
             f"{len(data):,} bytes in the name of {sender} are more than any message of this run has: nothing was read.",
             code="message.too_large",
@@ -210,7 +212,7 @@ class Party(Protocol):
         """The name that its messages are addressed to."""
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes that the longest request of the run may have."""
 
     def answer(self, request: Message) -> Message:
@@ -238,7 +240,7 @@ class SignedParty:
             SilodpError: the request does not verify, or the silo refuses it.
         """
         name = self.silo.name
-        request = verify(data, self.server, "the server", name, most_bytes=self.silo.most_bytes)
+        request = verify(data, self.server, "the server", name, max_bytes=self.silo.max_bytes)
         return sign(self.silo.answer(request), self.identity, SERVER, request.digest())
 
 
@@ -251,7 +253,7 @@ class Channel(Protocol):
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
-    ) -> tuple[dict[str, Message], dict[str, Failure]]:
+    ) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Ask each silo: (answers, failures), by silo name."""
 
 
@@ -263,13 +265,13 @@ class SignedChannel:
         transport: carries the bytes.
         identity: the server's long-term key.
         silos: the silos' pinned public keys, 32 bytes each.
-        most_bytes: what the longest answer of the run may have; None: no limit.
+        max_bytes: what the longest answer of the run may have; None: no limit.
     """
 
     transport: Transport
     identity: Identity
     silos: Mapping[str, bytes]
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -278,7 +280,7 @@ class SignedChannel:
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
-    ) -> tuple[dict[str, Message], dict[str, Failure]]:
+    ) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Sign the requests, send them, and verify the answers; see `Transport.ask`."""
         answers, failures = self.transport.ask(self._sign_all(requests), timeout)
         genuine: dict[str, Message] = {}
@@ -287,10 +289,10 @@ class SignedChannel:
             try:
                 # What is verified is not kept as bytes, too: an answer may be long, and there are many.
                 genuine[name] = verify(
-                    answers.pop(name), self.silos[name], f"silo '{name}'", SERVER, digest, self.most_bytes
+                    answers.pop(name), self.silos[name], f"silo '{name}'", SERVER, digest, self.max_bytes
                 )
             except SilodpError as error:
-                failures[name] = Failure("refused", str(error), error.code)
+                failures[name] = DeliveryFailure("refused", str(error), error.code)
         return genuine, failures
 
     def _sign_all(self, requests: Mapping[str, Message]) -> dict[str, bytes]:

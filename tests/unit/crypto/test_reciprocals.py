@@ -19,7 +19,7 @@ from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
     FirstSilo,
     ReciprocalParameters,
-    Server,
+    ReciprocalServer,
     SiloShares,
     answer_unknown,
     choose_modulus,
@@ -41,9 +41,9 @@ SERVER_RECEIVER, SILO_SENDER = base_transfers(SERVER_CHOOSES)
 SILO_RECEIVER, SERVER_SENDER = base_transfers(SILO_CHOOSES)
 
 
-def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[Server, FirstSilo]:
+def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[ReciprocalServer, FirstSilo]:
     """Both parties, on base transfers as if never used."""
-    return Server(plan, copy.copy(SERVER_RECEIVER)), FirstSilo(
+    return ReciprocalServer(plan, copy.copy(SERVER_RECEIVER)), FirstSilo(
         SiloShares(plan, secret), copy.copy(SILO_SENDER)
     )
 
@@ -57,7 +57,7 @@ def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 
     return ReciprocalParameters(SESSION, users, cap, weight_bits, word_bits)
 
 
-def set_up(server: Server, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
+def set_up(server: ReciprocalServer, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
     """The server's shares; the masked counts are what secure aggregation would give it."""
     masked = (counts.astype(np.int64) + silo.silo.count_masks().astype(np.int64)) % server.parameters.modulus
     asked = server.set_up(masked)
@@ -115,7 +115,7 @@ def test_a_sampled_users_shares_add_up_and_the_others_cancel(
 
 
 def unknown(
-    server: Server, silo: FirstSilo, shares: NDArray[np.uint64], round: int, law: SamplingRatio
+    server: ReciprocalServer, silo: FirstSilo, shares: NDArray[np.uint64], round: int, law: SamplingRatio
 ) -> tuple[NDArray[np.uint64], ...]:
     """One draw that nobody knows: β, both parties' shares, and the entry that each of them opened."""
     asked = server.sample_unknown(round, law)

@@ -44,7 +44,9 @@ def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") ->
         is_server=True,
     )
     roster = consortium.sealed
-    with HttpsServer((host, roster.port), tls, roster.silos, consortium.digest, patience=1, most_bytes=1000):
+    with HttpsServer(
+        (host, roster.port), tls, roster.silos, consortium.digest, answer_timeout=1, max_bytes=1000
+    ):
         yield
 
 

@@ -35,7 +35,7 @@ from silodp.deploy.silo import (
     save_records,
 )
 from silodp.errors import SilodpError
-from silodp.wire.store import PRIVATE_FILE, append_durably
+from silodp.wire.files import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.deployed import TABLES
@@ -450,7 +450,7 @@ def test_the_status_says_who_is_seen_while_a_round_waits(tmp_path: Path) -> None
     seen = {"north": 1.0, "south": 1.0}
     status = StatusFile(tmp_path / "status.json", lambda: dict(seen), 5)
     status.write(round=3)
-    with status.refreshed(seconds=0.02):
+    with status.keep_fresh(seconds=0.02):
         seen["south"] = 70.0
         deadline = time.monotonic() + 10
         while (found := json.loads((tmp_path / "status.json").read_text()))["seconds_since_seen"] != seen:

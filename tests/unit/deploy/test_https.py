@@ -62,9 +62,9 @@ class Parties:
     def server(
         self,
         port: int = 0,
-        patience: float = 20,
+        answer_timeout: float = 20,
         digest: str = DIGEST,
-        most_bytes: int = 10**6,
+        max_bytes: int = 10**6,
         **changes,
     ):
         publics = {name: identity.public for name, identity in SILOS.items()}
@@ -73,8 +73,8 @@ class Parties:
             self.tls("server", True),
             publics,
             digest,
-            patience=patience,
-            most_bytes=most_bytes,
+            answer_timeout=answer_timeout,
+            max_bytes=max_bytes,
             **changes,
         )
 
@@ -94,8 +94,8 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         fields["identity"],
         fields["digest"],
         endpoint,
-        most_bytes=10**6,
-        most_seconds=0.2,
+        max_bytes=10**6,
+        max_pause=0.2,
         count_answers=changes.get("count_answers", lambda: 0),
         on_problem=changes.get("on_problem", lambda problem: None),
     )
@@ -133,7 +133,7 @@ def test_a_silo_that_does_not_come_is_a_failure_and_the_other_one_answers(partie
 def test_whose_answer_is_awaited_is_logged(
     parties: Parties, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.deploy.https._server._REMINDER_SECONDS", 0.4)
+    monkeypatch.setattr("silodp.deploy.mailbox.REMINDER_SECONDS", 0.4)
     caplog.set_level("INFO")
     with parties.server() as server, serving(parties, server.port, "north", Echo()):
         server.ask({"north": b"1", "south": b"1"}, timeout=1.5)
@@ -204,7 +204,7 @@ def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> N
     north = Echo()
     with serving(parties, port, "north", north):
         for request in (b"1", b"2"):
-            with parties.server(port, patience=60) as server:
+            with parties.server(port, answer_timeout=60) as server:
                 assert server.ask({"north": request}) == ({"north": request}, {})
 
 
@@ -222,7 +222,7 @@ def test_a_silo_learns_that_the_run_is_over(
             DIGEST,
             Echo(),
             10**6,
-            most_seconds=0.2,
+            max_pause=0.2,
             keep=keep,
         )
         stop = threading.Event()
@@ -252,9 +252,8 @@ def test_a_silo_that_has_answered_waits_for_the_next_request(parties: Parties) -
         serving(parties, server.port, "south", Echo(sleep)),
     ):
         server.wait_for_silos(10)
-        line = server._lines["north"]
         counting = threading.Thread(
-            target=lambda: [(calls.append(line.seen), time.sleep(0.01)) for _ in range(100)]
+            target=lambda: [(calls.append(server._seen["north"]), time.sleep(0.01)) for _ in range(100)]
         )
         counting.start()
         assert len(server.ask({"north": b"1", "south": b"2"})[0]) == 2
@@ -360,7 +359,7 @@ def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parti
     """A firewall forgot its connection: for the server the first body would be on its way until patience is over."""
     found: dict[str, bytes] = {}
     north = Echo()
-    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+    with parties.server(answer_timeout=10) as server, httpx.Client(verify=parties.tls("north")) as client:
         url = f"https://127.0.0.1:{server.port}/v1"
         token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
         asking = threading.Thread(target=lambda: found.update(server.ask({"north": b"12"})[0]))
@@ -373,7 +372,7 @@ def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parti
             parties.tls("north").wrap_socket(plain, server_hostname="127.0.0.1") as half,
         ):
             half.sendall(f"{head}Content-Length: 2\r\n\r\n2".encode())
-            while server._lines["north"].pending.reading is None:
+            while server._connections["north"].reading is None:
                 time.sleep(0.01)
             with serving(parties, server.port, "north", north):
                 asking.join(20)
@@ -384,7 +383,7 @@ def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parti
 def test_a_connection_that_breaks_off_in_the_middle_of_an_answer_is_no_error(
     parties: Parties, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+    with parties.server(answer_timeout=10) as server, httpx.Client(verify=parties.tls("north")) as client:
         url = f"https://127.0.0.1:{server.port}/v1"
         token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
         asking = threading.Thread(target=lambda: server.ask({"north": b"12"}))
@@ -395,10 +394,10 @@ def test_a_connection_that_breaks_off_in_the_middle_of_an_answer_is_no_error(
         with socket.create_connection(("127.0.0.1", server.port)) as plain:
             half = parties.tls("north").wrap_socket(plain, server_hostname="127.0.0.1")
             half.sendall(f"{head}Content-Length: 2\r\n\r\n2".encode())
-            while server._lines["north"].pending.reading is None:
+            while server._connections["north"].reading is None:
                 time.sleep(0.01)
             half.close()
-        while server._lines["north"].pending.reading is not None:
+        while server._connections["north"].reading is not None:
             time.sleep(0.01)
         with serving(parties, server.port, "north", Echo()):
             asking.join(20)
@@ -417,15 +416,15 @@ def test_an_answer_that_arrives_as_its_silo_connects_again_is_not_counted_twice(
         return Request(scope, receive)
 
     async def answer_and_connect(server: HttpsServer, token: str, again: dict[str, str]) -> int:
-        exchange = server._lines["north"].pending
+        connection, (exchange,) = server._connections["north"], server.find_pending("north")
         answering = asyncio.create_task(server._answer(make_request(b"21", token, exchange.id)))
-        while exchange.reading is None or not exchange.reading.done():
+        while connection.reading is None or not connection.reading.done():
             await asyncio.sleep(0)
         assert not answering.done()
         await server._connect(make_request(json.dumps(again).encode()))
         return (await answering).status_code
 
-    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+    with parties.server(answer_timeout=10) as server, httpx.Client(verify=parties.tls("north")) as client:
         url = f"https://127.0.0.1:{server.port}/v1"
         token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
         asking = threading.Thread(target=lambda: server.ask({"north": b"12"}))
@@ -442,7 +441,7 @@ def test_an_answer_that_arrives_as_its_silo_connects_again_is_not_counted_twice(
 
 def test_a_request_that_is_too_long_or_compressed_is_not_taken(parties: Parties) -> None:
     north = Echo()
-    with parties.server(patience=1) as server, serving(parties, server.port, "north", north):
+    with parties.server(answer_timeout=1) as server, serving(parties, server.port, "north", north):
         assert server.ask({"north": b"x" * (10**6 + 1)})[0] == {}
         assert server.ask({"north": b"12"}, timeout=20)[0] == {"north": b"21"}
     assert north.asked == [b"12"]
@@ -457,7 +456,7 @@ def test_an_address_that_is_none_is_refused(url: str, parties: Parties) -> None:
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(parties: Parties) -> None:
     with (
-        parties.server(most_bytes=1000, patience=2) as server,
+        parties.server(max_bytes=1000, answer_timeout=2) as server,
         serving(parties, server.port, "north", Echo(lambda data: b"x" * 10**6)),
     ):
         answers, failures = server.ask({"north": b"1"})
@@ -474,7 +473,10 @@ def test_who_does_not_belong_is_not_connected(
     parties: Parties, changes: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = Echo()
-    with parties.server(patience=1) as server, serving(parties, server.port, "north", endpoint, **changes):
+    with (
+        parties.server(answer_timeout=1) as server,
+        serving(parties, server.port, "north", endpoint, **changes),
+    ):
         _, failures = server.ask({"north": b"1"})
         assert failures["north"].kind == "offline"
     assert endpoint.asked == []
@@ -487,7 +489,7 @@ def test_a_certificate_of_another_authority_does_not_connect(
     other = Parties(tmp_path / "other")
     endpoint = Echo()
     with (
-        parties.server(patience=1) as server,
+        parties.server(answer_timeout=1) as server,
         serving(parties, server.port, "north", endpoint, tls=other.tls("north")),
     ):
         _, failures = server.ask({"north": b"1"})
@@ -503,7 +505,7 @@ def test_an_expired_certificate_does_not_connect(
     expired = Parties(tmp_path / "expired", parties.authority)
     endpoint = Echo()
     with (
-        parties.server(patience=1) as server,
+        parties.server(answer_timeout=1) as server,
         serving(parties, server.port, "north", endpoint, tls=expired.tls("north")),
     ):
         assert server.ask({"north": b"1"})[1]["north"].kind == "offline"

@@ -18,14 +18,14 @@ from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
-from silodp.deploy.policy import Policy, find_most_bytes
+from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
 from silodp.deploy.setup import accept, make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
-from silodp.wire.transport import Failure, Traffic, sign, verify
+from silodp.wire.transport import DeliveryFailure, Traffic, sign, verify
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.refusals import refused
@@ -46,7 +46,7 @@ class Recorder:
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
         self.requests.append(dict(requests))
         raise StopError
 
@@ -155,7 +155,7 @@ def test_runs_that_are_begun_without_end_close_no_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A set-up costs no ε, and each keeps files, one of them open: those that were never charged are forgotten."""
-    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 3)
+    monkeypatch.setattr(silo_module, "_MAX_UNCHARGED", 3)
     parties = make_parties(tmp_path, CONFIG)
     home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
     policy = Policy.load(home / "policy.toml")
@@ -195,7 +195,7 @@ def test_runs_that_are_begun_without_end_close_no_silo(
 def test_a_silo_that_dies_while_it_forgets_a_run_is_not_closed(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 1)
+    monkeypatch.setattr(silo_module, "_MAX_UNCHARGED", 1)
     with ask_silo(parties, tmp_path) as silo:
         keys = len([name for name in silo.service._store.names() if name.startswith(silo.hello.run)])
         folder = silo.folder
@@ -345,7 +345,7 @@ def test_the_number_of_records_does_not_show_in_what_is_refused(
 
 @pytest.mark.parametrize("field", ["max_run_bytes", "max_disk_bytes"])
 def test_the_disk_of_a_silo_is_bounded(field: str, parties: Path, tmp_path: Path) -> None:
-    most = find_most_bytes(Consortium.load(parties / "public").spec) + 30_000
+    most = find_max_bytes(Consortium.load(parties / "public").spec) + 30_000
     with ask_silo(parties, tmp_path, **{field: most, "max_sessions": 10**6}) as silo:
         sessions = iter(range(10**4))
         with refused("policy.limit") as caught:
@@ -371,9 +371,9 @@ def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
     spec = Consortium.load(parties / "public").spec
     policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml")
     digest = policy.accepted[0]
-    policy.model_copy(update={"max_message_bytes": find_most_bytes(spec)}).check(digest, spec, ())
+    policy.model_copy(update={"max_message_bytes": find_max_bytes(spec)}).check(digest, spec, ())
     with refused("policy.not_allowed") as caught:
-        policy.model_copy(update={"max_message_bytes": find_most_bytes(spec) - 1}).check(digest, spec, ())
+        policy.model_copy(update={"max_message_bytes": find_max_bytes(spec) - 1}).check(digest, spec, ())
     assert caught.value.field == "max_message_bytes"
 
 

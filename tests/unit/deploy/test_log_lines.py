@@ -10,7 +10,7 @@ import pytest
 
 from silodp.cli import _logging
 from silodp.cli._logging import log_lines
-from silodp.deploy.sockets import answer_request
+from silodp.deploy.mailbox import answer_request
 from silodp.errors import SilodpError
 from support.echo import Echo
 

@@ -42,7 +42,7 @@ def over_https(folder: Path) -> Iterator[Transport]:
         tls[name] = make_context(*paths, is_server=name == "server")
     publics = {"north": NORTH.public}
     with HttpsServer(
-        ("127.0.0.1", 0), tls["server"], publics, "d" * 64, patience=60, most_bytes=SIZE
+        ("127.0.0.1", 0), tls["server"], publics, "d" * 64, answer_timeout=60, max_bytes=SIZE
     ) as server:
         url = f"https://127.0.0.1:{server.port}"
         with serving(HttpsClient(url, tls["north"], NORTH, "d" * 64, Echo(), SIZE, 0.2)):
@@ -59,7 +59,7 @@ def over_sockets(folder: Path) -> Iterator[Transport]:
 
     silo = SiloSocket(folder / "north.sock", Echo(), SIZE)
     with (
-        ServerSocket(folder / "server.sock", ["north"], patience=60, most_bytes=SIZE) as server,
+        ServerSocket(folder / "server.sock", ["north"], answer_timeout=60, max_bytes=SIZE) as server,
         serving(silo),
     ):
         threading.Thread(target=carry, daemon=True).start()

@@ -26,7 +26,7 @@ from silodp.deploy.agreement import AgreedTransport, answer_join
 from silodp.deploy.courier import Reply, ask_silo, give_reply, receive_frame, send_frame, take_request
 from silodp.deploy.sockets import ServerSocket, SiloSocket
 from silodp.errors import SilodpError
-from silodp.wire.transport import SERVER, Endpoint, Failure, InProcess, sign, verify
+from silodp.wire.transport import SERVER, DeliveryFailure, Endpoint, InProcess, sign, verify
 from support.echo import Echo
 
 NAMES = ("north", "south")
@@ -36,10 +36,10 @@ DIGEST = "d" * 64
 
 @contextmanager
 def serving(
-    path: Path, endpoint: Endpoint, most_bytes: int = 10**6, group: str | None = None
+    path: Path, endpoint: Endpoint, max_bytes: int = 10**6, group: str | None = None
 ) -> Iterator[None]:
     """A silo that serves in a thread until the end."""
-    silo, stop = SiloSocket(path, endpoint, most_bytes, group), threading.Event()
+    silo, stop = SiloSocket(path, endpoint, max_bytes, group), threading.Event()
     thread = threading.Thread(target=silo.run, args=(stop,))
     thread.start()
     try:
@@ -50,7 +50,7 @@ def serving(
 
 
 def server_at(path: Path, **changes) -> ServerSocket:
-    return ServerSocket(path, NAMES, **{"patience": 10.0, "most_bytes": 10**6, **changes})
+    return ServerSocket(path, NAMES, **{"answer_timeout": 10.0, "max_bytes": 10**6, **changes})
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def test_a_refusal_leaves_as_its_code_alone(tmp_path: Path) -> None:
 
 def test_a_request_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     echo = Echo()
-    with serving(tmp_path / "s", echo, most_bytes=1000):
+    with serving(tmp_path / "s", echo, max_bytes=1000):
         with pytest.raises(ConnectionError):
             ask_silo(tmp_path / "s", b"x" * 10**7)
         assert ask_silo(tmp_path / "s", b"12").body == b"21"
@@ -262,7 +262,7 @@ def test_an_answer_after_the_servers_patience_is_dropped(tmp_path: Path) -> None
 
 def test_an_answer_that_is_too_long_is_not_read_and_a_refusal_has_a_known_code(tmp_path: Path) -> None:
     with (
-        server_at(tmp_path / "s", most_bytes=1000) as server,
+        server_at(tmp_path / "s", max_bytes=1000) as server,
         asking(server, {"north": b"1", "south": b"1"}) as asked,
     ):
         taken = {request.silo: request.exchange for request in (take_request(tmp_path / "s") for _ in NAMES)}
@@ -321,7 +321,7 @@ class Member:
 def agree(members: list[Endpoint], transport: InProcess | None = None) -> AgreedTransport:
     publics = {name: KEYS[name].public for name in NAMES}
     reached = transport or InProcess(dict(zip(NAMES, members, strict=True)))
-    return AgreedTransport(reached, KEYS["server"], publics, DIGEST, patience=5)
+    return AgreedTransport(reached, KEYS["server"], publics, DIGEST, answer_timeout=5)
 
 
 def test_silos_of_the_same_public_folder_are_asked_and_join_once() -> None:
@@ -391,7 +391,10 @@ def test_a_silo_that_comes_late_joins_then(monkeypatch: pytest.MonkeyPatch) -> N
             self.calls += 1
             here = {name: data for name, data in requests.items() if name == "north" or self.calls > 3}
             answers, failures = super().ask(here, timeout)
-            return answers, {**failures, **{n: Failure("timeout", "") for n in requests if n not in here}}
+            return answers, {
+                **failures,
+                **{n: DeliveryFailure("timeout", "") for n in requests if n not in here},
+            }
 
     joined = []
     agreed = agree([], Away({name: Member(name) for name in NAMES}))

@@ -35,7 +35,7 @@ class Doubling:
     """A silo that answers with an array of the size of the request."""
 
     name: str = "north"
-    most_bytes: int = 2 * SIZE
+    max_bytes: int = 2 * SIZE
     made: list[np.ndarray] = field(default_factory=list)
 
     def answer(self, request: Message) -> Message:

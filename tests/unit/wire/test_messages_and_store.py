@@ -10,9 +10,10 @@ from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.methods import UldpSgd
 from silodp.runtime.train import train
+from silodp.wire.files import append_durably, write_durably, write_sealed
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array
-from silodp.wire.store import DirectoryStore, MemoryStore, append_durably, write_durably, write_sealed
+from silodp.wire.store import DirectoryStore, MemoryStore
 from silodp.wire.transport import InProcess, Traffic, sign, verify
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
@@ -271,7 +272,7 @@ def test_nothing_is_parsed_before_its_signature_was_checked(monkeypatch):
         with refused("message.signature"):
             verify(lie, sender.public, "a", "silo0")
     with refused("message.too_large"):
-        verify(data, sender.public, "a", "silo0", most_bytes=10)
+        verify(data, sender.public, "a", "silo0", max_bytes=10)
     assert read == []
     verify(data, sender.public, "a", "silo0")
     assert len(read) == 1

@@ -1,7 +1,7 @@
 """Courier over HTTPS: silos connect to one port of the server, ask for requests, and send answers back.
 
 Both ends carry signed bytes and know nothing of their content. All state that matters is in the stores of the
-parties: a request is offered to its silo until the silo answers or the server's patience is over, and a silo that is
+parties: a request is offered to its silo until the silo answers or the time for it is over, and a silo that is
 asked again gives the answer that it has stored. `HttpsServer` is the `Transport` of the server of a run, `HttpsClient`
 the loop of a silo.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
 import secrets
@@ -12,25 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
 
 import httpx
 
 import silodp
 from silodp.crypto.keys import Identity
-from silodp.deploy.https._protocol import (
-    ADVICE,
-    EXCHANGE,
-    MOST_JSON,
-    NO_REQUEST,
-    OVER,
-    POLL_SECONDS,
-    REFUSED,
-    cut_data,
-    format_connect_text,
-)
-from silodp.deploy.sockets import answer_request
+from silodp.deploy.https import _protocol
+from silodp.deploy.mailbox import answer_request
 from silodp.errors import CODES, SilodpError, shorten
+from silodp.parsing import parse_texts
 from silodp.wire.transport import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -60,7 +49,7 @@ class _RefusedError(Exception):
         self.status, self.stated = status, stated
 
 
-def _read_reply(reply: httpx.Response, most_bytes: int = MOST_JSON) -> bytes:
+def _read_reply(reply: httpx.Response, max_bytes: int = _protocol.MAX_JSON) -> bytes:
     """Return the body of a reply that is being received.
 
     Raises:
@@ -70,8 +59,8 @@ def _read_reply(reply: httpx.Response, most_bytes: int = MOST_JSON) -> bytes:
         raise _OddReplyError("the reply is compressed, and not that of a silodp server")
     body = io.BytesIO()
     for part in reply.iter_raw():
-        if body.tell() + len(part) > most_bytes:
-            raise _OddReplyError(f"the reply has more than {most_bytes:,} bytes")
+        if body.tell() + len(part) > max_bytes:
+            raise _OddReplyError(f"the reply has more than {max_bytes:,} bytes")
         body.write(part)
     return body.getvalue()
 
@@ -98,8 +87,8 @@ class HttpsClient:
         identity: the silo's long-term key.
         digest: of the public folder that the silo has accepted.
         endpoint: answers signed requests.
-        most_bytes: of a request; a longer one is not read to its end.
-        most_seconds: longest pause between two tries to reach the server.
+        max_bytes: of a request; a longer one is not read to its end.
+        max_pause: longest pause between two tries to reach the server.
         count_answers: returns how many answers have left the silo.
         keep: whether the silo goes on when the server says that the run is over.
         on_problem: called with what keeps the silo from its server, and with None when it is connected.
@@ -112,8 +101,8 @@ class HttpsClient:
         identity: Identity,
         digest: str,
         endpoint: Endpoint,
-        most_bytes: int,
-        most_seconds: float = 30.0,
+        max_bytes: int,
+        max_pause: float = 30.0,
         count_answers: Callable[[], int] = lambda: 0,
         keep: bool = False,
         on_problem: Callable[[str | None], None] = lambda problem: None,
@@ -122,14 +111,14 @@ class HttpsClient:
         self._seen: float | None = None
         self._count_answers, self._keep = count_answers, keep
         self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
-        self._most_bytes, self._most_seconds = most_bytes, most_seconds
+        self._max_bytes, self._max_pause = max_bytes, max_pause
         if not url.startswith("https://"):
             raise SilodpError(
                 f"url = {shorten(url)}: give an address that begins with https://.",
                 code="argument.value",
                 field="url",
             )
-        timeout = httpx.Timeout(POLL_SECONDS + 40, connect=10)
+        timeout = httpx.Timeout(_protocol.POLL_SECONDS + 40, connect=10)
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
@@ -166,14 +155,14 @@ class HttpsClient:
                     _log.info("the run is over; %s", "waiting for another one" if self._keep else "ending")
                     if not self._keep:
                         return
-                    stop.wait(self._most_seconds)
+                    stop.wait(self._max_pause)
                 except _RefusedError as error:
                     self._token = ""
                     code = error.stated if error.stated in CODES else shorten(error.stated)
                     if error.status != 401:  # the server was restarted: connect again at once
                         known, advice = (
                             CODES.get(code, "an unknown reason"),
-                            ADVICE.get(code, "ask its operator"),
+                            _protocol.ADVICE.get(code, "ask its operator"),
                         )
                         _log.warning(
                             "the server refused the connection: %s; %s [%s]; trying again in %.1f s",
@@ -204,13 +193,15 @@ class HttpsClient:
 
     def _wait(self, stop: threading.Event, pause: float) -> float:
         stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once
-        return min(2 * pause, self._most_seconds)
+        return min(2 * pause, self._max_pause)
 
     def _connect(self) -> None:
         name = self._identity.name
-        challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
+        challenge = self._post("/v1/challenge", {"name": name}).get("challenge", "")
         answers = str(self._count_answers())
-        signature = self._identity.sign(format_connect_text(self._digest, name, challenge, answers)).hex()
+        signature = self._identity.sign(
+            _protocol.format_connect_text(self._digest, name, challenge, answers)
+        ).hex()
         fields = {
             "name": name,
             "answers": answers,
@@ -219,34 +210,31 @@ class HttpsClient:
             "version": silodp.__version__,
             "signature": signature,
         }
-        token = self._post("/v1/connect", fields).get("token")
-        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+        token = self._post("/v1/connect", fields).get("token", "")
+        if _TOKEN.fullmatch(token) is None:
             raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
         self._token = token
 
-    def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _post(self, path: str, fields: dict[str, str]) -> dict[str, str]:
         with self._client.stream("POST", path, json=fields) as reply:
             body = _read_short_reply(reply)
         try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
-        return found
+            return parse_texts(body)
+        except ValueError:
+            raise _OddReplyError(f"the reply to {path} is not that of a silodp server") from None
 
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""
         with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.status_code == OVER:
+            if reply.status_code == _protocol.OVER:
                 raise _RunIsOverError
-            if not reply.is_success or reply.status_code == NO_REQUEST:
+            if not reply.is_success or reply.status_code == _protocol.NO_REQUEST:
                 _read_short_reply(reply)
                 return None
-            exchange = reply.headers.get(EXCHANGE, "")
+            exchange = reply.headers.get(_protocol.EXCHANGE, "")
             if _EXCHANGE_ID.fullmatch(exchange) is None:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            return exchange, _read_reply(reply, self._most_bytes)
+            return exchange, _read_reply(reply, self._max_bytes)
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -256,10 +244,10 @@ class HttpsClient:
         exchange, request = fetched
         reply = answer_request(self._endpoint, request)
         if reply.refused:
-            headers[REFUSED] = reply.refused
+            headers[_protocol.REFUSED] = reply.refused
         headers["Content-Length"] = str(len(reply.body))
-        content = cut_data(reply.body)
+        content = _protocol.cut_data(reply.body)
         with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
-            # Where the server's patience was over, it will ask again, or go on without.
-            if sent.status_code != OVER:
+            # Where the time for the answer was over, the server will ask again, or go on without.
+            if sent.status_code != _protocol.OVER:
                 _read_short_reply(sent)

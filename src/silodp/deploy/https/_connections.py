@@ -22,9 +22,9 @@ _IDLE_SECONDS = 10.0
 """Time that a connection has for the TLS handshake and a request, and again after each request of a silo."""
 _SWEEP_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
-_MOST_CLOSING = 32
+_MAX_CLOSING = 32
 """Connections that are being closed, beside those that are open; further ones wait to be accepted."""
-_MOST_HELD = 4
+_MAX_HELD = 4
 """Connections of one silo that are kept: one that works, and some that a firewall has forgotten."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OTHER_DESCRIPTORS = 256
@@ -57,12 +57,12 @@ class BoundedListener(socket.socket):
 
     Args:
         listener: a listening socket, which this one takes over.
-        most: number of connections that are open at the same time.
+        max_open: number of connections that are open at the same time.
     """
 
-    def __init__(self, listener: socket.socket, most: int) -> None:
+    def __init__(self, listener: socket.socket, max_open: int) -> None:
         super().__init__(fileno=listener.detach())
-        self._most = most
+        self._max_open = max_open
         self._open: dict[
             tuple[str, int], _Connection
         ] = {}  # by the other end; the one idle for longest first
@@ -80,7 +80,7 @@ class BoundedListener(socket.socket):
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         self._forget_closed()
-        if len(self._open) >= self._most + _MOST_CLOSING:
+        if len(self._open) >= self._max_open + _MAX_CLOSING:
             raise BlockingIOError(errno.EAGAIN, "connections are being closed")
         try:
             connection, address = super().accept()
@@ -90,7 +90,7 @@ class BoundedListener(socket.socket):
             self._turn_away()
             raise BlockingIOError(errno.EAGAIN, "no file descriptor is left") from None
         self._open[address[:2]] = _Connection(connection, time.monotonic())
-        if sum(not one.is_closing for one in self._open.values()) > self._most:
+        if sum(not one.is_closing for one in self._open.values()) > self._max_open:
             self._close_one()
         return connection, address
 
@@ -108,7 +108,7 @@ class BoundedListener(socket.socket):
 
         Args:
             address: of the other end.
-            silo: name of the silo; of its connections the last `_MOST_HELD` are kept.
+            silo: name of the silo; of its connections the last `_MAX_HELD` are kept.
         """
         connection = None if address is None else self._open.get(address)
         if address is None or connection is None:
@@ -119,7 +119,7 @@ class BoundedListener(socket.socket):
         connection.silo = silo
         held = self._held.setdefault(silo, deque())
         held.append(address)
-        if len(held) > _MOST_HELD:
+        if len(held) > _MAX_HELD:
             self._set_idle(held[0])
 
     def release(self, address: tuple[str, int] | None) -> None:
@@ -175,31 +175,31 @@ class BoundedListener(socket.socket):
                 "closed %d connections that served no silo, since more than %d were open or no file descriptor was "
                 "left: let the firewall admit the silos' addresses only",
                 self._closed_early,
-                self._most,
+                self._max_open,
             )
             self._closed_early, self._reported = 0, now
         if self._open or self._closed_early:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 
-def find_most_connections(silos: int) -> int:
+def find_max_connections(silos: int) -> int:
     """Return how many connections a server may have open, and raise the process's limit on descriptors for them.
 
     Raises:
         SilodpError: the process may not have enough descriptors for its silos (code deploy.address).
     """
-    least, wanted = _MOST_HELD * silos + 16, _MOST_HELD * silos + 256
-    beside = _MOST_CLOSING + _OTHER_DESCRIPTORS
+    least, wanted = _MAX_HELD * silos + 16, _MAX_HELD * silos + 256
+    beside = _MAX_CLOSING + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted + beside:
         soft = wanted + beside if hard == resource.RLIM_INFINITY else min(wanted + beside, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - beside)
-    if most < least:
+    max_open = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - beside)
+    if max_open < least:
         raise SilodpError(
             f"the server may open {soft:,} files at the same time, and needs {least + beside:,} for its connections to "
             "so many silos: raise the limit (ulimit -n, or LimitNOFILE of the unit).",
             code="deploy.address",
             field="listen",
         )
-    return most
+    return max_open

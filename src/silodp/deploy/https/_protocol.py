@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 POLL_SECONDS = 20.0
 """A call for the next request is answered after this time at the latest, with or without one."""
-MOST_JSON = 4096
+MAX_JSON = 4096
 """Bytes of a reply or a body that is no request or answer of a run."""
 NO_REQUEST, OVER = 204, 410
 """Codes: there is no request yet; the run, or this exchange, is over."""

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import io
-import json
 import logging
 import math
 import secrets
@@ -14,7 +13,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -30,28 +30,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
-from silodp.deploy.https._connections import BoundedListener, find_most_connections
+from silodp.deploy.courier import Reply
+from silodp.deploy.https import _protocol
+from silodp.deploy.https._connections import BoundedListener, find_max_connections
 from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
-from silodp.deploy.https._protocol import (
-    ADVICE,
-    EXCHANGE,
-    MOST_JSON,
-    NO_REQUEST,
-    OVER,
-    POLL_SECONDS,
-    REFUSED,
-    cut_data,
-    format_connect_text,
-)
-from silodp.deploy.sockets import make_refusal
+from silodp.deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
 from silodp.errors import CODES, SilodpError
-from silodp.wire.transport import Failure, Traffic, split_outcomes
+from silodp.parsing import parse_texts
+from silodp.wire.transport import DeliveryFailure
 
 _log = logging.getLogger(__name__)
 
-_REMINDER_SECONDS = 60.0
 _CHALLENGE_SECONDS = 60.0
-_MOST_MONITORING = 16
+_MAX_MONITORING = 16
 """Connections at the address of /health and /metrics without TLS."""
 _HELD = "silodp.held"
 """In the scope of a request that holds its connection."""
@@ -60,44 +51,36 @@ _GOODBYE_SECONDS = 10.0
 
 
 @dataclass
-class _Exchange:
-    """A request that waits for its answer."""
-
-    id: str
-    request: bytes
-    answer: asyncio.Future[bytes | Failure]
-    reading: asyncio.Task[bytes] | None = None
-    """Reads the body of the answer; one at a time."""
-
-
-@dataclass
-class _Line:
-    """What the server knows of one silo's connection.
+class _SiloConnection:
+    """What the server knows of one silo's connection; used by the thread of the event loop alone.
 
     Attributes:
+        name: of the silo.
         answers: number of answers that have left the silo, at least.
+        token: that the silo shows in its calls; "" before it has connected.
         knows_the_end: whether the silo was answered that the run is over.
+        reading: reads the body of an answer; one at a time.
+        arrived: set when there is a request for the silo, or the run is over.
     """
 
     name: str
-    knows_the_end: bool = False
     answers: int = 0
     token: str = ""
-    seen: float | None = None
-    pending: _Exchange | None = None
+    knows_the_end: bool = False
+    reading: asyncio.Task[bytes] | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class HttpsServer:
-    """The server's end, a `Transport`; a context manager that listens while it is entered.
+class HttpsServer(Mailbox):
+    """The server's end: a mailbox that listens for silos while it is entered as a context manager.
 
     Args:
         listen: (host, port) to listen on; port 0 takes a free one.
         tls: from `certificates.make_context`.
         silos: public keys by name, 32 bytes each.
         digest: of the public folder; silos with another one are refused.
-        patience: seconds that a silo has for an answer.
-        most_bytes: of an answer; longer ones are refused while they arrive.
+        answer_timeout: seconds that a silo has for an answer.
+        max_bytes: of an answer; longer ones are refused while they arrive.
         on_change: called when a silo connects.
         answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
             knows of fewer has been set back to an old copy, and is refused.
@@ -113,19 +96,18 @@ class HttpsServer:
         silos: Mapping[str, bytes],
         digest: str,
         *,
-        patience: float,
-        most_bytes: int,
+        answer_timeout: float,
+        max_bytes: int,
         on_change: Callable[[], None] | None = None,
         answers: Mapping[str, int] | None = None,
         monitor: tuple[str, int] | None = None,
         describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.traffic = Traffic()
-        self._describe = describe
+        super().__init__(silos, answer_timeout)
+        self._describe, self._max_bytes = describe, max_bytes
         self._silos, self._digest = dict(silos), digest
-        self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
-        self._lines = {name: _Line(name, answers=(answers or {}).get(name, 0)) for name in silos}
+        self._connections = {name: _SiloConnection(name, (answers or {}).get(name, 0)) for name in silos}
         self._refusals: dict[tuple[str, str, bool], float] = {}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
@@ -139,11 +121,10 @@ class HttpsServer:
             Route("/v1/answer/{exchange}", self._answer, methods=["POST"]),
             *watched,
         ]
-        most = find_most_connections(len(silos))
-        self._socket = BoundedListener(listen_at(listen, "listen"), most)
+        self._socket = BoundedListener(listen_at(listen, "listen"), find_max_connections(len(silos)))
         self._served = [(_make_uvicorn(self._release_after(Starlette(routes=routes)), tls), self._socket)]
         if monitor is not None:
-            listener = BoundedListener(listen_at(monitor, "monitor"), _MOST_MONITORING)
+            listener = BoundedListener(listen_at(monitor, "monitor"), _MAX_MONITORING)
             shown = Starlette(routes=[Route("/", self._page), *watched])
             self._served.append((_make_uvicorn(shown, None), listener))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
@@ -194,8 +175,8 @@ class HttpsServer:
     def _release(self) -> None:
         """Let all calls that wait for a request return, and refuse further ones."""
         self._closing = True
-        for line in self._lines.values():
-            line.arrived.set()
+        for connection in self._connections.values():
+            connection.arrived.set()
 
     def end_run(self, seconds: float = _GOODBYE_SECONDS) -> None:
         """Answer silos that ask for a request that the run is over.
@@ -203,100 +184,27 @@ class HttpsServer:
         Args:
             seconds: longest time until all of them have asked; the others learn it when the server is started again.
         """
-        assert self._loop is not None, "the server is entered first"
         self._is_over = True
-        for line in self._lines.values():
-            self._loop.call_soon_threadsafe(line.arrived.set)
+        self._announce(self._connections)
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not all(line.knows_the_end for line in self._lines.values()):
+        while time.monotonic() < end and not all(one.knows_the_end for one in self._connections.values()):
             time.sleep(0.02)
-
-    def wait_for_silos(self, timeout: float | None = None) -> None:
-        """Wait until every silo has connected.
-
-        Args:
-            timeout: seconds to wait at most; None: no limit.
-        """
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        told = -math.inf
-        while missing := [name for name, line in self._lines.items() if line.seen is None]:
-            if (now := time.monotonic()) > end:
-                break
-            if now > told + _REMINDER_SECONDS:
-                _log.info("waiting for %s to connect", ", ".join(missing))
-                told = now
-            time.sleep(0.05)
-
-    def seconds_since_seen(self) -> dict[str, float | None]:
-        """Return for each silo the seconds since its last call; None before its first."""
-        now = time.monotonic()
-        return {name: None if line.seen is None else now - line.seen for name, line in self._lines.items()}
 
     def answers(self) -> dict[str, int]:
         """Return for each silo how many answers have left it, at least."""
-        return {name: line.answers for name, line in self._lines.items()}
+        return {name: connection.answers for name, connection in self._connections.items()}
 
-    def ask(
-        self, requests: Mapping[str, bytes], timeout: float | None = None
-    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
-        """Offer each silo its request until it answers or patience is over; see `Transport.ask`."""
+    def _announce(self, silos: Iterable[str]) -> None:
         assert self._loop is not None, "the server is entered first"
-        waiting = asyncio.run_coroutine_threadsafe(
-            self._exchange(requests, self._patience if timeout is None else timeout), self._loop
-        )
-        try:
-            found = waiting.result()
-        except BaseException:  # Ctrl-C: nobody waits for the answers
-            waiting.cancel()
-            raise
-        answers, failures = split_outcomes(found)
-        self.traffic = self.traffic.plus(requests.values(), answers.values())
-        return answers, failures
+        for name in silos:
+            self._loop.call_soon_threadsafe(self._connections[name].arrived.set)
 
-    async def _exchange(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        loop = asyncio.get_running_loop()
-        exchanges = {
-            name: _Exchange(secrets.token_hex(16), data, loop.create_future())
-            for name, data in requests.items()
-        }
-        for name, exchange in exchanges.items():
-            self._lines[name].pending = exchange
-            self._lines[name].arrived.set()
-        reminders = asyncio.create_task(self._remind(exchanges))
-        try:
-            await asyncio.wait([exchange.answer for exchange in exchanges.values()], timeout=timeout)
-        finally:
-            reminders.cancel()
-            for name, exchange in exchanges.items():
-                exchange.answer.cancel()
-                if self._lines[name].pending is exchange:
-                    self._lines[name].pending = None
-                    self._lines[name].arrived.clear()
-        return {
-            name: self._late(name, timeout) if exchange.answer.cancelled() else exchange.answer.result()
-            for name, exchange in exchanges.items()
-        }
+    def _explain_silence(self, silo: str, timeout: float) -> DeliveryFailure:
+        if self.seconds_since_seen()[silo] is None:
+            return DeliveryFailure("offline", f"it has not connected within {timeout:g} seconds")
+        return super()._explain_silence(silo, timeout)
 
-    async def _remind(self, exchanges: Mapping[str, _Exchange]) -> None:
-        """Log whose answers are awaited: a silo that died would otherwise be named when patience is over."""
-        while True:
-            await asyncio.sleep(_REMINDER_SECONDS)
-            since = self.seconds_since_seen()
-            waited = [name for name, exchange in exchanges.items() if not exchange.answer.done()]
-            told = [
-                f"{name} (not connected yet)"
-                if since[name] is None
-                else f"{name} (last seen {since[name]:.0f} s ago)"
-                for name in waited
-            ]
-            _log.info("waiting for the answers of %s", ", ".join(told))
-
-    def _late(self, name: str, timeout: float) -> Failure:
-        if self._lines[name].seen is None:
-            return Failure("offline", f"it has not connected within {timeout:g} seconds")
-        return Failure("timeout", f"it has not answered within {timeout:g} seconds")
-
-    # --- handlers; they all run in the loop's thread, so the lines need no lock ---
+    # --- handlers; they all run in the loop's thread, so the connections need no lock ---
 
     async def _challenge(self, request: Request) -> Response:
         name = (await _read_json(request)).get("name", "")
@@ -328,36 +236,36 @@ class HttpsServer:
         fields = await _read_json(request)
         name, challenge = fields.get("name", ""), fields.get("challenge", "")
         if self._closing:
-            raise _stopped()
+            raise _make_stopped_error()
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
-        has_version = fields.get("version") == silodp.__version__
-        digest, stated = fields.get("digest", ""), fields.get("answers", "")
+        version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
         try:
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
-            key.verify(signature, format_connect_text(digest, name, challenge, stated))
+            key.verify(signature, _protocol.format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
-        except (ValueError, InvalidSignature):  # another version may sign another text
-            if not has_version:
+        except (ValueError, InvalidSignature):
+            if version != silodp.__version__:  # it may sign another text
                 raise self._refuse(name, 409, "deploy.version", request) from None
             raise self._refuse(name, 403, "deploy.key", request) from None
-        if not has_version:
+        if version != silodp.__version__:
             raise self._refuse(name, 409, "deploy.version")
         if digest != self._digest:
             raise self._refuse(name, 409, "deploy.digest")
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
-        line = self._lines[name]
-        if answers < line.answers:
+        connection = self._connections[name]
+        if answers < connection.answers:
             raise self._refuse(name, 409, "deploy.set_back")
-        line.answers = answers
-        if line.pending is not None and line.pending.reading is not None:
-            line.pending.reading.cancel()  # its connection may be gone without a word; the silo sends it again
-            line.pending.reading = None
-        line.token, line.seen = secrets.token_hex(32), time.monotonic()
+        connection.answers = answers
+        if connection.reading is not None:
+            connection.reading.cancel()  # the other connection may be lost; the silo sends its answer again
+            connection.reading = None
+        connection.token = secrets.token_hex(32)
+        self.mark_seen(name)
         _log.info("silo '%s' is connected", name)
         self._on_change()
-        return JSONResponse({"token": line.token})
+        return JSONResponse({"token": connection.token})
 
     def _refuse(self, name: str, status: int, code: str, unsigned: Request | None = None) -> HTTPException:
         """Return the refusal of a connection; it is logged once a minute, as the silo tries again and again.
@@ -369,7 +277,7 @@ class HttpsServer:
             unsigned: a request without the silo's signature, which anyone in the consortium can make.
         """
         now, sender = time.monotonic(), "" if unsigned is None else _find_host(unsigned)
-        if now > self._refusals.get((name, code, bool(sender)), -math.inf) + _REMINDER_SECONDS:
+        if now > self._refusals.get((name, code, bool(sender)), -math.inf) + REMINDER_SECONDS:
             self._refusals[name, code, bool(sender)] = now
             _log.warning(
                 "refused %s silo '%s': %s; %s operator has to %s [%s]",
@@ -377,77 +285,83 @@ class HttpsServer:
                 name,
                 CODES[code],
                 "if it is that silo, its" if sender else "its",
-                ADVICE[code],
+                _protocol.ADVICE[code],
                 code,
             )
         return HTTPException(status, code)
 
-    def _line_of(self, request: Request) -> _Line:
+    def _find_connection(self, request: Request) -> _SiloConnection:
+        """Return the connection whose token a request shows; its silo was heard of."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        for line in self._lines.values():
-            if line.token and secrets.compare_digest(line.token.encode(), token.encode()):
-                line.seen = time.monotonic()
-                self._socket.hold(request.scope.get("client"), line.name)
+        for connection in self._connections.values():
+            if connection.token and secrets.compare_digest(connection.token.encode(), token.encode()):
+                self.mark_seen(connection.name)
+                self._socket.hold(request.scope.get("client"), connection.name)
                 request.scope[_HELD] = True
-                return line
+                return connection
         raise HTTPException(401, "deploy.not_connected")
 
+    def _find_exchange(self, connection: _SiloConnection) -> Exchange | None:
+        """Return the request that waits for the silo's answer."""
+        return next(iter(self.find_pending(connection.name)), None)
+
     async def _next(self, request: Request) -> Response:
-        line = self._line_of(request)
+        connection = self._find_connection(request)
         if self._closing:
-            raise _stopped()
-        if line.pending is None and not self._is_over:
-            try:
-                await asyncio.wait_for(line.arrived.wait(), POLL_SECONDS)
-            except TimeoutError:
-                return Response(status_code=NO_REQUEST)
+            raise _make_stopped_error()
+        exchange = self._find_exchange(connection)
+        if exchange is None and not self._is_over:
+            connection.arrived.clear()  # a request after the look above sets it again, later in this thread
+            with suppress(TimeoutError):
+                await asyncio.wait_for(connection.arrived.wait(), _protocol.POLL_SECONDS)
+            exchange = self._find_exchange(connection)
         if self._is_over:
-            line.knows_the_end = True
-            return Response(status_code=OVER)
-        exchange = line.pending
-        if exchange is None or exchange.answer.done():
-            line.arrived.clear()
-            return Response(status_code=NO_REQUEST)
+            connection.knows_the_end = True
+            return Response(status_code=_protocol.OVER)
+        if exchange is None:
+            return Response(status_code=_protocol.NO_REQUEST)
         return StreamingResponse(
             _cut_async(exchange.request),
             media_type="application/octet-stream",
-            headers={EXCHANGE: exchange.id, "Content-Length": str(len(exchange.request))},
+            headers={_protocol.EXCHANGE: exchange.id, "Content-Length": str(len(exchange.request))},
         )
 
     async def _answer(self, request: Request) -> Response:
-        line = self._line_of(request)
-        exchange = line.pending
-        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.reading is not None:
-            return Response(status_code=OVER)
-        token = line.token
-        reading = exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
+        connection = self._find_connection(request)
+        exchange, token = self._find_exchange(connection), connection.token
+        over = Response(status_code=_protocol.OVER)
+        if (
+            exchange is None
+            or exchange.id != request.path_params["exchange"]
+            or connection.reading is not None
+        ):
+            return over
+        reading = connection.reading = asyncio.create_task(_read_body(request, self._max_bytes))
         try:
             body = await reading
         except asyncio.CancelledError:
-            if line.token == token:  # the server stops
+            if connection.token == token:  # the server stops
                 raise
-            return Response(status_code=OVER)
+            return over
         except ClientDisconnect:  # the silo connects again, and sends the answer again
-            return Response(status_code=OVER)
+            return over
         finally:
-            if exchange.reading is reading:
-                exchange.reading = None
-        # The silo has connected again, and its number of answers has this one; or the server's patience was over.
-        if line.token != token or exchange.answer.done():
-            return Response(status_code=OVER)
-        code = request.headers.get(REFUSED)
-        if code is None:
+            if connection.reading is reading:
+                connection.reading = None
+        # The silo may have connected again, and its number of answers has this one; or the time for it is over.
+        if connection.token != token or exchange.outcome is not None:
+            return over
+        code = request.headers.get(_protocol.REFUSED)
+        if code is not None:
+            reply = Reply(b"", code or "deploy.silo_failed")
+        else:
+            reply = Reply(body)
             if _log.isEnabledFor(logging.DEBUG):  # to be compared with the silo's audit log
                 digest = hashlib.sha256(body).hexdigest()
-                _log.debug("answer of silo '%s': %d bytes, sha256 %s", line.name, len(body), digest)
-            line.answers += 1
-            exchange.answer.set_result(body)
-        else:
-            exchange.answer.set_result(make_refusal(code))
-        if line.pending is exchange:
-            line.pending = None
-            line.arrived.clear()
-        return Response(status_code=200)
+                _log.debug("answer of silo '%s': %d bytes, sha256 %s", connection.name, len(body), digest)
+            # Before the run's thread can see the answer: status.json states the number.
+            connection.answers += 1
+        return Response(status_code=200) if self.deliver(exchange.id, reply) else over
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": silodp.__version__, "digest": self._digest})
@@ -459,7 +373,7 @@ class HttpsServer:
         return HTMLResponse(render_page(self._find_state()), headers=PAGE_HEADERS)
 
     def _find_state(self) -> State:
-        waited = tuple(name for name, line in self._lines.items() if line.pending is not None)
+        waited = tuple(one.silo for one in self.find_pending())
         return State(self.seconds_since_seen(), self.answers(), waited, self.traffic, **self._describe())
 
 
@@ -505,7 +419,7 @@ def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _stopped() -> HTTPException:
+def _make_stopped_error() -> HTTPException:
     """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
     return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
 
@@ -514,26 +428,23 @@ def _find_host(request: Request) -> str:
     return "an unknown address" if request.client is None else request.client.host
 
 
-async def _read_body(request: Request, most_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     body = io.BytesIO()  # hands out what was written without a copy
     async for part in request.stream():
-        if body.tell() + len(part) > most_bytes:
+        if body.tell() + len(part) > max_bytes:
             raise HTTPException(413, "message.too_large")
         body.write(part)
     return body.getvalue()
 
 
 async def _cut_async(data: bytes) -> AsyncIterator[bytes]:
-    for piece in cut_data(data):
+    for piece in _protocol.cut_data(data):
         yield piece
 
 
 async def _read_json(request: Request) -> dict[str, str]:
     """Return the texts of a JSON object."""
     try:
-        fields = json.loads(await _read_body(request, MOST_JSON))
-    except (ValueError, RecursionError, ClientDisconnect):
+        return parse_texts(await _read_body(request, _protocol.MAX_JSON))
+    except (ValueError, ClientDisconnect):
         raise HTTPException(400, "message.malformed") from None
-    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise HTTPException(400, "message.malformed")
-    return fields

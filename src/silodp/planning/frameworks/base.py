@@ -9,10 +9,8 @@ C to another: by at most 2C (docs/privacy.md, section 4, N).
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +24,7 @@ from silodp.accounting.guarantee import format_rounded_up
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
 from silodp.errors import SilodpError, check_delta, counted, shorten, suggest_name
+from silodp.parsing import parse_json, parse_toml
 from silodp.planning.epsilon import Cost, compute_cost
 
 DELTA = 1e-5
@@ -277,8 +276,8 @@ def normalize(key: str) -> str:
 
 def _read_file(path: Path, framework: Framework) -> Any:
     readers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".json": json.loads,
+        ".toml": parse_toml,
+        ".json": parse_json,
         ".yaml": _read_flat_yaml,
         ".yml": _read_flat_yaml,
     }
@@ -293,7 +292,7 @@ def _read_file(path: Path, framework: Framework) -> Any:
         raise SilodpError(
             f"{path} cannot be read ({error.strerror}): name {framework.files}.", code="config.path"
         ) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise SilodpError(
             f"{path} is not valid {path.suffix[1:].upper()}: correct it.", code="config.value"
         ) from None
@@ -317,7 +316,7 @@ def _read_yaml_value(text: str) -> Any:
     if re.fullmatch(r"[-+]?0[0-9_]+", text):
         return text
     with contextlib.suppress(ValueError):
-        return json.loads(text)
+        return parse_json(text)
     with contextlib.suppress(ValueError):
         return float(text)  # .5, 5. and 1_000 are numbers of YAML, and none of JSON
     return text

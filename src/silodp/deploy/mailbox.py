@@ -1,0 +1,202 @@
+"""The mailbox of a server: the requests of its run wait there for the silos' answers, whatever courier carries them.
+
+`Mailbox` is the `Transport` of the run. The run's thread calls `ask` and waits; the threads of a courier look for
+requests and deliver replies. `ServerSocket` and `HttpsServer` are mailboxes that couriers reach over a socket and over
+HTTPS. A silo answers with `answer_request` in both cases.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from silodp.deploy.courier import Reply
+from silodp.errors import CODES, SilodpError
+from silodp.wire.transport import DeliveryFailure, Endpoint, Traffic, split_outcomes
+
+_log = logging.getLogger(__name__)
+
+REMINDER_SECONDS = 60.0
+"""A message about the same thing is logged once in this time."""
+
+
+def answer_request(endpoint: Endpoint, request: bytes) -> Reply:
+    """Let a silo answer; a refusal leaves it as a code from a fixed list.
+
+    The text of an error stays in the silo's log: it may say something about the silo's data.
+    """
+    try:
+        return Reply(endpoint.receive(request))
+    except SilodpError as error:
+        _log.warning("refused: %s [%s]", error, error.code)
+        return Reply(b"", error.code)
+    except OSError as error:
+        _log.error("failed: %s", error)
+        return Reply(b"", "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed")
+    except Exception:
+        _log.exception("failed")
+        return Reply(b"", "deploy.silo_failed")
+
+
+@dataclass
+class Exchange:
+    """A request that waits for its answer.
+
+    Attributes:
+        id: 32 hexadecimal digits; the reply is delivered with them.
+        silo: name of the silo.
+        request: signed bytes.
+        due: time (`time.monotonic`) from which on a courier at a socket may take it; over HTTPS the silo may always.
+        outcome: the answer, or why there is none; None while it is awaited.
+    """
+
+    id: str
+    silo: str
+    request: bytes
+    due: float = -math.inf
+    outcome: bytes | DeliveryFailure | None = None
+
+
+class Mailbox:
+    """Requests and their answers, shared by the thread of the run and those of a courier; a `Transport`.
+
+    Args:
+        silos: their names.
+        answer_timeout: seconds that a silo has for an answer.
+
+    Attributes:
+        traffic: bytes that were sent so far.
+    """
+
+    def __init__(self, silos: Iterable[str], answer_timeout: float) -> None:
+        self.traffic = Traffic()
+        self._answer_timeout = answer_timeout
+        self._exchanges: dict[str, Exchange] = {}
+        self._seen: dict[str, float | None] = dict.fromkeys(silos)
+        self._changed = threading.Condition()  # guards the two dictionaries
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
+        """Offer each silo its request until the answer is delivered or the time is over; see `Transport.ask`.
+
+        Args:
+            requests: signed bytes by the name of the silo.
+            timeout: seconds to wait at most; None: `answer_timeout`.
+        """
+        timeout = self._answer_timeout if timeout is None else timeout
+        asked = [Exchange(secrets.token_hex(16), name, data) for name, data in requests.items()]
+        with self._changed:
+            self._exchanges.update({one.id: one for one in asked})
+            self._announce(requests)
+            try:
+                self._wait_for(
+                    lambda: [one.silo for one in asked if one.outcome is None],
+                    timeout,
+                    "the answers of ",
+                    REMINDER_SECONDS,
+                )
+            finally:
+                for one in asked:
+                    del self._exchanges[one.id]
+        answers, failures = split_outcomes(
+            {
+                one.silo: self._explain_silence(one.silo, timeout) if one.outcome is None else one.outcome
+                for one in asked
+            }
+        )
+        self.traffic = self.traffic.plus(requests.values(), answers.values())
+        return answers, failures
+
+    def find_pending(self, silo: str | None = None) -> list[Exchange]:
+        """Return the requests without an answer, of one silo or of all."""
+        with self._changed:
+            return [
+                one for one in self._exchanges.values() if one.outcome is None and silo in (None, one.silo)
+            ]
+
+    def deliver(self, exchange: str, reply: Reply) -> bool:
+        """Take a silo's reply to a request.
+
+        Args:
+            exchange: id of the exchange.
+            reply: of the silo; an unknown code of a refusal counts as deploy.silo_failed.
+
+        Returns:
+            Whether the reply was awaited; a later or a repeated one is not used.
+        """
+        with self._changed:
+            found = self._exchanges.get(exchange)
+            if found is None or found.outcome is not None:
+                return False
+            found.outcome = _make_refusal(reply.refused) if reply.refused else reply.body
+            self.mark_seen(found.silo)
+            return True
+
+    def mark_seen(self, silo: str) -> None:
+        """Note that a silo was heard of at this moment."""
+        with self._changed:
+            self._seen[silo] = time.monotonic()
+            self._changed.notify_all()
+
+    def seconds_since_seen(self) -> dict[str, float | None]:
+        """Return for each silo the seconds since it was heard of; None before the first time."""
+        now = time.monotonic()
+        return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
+
+    def wait_for_silos(self, timeout: float | None = None) -> None:
+        """Wait until every silo was heard of.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit.
+        """
+        with self._changed:
+            self._wait_for(
+                lambda: [name for name, seen in self._seen.items() if seen is None],
+                math.inf if timeout is None else timeout,
+            )
+
+    def _announce(self, silos: Iterable[str]) -> None:
+        """Wake the threads that wait for requests of these silos."""
+        self._changed.notify_all()
+
+    def _explain_silence(self, silo: str, timeout: float) -> DeliveryFailure:
+        """Return the failure of a silo that did not answer within so many seconds."""
+        return DeliveryFailure("timeout", f"it has not answered within {timeout:g} seconds")
+
+    def _wait_for(
+        self, list_missing: Callable[[], list[str]], timeout: float, what: str = "", quiet: float = 0.0
+    ) -> None:
+        """Wait until no silo is missing or the time is over, and log once a minute which are: one may have died.
+
+        Args:
+            list_missing: returns the names of the silos that are waited for.
+            timeout: seconds to wait at most.
+            what: is awaited of the silos, for the log.
+            quiet: seconds before the first line of the log.
+        """
+        started = time.monotonic()
+        reminder = started + quiet
+        while (missing := list_missing()) and (now := time.monotonic()) < started + timeout:
+            if now >= reminder:
+                since = self.seconds_since_seen()
+                told = [
+                    f"{name} (not connected yet)"
+                    if since[name] is None
+                    else f"{name} (last seen {since[name]:.0f} s ago)"
+                    for name in missing
+                ]
+                _log.info("waiting for %s%s", what, ", ".join(told))
+                reminder = now + REMINDER_SECONDS
+            self._changed.wait(min(started + timeout, reminder) - now)
+
+
+def _make_refusal(stated: str) -> DeliveryFailure:
+    known = stated if stated in CODES else "deploy.silo_failed"
+    return DeliveryFailure("refused", f"{CODES[known]} (the silo's own log says more)", known)
