@@ -27,7 +27,7 @@ from silodp.config.arguments import (
 )
 from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
 from silodp.config.build import add_defaults, build_aggregator, build_method, build_task, find_method_class
-from silodp.config.plugins import find_plugin, import_reference, is_reference
+from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.toml_values import (
     MOST_SILOS,
     TomlTable,
@@ -144,7 +144,7 @@ class RunConfig(_Section):
     @field_validator("accountant")
     @classmethod
     def _check_accountant(cls, name: str | None) -> str | None:
-        if name is not None and not is_reference(name) and name not in ACCOUNTANTS:
+        if name is not None and name not in ACCOUNTANTS and find_reference(name, ACCOUNTANTS) is None:
             raise SilodpError(
                 f"accountant = {shorten(name)}: set one of {', '.join(ACCOUNTANTS)}, or 'file.py:Name'.",
                 code="config.value",
@@ -211,9 +211,10 @@ class RunConfig(_Section):
                 code="config.value",
                 field="data.source",
             )
-        if not is_reference(source):
+        reference = find_reference(source, DATASETS)
+        if reference is None:
             return find_dataset(source)
-        found = import_reference(source, "data.source")
+        found = import_reference(reference, "data.source")
         if not isinstance(found, Dataset):
             raise SilodpError(
                 f"data.source = '{source}' is of type {type(found).__name__}: refer to a silodp.data.Dataset.",
@@ -357,10 +358,9 @@ class RunConfig(_Section):
 
     def build_accountant(self) -> Accountant | str | None:
         """Return an object for a reference, a name for an accountant of silodp, None where none is set."""
-        if self.accountant is None or not is_reference(self.accountant):
+        if self.accountant is None or self.accountant in ACCOUNTANTS:
             return self.accountant
-        known: Mapping[str, type[Accountant]] = {}
-        return find_plugin(self.accountant, known, Accountant, "accountant")()
+        return find_plugin(self.accountant, ACCOUNTANTS, Accountant, "accountant")()
 
     def specs(self, text: str) -> list[MethodSpec]:
         """Build the methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
