@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from silodp.methods.model_averaging import average_models
     from silodp.runtime.train import Result, RoundResult, train
     from silodp.training.losses import Loss
-    from silodp.training.sgd.local import LocalTraining
+    from silodp.training.sgd import LocalTraining
     from silodp.training.task import Task
 
     __version__: str
@@ -49,29 +49,26 @@ __all__ = [
     "training",
 ]
 
-_HOMES = {
-    "Accountant": "silodp.accounting.accountant",
-    "Budget": "silodp.accounting.ledger",
-    "Federation": "silodp.data.federation",
-    "LocalTraining": "silodp.training.sgd",
-    "Loss": "silodp.training.losses",
-    "Result": "silodp.runtime.train",
-    "RoundResult": "silodp.runtime.train",
-    "Schema": "silodp.data.tables.schema",
-    "SiloData": "silodp.data.silo_data",
-    "Task": "silodp.training.task",
-    "TrainedModel": "silodp.bundle.trained_model",
-    "average_models": "silodp.methods.model_averaging",
-    "data": "silodp.data",
-    "load": "silodp.bundle.trained_model",
-    "methods": "silodp.methods",
-    "tracking": "silodp.tracking",
-    "train": "silodp.runtime.train",
-    "training": "silodp.training",
-}
-
-
-_exported = export_lazily(__name__, _HOMES)
+_exported = export_lazily(
+    __name__,
+    {
+        "accounting.accountant": ("Accountant",),
+        "accounting.ledger": ("Budget",),
+        "bundle.trained_model": ("TrainedModel", "load"),
+        "data": (),
+        "data.federation": ("Federation",),
+        "data.silo_data": ("SiloData",),
+        "data.tables.schema": ("Schema",),
+        "methods": (),
+        "methods.model_averaging": ("average_models",),
+        "runtime.train": ("Result", "RoundResult", "train"),
+        "tracking": (),
+        "training": (),
+        "training.losses": ("Loss",),
+        "training.sgd": ("LocalTraining",),
+        "training.task": ("Task",),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:

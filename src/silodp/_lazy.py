@@ -1,28 +1,74 @@
-"""Lazy imports, and the version of the package.
+"""Lazy imports: exported names, modules and registries that import what they name when it is first used.
 
-A package imports a module when one of its names is first used, since torch and pandas take seconds.
+A command that needs no torch and no pandas, which take seconds, does not import them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+T = TypeVar("T")
 
 
-def export_lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+class Registry(Mapping[str, T], Generic[T]):
+    """The parts of one kind (methods, aggregators) that silodp has, by name; a part is imported when it is first used.
+
+    An installed distribution can add parts by an entry point in the group "silodp.KIND". They are code outside silodp,
+    so they are no items of this mapping: `find_reference` translates their names into references "package.module:Name",
+    which are imported in one place (`silodp.config.plugins.import_reference`) or refused there. The names of silodp's
+    own parts stand in a table and not in entry points: they cannot be taken by another distribution, they hold in a
+    checkout that is not installed, and an unused table costs no search of the installed distributions.
+
+    Args:
+        kind: of the parts, for example "methods".
+        places: "package.module:name" by the name of the part.
+    """
+
+    def __init__(self, kind: str, places: Mapping[str, str]) -> None:
+        self.kind, self.places = kind, dict(places)
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self.places[name].partition(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping imports the part
+        return name in self.places
+
+    def find_reference(self, name: str) -> str | None:
+        """Return "package.module:Name" of a part that an installed distribution adds under this name; None: none does.
+
+        Nothing is imported. A name of silodp's own, with "-" or with "_", is never looked up there.
+        """
+        if any(own.replace("_", "-") == name.replace("_", "-") for own in self):
+            return None
+        from importlib.metadata import entry_points  # takes a twentieth of a second
+
+        found = entry_points(group=f"silodp.{self.kind}", name=name)
+        return next((point.value for point in found), None)
+
+
+def export_lazily(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package (PEP 562).
 
     Args:
         package: its `__name__`.
-        homes: for each exported name the module that defines it; a name that is a module stands for itself.
+        exports: the names that it exports, by the module in it that defines them; () exports the module itself.
     """
+    homes = {name: module for module, names in exports.items() for name in names or (module,)}
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        module = importlib.import_module(homes[name])
-        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+        module = importlib.import_module(f"{package}.{homes[name]}")
+        return getattr(module, name) if exports[homes[name]] else module
 
     return get
 

@@ -498,9 +498,9 @@ def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is no such entry.
     """
-    for known, entry in registry.items():
+    for known in registry:  # not its items: a registry imports an entry when it is taken out
         if known.replace("_", "-") == name.replace("_", "-"):
-            return entry
+            return registry[known]
     remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}."
     raise SilodpError(
         f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field

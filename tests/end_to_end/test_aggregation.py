@@ -40,7 +40,7 @@ class Half(Plain):
 
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AGGREGATORS, "half", Half)
+    monkeypatch.setitem(AGGREGATORS.places, "half", f"{__name__}:Half")
 
 
 def made(**changes: Any) -> ResolvedRun:

@@ -6,7 +6,6 @@ same δ(ε) from above, so the smaller of two bounds holds as well.
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from functools import cache
 from numbers import Real
 from typing import Any, Generic, TypeVar, cast
 
+from silodp._lazy import Registry
 from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import MOST_REAL, SilodpError, check_delta, shorten
 
@@ -22,11 +22,14 @@ _MOST_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
 """An event, and how many times it took place."""
 
-ACCOUNTANTS: dict[str, str] = {
-    "pld": "silodp.accounting.pld:PldAccountant",
-    "rdp": "silodp.accounting.rdp:RdpAccountant",
-}
-"""Name to module and class, the tightest first. Imported when first asked for: their libraries take a second."""
+ACCOUNTANTS: Registry[type[Accountant]] = Registry(
+    "accountants",
+    {
+        "pld": "silodp.accounting.pld:PldAccountant",
+        "rdp": "silodp.accounting.rdp:RdpAccountant",
+    },
+)
+"""By the name in a configuration, the tightest first; their libraries take a second to import."""
 
 
 class Composition(ABC):
@@ -323,6 +326,4 @@ def compute_membership_attack(
 
 @cache
 def _registered(name: str) -> Accountant:
-    module, _, made = ACCOUNTANTS[name].partition(":")
-    accountant: Accountant = getattr(importlib.import_module(module), made)()
-    return accountant
+    return ACCOUNTANTS[name]()

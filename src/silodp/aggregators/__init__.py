@@ -5,19 +5,24 @@ A new one derives from `Aggregator`, or from `Plain` where the server may see ev
 
 from __future__ import annotations
 
-from silodp.aggregators.base import (
-    Aggregator,
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    Visibility,
-)
-from silodp.aggregators.lattice import Lattice
-from silodp.aggregators.masked import Masked
-from silodp.aggregators.paillier import Paillier
-from silodp.aggregators.plain import Plain, PlainServer
-from silodp.aggregators.run_spec import RunSpec
+from typing import TYPE_CHECKING
+
+from silodp._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from silodp.aggregators.base import (
+        Aggregator,
+        ServerAggregator,
+        ServerContext,
+        SiloAggregator,
+        SiloContext,
+        Visibility,
+    )
+    from silodp.aggregators.lattice import Lattice
+    from silodp.aggregators.masked import Masked
+    from silodp.aggregators.paillier import Paillier
+    from silodp.aggregators.plain import Plain, PlainServer
+    from silodp.aggregators.run_spec import RunSpec
 
 __all__ = [
     "Aggregator",
@@ -33,3 +38,22 @@ __all__ = [
     "SiloContext",
     "Visibility",
 ]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "base": (
+            "Aggregator",
+            "ServerAggregator",
+            "ServerContext",
+            "SiloAggregator",
+            "SiloContext",
+            "Visibility",
+        ),
+        "lattice": ("Lattice",),
+        "masked": ("Masked",),
+        "paillier": ("Paillier",),
+        "plain": ("Plain", "PlainServer"),
+        "run_spec": ("RunSpec",),
+    },
+)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from silodp.aggregators.base import Aggregator, Visibility
-from silodp.aggregators.lattice import Lattice
-from silodp.aggregators.masked import Masked
-from silodp.aggregators.paillier import Paillier
-from silodp.aggregators.plain import Plain
+from silodp._lazy import Registry
+from silodp.aggregators.base import Visibility
 
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "plain": Plain,
-    "masked": Masked,
-    "paillier": Paillier,
-    "lattice": Lattice,
-}
+if TYPE_CHECKING:
+    from silodp.aggregators.base import Aggregator
+
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
+    "aggregators",
+    {
+        "plain": "silodp.aggregators.plain:Plain",
+        "masked": "silodp.aggregators.masked:Masked",
+        "paillier": "silodp.aggregators.paillier:Paillier",
+        "lattice": "silodp.aggregators.lattice:Lattice",
+    },
+)
 """By the name in a configuration."""
 
 

@@ -11,8 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainedModel", "load"]
 
-_HOMES = {
-    "TrainedModel": "silodp.bundle.trained_model",
-    "load": "silodp.bundle.trained_model",
-}
-__getattr__ = export_lazily(__name__, _HOMES)
+__getattr__ = export_lazily(__name__, {"trained_model": ("TrainedModel", "load")})

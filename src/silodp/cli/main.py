@@ -10,14 +10,15 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import click
 import typer
 import typer.core
 
+from silodp._lazy import Registry
 from silodp.cli._console import (
     INTERRUPTED,
     MISTAKE,
@@ -36,12 +37,6 @@ from silodp.cli._console import (
     show,
 )
 from silodp.cli._logging import print_warnings
-from silodp.cli.data import data_app
-from silodp.cli.deploy import audit_log, deploy_app, server, silo
-from silodp.cli.identity import identity_app
-from silodp.cli.plan import epsilon, plan
-from silodp.cli.predict import predict
-from silodp.cli.table import table_app
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -65,7 +60,59 @@ _RUN_FILES = {
 # With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
 typer.core.HAS_RICH = False
 
+COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
+    "commands",
+    {
+        "plan": "silodp.cli.plan:plan",
+        "epsilon": "silodp.cli.plan:epsilon",
+        "predict": "silodp.cli.predict:predict",
+        "deploy": "silodp.cli.deploy:deploy_app",
+        "server": "silodp.cli.deploy:server",
+        "silo": "silodp.cli.deploy:silo",
+        "audit-log": "silodp.cli.deploy:audit_log",
+        "data": "silodp.cli.data:data_app",
+        "identity": "silodp.cli.identity:identity_app",
+        "table": "silodp.cli.table:table_app",
+    },
+)
+"""The commands, and groups of commands, that other modules define."""
+
+
+class _Commands(Mapping[str, click.Command]):
+    """The commands of this module, and those of `COMMANDS`, each imported when it is called or listed by --help."""
+
+    def __init__(self, own: Mapping[str, click.Command]) -> None:
+        self._own = own
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._own:
+            return self._own[name]
+        found = COMMANDS[name]
+        home = typer.Typer(add_completion=False, rich_markup_mode=None)
+        if isinstance(found, typer.Typer):
+            home.add_typer(found, name=name)
+        else:
+            home.command(name)(found)
+        return typer.main.get_group(home).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self._own, *COMMANDS)
+
+    def __len__(self) -> int:
+        return len(self._own) + len(COMMANDS)
+
+
+class _CommandGroup(typer.core.TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast("dict[str, click.Command]", _Commands(self.commands))
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 app = typer.Typer(
+    cls=_CommandGroup,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -152,10 +199,6 @@ def demo(out: Out = None, as_json: Json = False) -> None:
     _train(resolved, directory, False, as_json)
 
 
-app.command()(plan)
-app.command()(epsilon)
-
-
 @app.command()
 def compare(
     config: Config,
@@ -212,16 +255,6 @@ def report(
         lines = ["The guarantees and the metrics agree with the ledger.", *lines]
         lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
     show(result, as_json, [*lines, f"Report: {path}", *([] if card is None else [f"Model card: {card}"])])
-
-
-app.command()(predict)
-app.add_typer(deploy_app, name="deploy")
-app.command()(server)
-app.command()(silo)
-app.command("audit-log")(audit_log)
-app.add_typer(data_app, name="data")
-app.add_typer(identity_app, name="identity")
-app.add_typer(table_app, name="table")
 
 
 def _train(

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from silodp._lazy import Registry
 from silodp.errors import SilodpError, describe_exception, first_line, lookup
 
 T = TypeVar("T")
@@ -50,6 +51,18 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
+def find_reference(name: str, registry: Mapping[str, Any]) -> str | None:
+    """Return the reference to a part that is not silodp's: the name itself, or that of an entry point; else None.
+
+    Args:
+        name: of a part, or a reference.
+        registry: silodp's parts of this kind; one with entry points is a `Registry`.
+    """
+    if is_reference(name):
+        return name
+    return registry.find_reference(name) if isinstance(registry, Registry) else None
+
+
 def split_reference(reference: str) -> tuple[str, str]:
     """Return the place of a reference, which is a module or a file that ends in ".py", and the name in it."""
     place, _, name = reference.removeprefix("python:").rpartition(":")
@@ -60,7 +73,8 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
     """Return the class of a method, an aggregator or an accountant.
 
     Args:
-        name: a name in `registry`, or a reference to a subclass of `base`.
+        name: a name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
+            subclass of `base`.
         registry: classes of the package by name.
         base: class that an outside class must be derived from.
         where: field of the configuration, for messages.
@@ -68,9 +82,10 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
     Raises:
         SilodpError: an unknown name, a module that cannot be imported, or an object that is no such class.
     """
-    if not is_reference(name):
+    reference = find_reference(name, registry)
+    if reference is None:
         return lookup(name, registry, where)
-    found = import_reference(name, where)
+    found = import_reference(reference, where)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise SilodpError(
             f"{where} = '{name}' is no class derived from {base.__module__}.{base.__name__}: refer to one.",

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silodp.accounting.accountant import Accountant
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant
 from silodp.accounting.guarantee import Unit
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator
@@ -23,7 +23,7 @@ from silodp.config.build import (
     describe_standard_model,
     find_method_class,
 )
-from silodp.config.plugins import find_plugin, import_reference, is_reference
+from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import MOST_SILOS, TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS, find_dataset
@@ -75,10 +75,9 @@ class ResolvedRun:
         A reference is imported at first use: a report reads the configurations of runs whose accountant it may not run.
         """
         name = self.config.accountant
-        if name is None or not is_reference(name):
+        if name is None or name in ACCOUNTANTS:
             return name
-        known: Mapping[str, type[Accountant]] = {}
-        return find_plugin(name, known, Accountant, "accountant")()
+        return find_plugin(name, ACCOUNTANTS, Accountant, "accountant")()
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -316,9 +315,10 @@ def _find_dataset(source: object) -> Dataset:
             code="config.value",
             field="data.source",
         )
-    if not is_reference(source):
+    reference = find_reference(source, DATASETS)
+    if reference is None:
         return find_dataset(source)
-    found = import_reference(source, "data.source")
+    found = import_reference(reference, "data.source")
     if not isinstance(found, Dataset):
         raise SilodpError(
             f"data.source = '{source}' is of type {type(found).__name__}: refer to a silodp.data.Dataset.",

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.guarantee import Adversary
 from silodp.config.arguments import convert_validation_error, describe_unknown
-from silodp.config.plugins import is_reference
+from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
 from silodp.errors import MOST_WHOLE, SilodpError, shorten
 
@@ -85,7 +85,7 @@ class RunConfig(_Section):
     @field_validator("accountant")
     @classmethod
     def _check_accountant(cls, name: str | None) -> str | None:
-        if name is not None and not is_reference(name) and name not in ACCOUNTANTS:
+        if name is not None and name not in ACCOUNTANTS and find_reference(name, ACCOUNTANTS) is None:
             raise SilodpError(
                 f"accountant = {shorten(name)}: set one of {', '.join(ACCOUNTANTS)}, or 'file.py:Name'.",
                 code="config.value",

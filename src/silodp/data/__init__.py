@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from silodp._lazy import export_lazily
-from silodp.data.dataset import Dataset, Origin
-from silodp.data.federation import Federation
-from silodp.data.identity import IdentityProfile, load_profile
-from silodp.data.public import PublicData
-from silodp.data.silo_data import SiloData
 
 if TYPE_CHECKING:
     from silodp.data import benchmarks
+    from silodp.data.dataset import Dataset, Origin
+    from silodp.data.federation import Federation
+    from silodp.data.identity import IdentityProfile, load_profile
+    from silodp.data.public import PublicData
+    from silodp.data.silo_data import SiloData
 
 __all__ = [
     "Dataset",
@@ -28,5 +28,14 @@ __all__ = [
     "load_profile",
 ]
 
-# scikit-learn and pandas, which the benchmarks import, take a second.
-__getattr__ = export_lazily(__name__, {"benchmarks": f"{__name__}.benchmarks"})
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "benchmarks": (),
+        "dataset": ("Dataset", "Origin"),
+        "federation": ("Federation",),
+        "identity": ("IdentityProfile", "load_profile"),
+        "public": ("PublicData",),
+        "silo_data": ("SiloData",),
+    },
+)

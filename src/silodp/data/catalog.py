@@ -2,84 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from silodp.data.benchmarks.finance import ACS_INCOME, CREDITCARD
-from silodp.data.benchmarks.health import EMBEDDED, HEART_DISEASE, TCGA_BRCA
-from silodp.data.benchmarks.images import FASHION_MNIST, MNIST
+from silodp._lazy import Registry
 from silodp.data.dataset import Dataset
-from silodp.data.federation import Federation
-from silodp.data.public import PublicData
-from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES, Schema
 from silodp.errors import lookup
 
-
-class TableDataset(Dataset):
-    """CSV or Parquet tables, one per silo: all public facts follow from the schema and the list of files."""
-
-    def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
-        """Return the facts that the schema declares; only the public list of users or the profile is read."""
-        schema: Schema = arguments["schema"]
-        schema.check_readers(self.silo_names(arguments))
-        profile, inputs = schema.read_identity(), schema.list_inputs()
-        is_declared = profile is not None or schema.users is not None
-        of_index = () if is_declared else (ASSUMES_INDEX_FROM_TABLES,)
-        return PublicData(
-            name=str(self.argument(arguments, "name")),
-            silos=self.silo_names(arguments),
-            users=self.declared_users(arguments) if users is None else users,
-            record_shape=() if inputs else (len(schema.features),),
-            labels=schema.kind,
-            classes=None if schema.classes is None else len(schema.classes),
-            features=schema.features,
-            assumptions=(*of_index, *schema.assumptions),
-            record_budgets=self.has_record_budgets(arguments),
-            identity_digest="" if profile is None else profile.digest,
-            inputs=inputs,
-            label_typical=schema.label_typical,
-            targets=schema.targets,
-        )
-
-    def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:
-        """Return the declared schema."""
-        schema: Schema = arguments["schema"]
-        return schema
-
-    def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the files' silos; those of a list are the files' stems."""
-        files = arguments["files"]
-        return tuple(files) if isinstance(files, Mapping) else tuple(Path(file).stem for file in files)
-
-    def declared_users(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the population of the identity profile, or the length of the public list of users; else None."""
-        schema: Schema = arguments["schema"]
-        profile = schema.read_identity()
-        if profile is not None:
-            return profile.population
-        listed = schema.read_users()
-        return None if listed is None else len(listed)
-
-    def has_record_budgets(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether the schema names a column of budgets."""
-        schema: Schema = arguments["schema"]
-        return schema.budget is not None
-
-
-DATASETS: dict[str, Dataset] = {
-    dataset.name: dataset
-    for dataset in (
-        HEART_DISEASE,
-        TCGA_BRCA,
-        CREDITCARD,
-        MNIST,
-        FASHION_MNIST,
-        ACS_INCOME,
-        EMBEDDED,
-        TableDataset(name="tables", loader=Federation.from_tables),
-    )
-}
+DATASETS: Registry[Dataset] = Registry(
+    "datasets",
+    {
+        "heart_disease": "silodp.data.benchmarks.health:HEART_DISEASE",
+        "tcga_brca": "silodp.data.benchmarks.health:TCGA_BRCA",
+        "creditcard": "silodp.data.benchmarks.finance:CREDITCARD",
+        "mnist": "silodp.data.benchmarks.images:MNIST",
+        "fashion_mnist": "silodp.data.benchmarks.images:FASHION_MNIST",
+        "acs_income": "silodp.data.benchmarks.finance:ACS_INCOME",
+        "embedded": "silodp.data.benchmarks.health:EMBEDDED",
+        "tables": "silodp.data.tables.dataset:TABLES",
+    },
+)
 """By name. A data set outside the package needs no entry: a configuration names its file."""
 
 

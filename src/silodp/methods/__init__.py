@@ -3,31 +3,41 @@
 A new one derives from `Method`, a new server optimizer from `ServerOptimizer`; see docs/extending.md.
 """
 
-from silodp.methods.base import LocalContext, Method
-from silodp.methods.ddp.method import Ddp
-from silodp.methods.fedavg import Default
-from silodp.methods.group import UldpGroup
-from silodp.methods.naive import UldpNaive
-from silodp.methods.roles import Population, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
-from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
-from silodp.methods.rpdp.method import Rpdp
-from silodp.methods.rpdp.renyi_filter import RpdpFilter
-from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
-from silodp.methods.uldp import UldpAvg, UldpSgd
-from silodp.methods.user_budgets import UserBudgets
+from __future__ import annotations
 
-METHODS: dict[str, type[Method]] = {
-    "default": Default,
-    "uldp-naive": UldpNaive,
-    "uldp-group": UldpGroup,
-    "uldp-sgd": UldpSgd,
-    "uldp-avg": UldpAvg,
-    "rpdp": Rpdp,
-    "rpdp-minimum": RpdpMinimum,
-    "rpdp-dropout": RpdpDropout,
-    "rpdp-filter": RpdpFilter,
-    "ddp": Ddp,
-}
+from typing import TYPE_CHECKING
+
+from silodp._lazy import Registry, export_lazily
+
+if TYPE_CHECKING:
+    from silodp.methods.base import LocalContext, Method
+    from silodp.methods.ddp.method import Ddp
+    from silodp.methods.fedavg import Default
+    from silodp.methods.group import UldpGroup
+    from silodp.methods.naive import UldpNaive
+    from silodp.methods.roles import Population, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
+    from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
+    from silodp.methods.rpdp.method import Rpdp
+    from silodp.methods.rpdp.renyi_filter import RpdpFilter
+    from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
+    from silodp.methods.uldp import UldpAvg, UldpSgd
+    from silodp.methods.user_budgets import UserBudgets
+
+METHODS: Registry[type[Method]] = Registry(
+    "methods",
+    {
+        "default": "silodp.methods.fedavg:Default",
+        "uldp-naive": "silodp.methods.naive:UldpNaive",
+        "uldp-group": "silodp.methods.group:UldpGroup",
+        "uldp-sgd": "silodp.methods.uldp:UldpSgd",
+        "uldp-avg": "silodp.methods.uldp:UldpAvg",
+        "rpdp": "silodp.methods.rpdp.method:Rpdp",
+        "rpdp-minimum": "silodp.methods.rpdp.baselines:RpdpMinimum",
+        "rpdp-dropout": "silodp.methods.rpdp.baselines:RpdpDropout",
+        "rpdp-filter": "silodp.methods.rpdp.renyi_filter:RpdpFilter",
+        "ddp": "silodp.methods.ddp.method:Ddp",
+    },
+)
 """The methods by their names in a configuration."""
 
 __all__ = [
@@ -55,3 +65,21 @@ __all__ = [
     "UserBudgets",
     "UserWeights",
 ]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "base": ("LocalContext", "Method"),
+        "ddp.method": ("Ddp",),
+        "fedavg": ("Default",),
+        "group": ("UldpGroup",),
+        "naive": ("UldpNaive",),
+        "roles": ("Population", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
+        "rpdp.baselines": ("RpdpDropout", "RpdpMinimum"),
+        "rpdp.method": ("Rpdp",),
+        "rpdp.renyi_filter": ("RpdpFilter",),
+        "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
+        "uldp": ("UldpAvg", "UldpSgd"),
+        "user_budgets": ("UserBudgets",),
+    },
+)

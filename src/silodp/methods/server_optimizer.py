@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from silodp._lazy import Registry
 from silodp.errors import check_fields, check_momentum, check_positive, check_type, check_whole
 
 if TYPE_CHECKING:
@@ -179,9 +180,12 @@ class TailAverage(ServerOptimizer):
         return params if kept == 0 else state["models"][-kept:].double().mean(dim=0).to(params)
 
 
-SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
-    "sgd": ServerSgd,
-    "adam": ServerAdam,
-    "tail-average": TailAverage,
-}
+SERVER_OPTIMIZERS: Registry[type[ServerOptimizer]] = Registry(
+    "server_optimizers",
+    {
+        "sgd": "silodp.methods.server_optimizer:ServerSgd",
+        "adam": "silodp.methods.server_optimizer:ServerAdam",
+        "tail-average": "silodp.methods.server_optimizer:TailAverage",
+    },
+)
 """The server optimizers by their names in a configuration."""

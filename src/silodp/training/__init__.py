@@ -50,7 +50,7 @@ __all__ = [
     "user_updates",
 ]
 
-_MODULES = {
+_EXPORTS = {
     "losses": (
         "Loss",
         "binary_cross_entropy",
@@ -63,6 +63,4 @@ _MODULES = {
     "sgd": ("LocalTraining", "record_gradients", "silo_update", "user_updates"),
     "task": ("Task",),
 }
-__getattr__ = export_lazily(
-    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
-)
+__getattr__ = export_lazily(__name__, _EXPORTS)

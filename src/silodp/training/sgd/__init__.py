@@ -16,10 +16,8 @@ __all__ = ["LocalTraining", "RecordGradients", "record_gradients", "silo_update"
 __getattr__ = export_lazily(
     __name__,
     {
-        "LocalTraining": f"{__name__}._schedule",
-        "RecordGradients": f"{__name__}.records",
-        "record_gradients": f"{__name__}.records",
-        "silo_update": f"{__name__}.local",
-        "user_updates": f"{__name__}.local",
+        "_schedule": ("LocalTraining",),
+        "local": ("silo_update", "user_updates"),
+        "records": ("RecordGradients", "record_gradients"),
     },
 )
