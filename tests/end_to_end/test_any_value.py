@@ -21,9 +21,10 @@ from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
 from silodp.data.catalog import find_dataset
-from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
+from silodp.errors import CODES, SilodpError
 from silodp.methods import METHODS
 from silodp.planning.plan import format_plan, plan_run
+from silodp.settings import LEAST_REAL, MOST_REAL, MOST_WHOLE
 from support.commands import Silodp, assert_sentence
 
 Case = tuple[str, dict[str, Any]]

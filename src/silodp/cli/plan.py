@@ -136,10 +136,10 @@ def _tune(
     as_json: bool,
 ) -> None:
     """Choose settings for a target ε, and show them."""
-    from silodp.errors import check_positive
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.synthetic import Guess
     from silodp.planning.tuning import format_tuning, tune
+    from silodp.settings import Positive, check_value
 
     if target is None:
         raise SilodpError(
@@ -150,7 +150,7 @@ def _tune(
     import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    check_positive("records_per_person", records)
+    check_value("records_per_person", records, Positive)
     if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
         raise SilodpError(
             "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",

@@ -43,9 +43,10 @@ from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.tables.subgroups import check_group
-from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
+from silodp.errors import SilodpError, shorten
 from silodp.methods import Method, Population
 from silodp.methods.evaluation import Evaluation
+from silodp.settings import MOST_WHOLE, Whole
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -194,7 +195,7 @@ class RunConfig(_Section):
         arguments = validate_arguments(dataset.loader, values, f"the data source '{self.source}'", "data")
         for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
             if isinstance(arguments.get(name), int):
-                check_whole(f"data.{name}", arguments[name], least, most)
+                Whole(least, most).check(f"data.{name}", arguments[name])
         return dataset, arguments
 
     @property
