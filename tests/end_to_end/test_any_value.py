@@ -303,6 +303,7 @@ def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> Non
             "--weighting",
             "--accountant",
             "--adversary",
+            "--set",
             "--aggregator",
             "--aggregation",
             "--method",

@@ -39,7 +39,7 @@ from silodp.cli._logging import print_warnings
 from silodp.cli.data import data_app
 from silodp.cli.deploy import audit_log, deploy_app, server, silo
 from silodp.cli.identity import identity_app
-from silodp.cli.plan import epsilon, plan
+from silodp.cli.plan import EpsilonCommand, epsilon, plan
 from silodp.cli.predict import predict
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
@@ -152,7 +152,7 @@ def demo(out: Out = None, as_json: Json = False) -> None:
 
 
 app.command()(plan)
-app.command()(epsilon)
+app.command(cls=EpsilonCommand)(epsilon)
 
 
 @app.command()
