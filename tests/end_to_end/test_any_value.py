@@ -21,9 +21,10 @@ from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
 from silodp.data.catalog import find_dataset
-from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
+from silodp.errors import CODES, SilodpError
 from silodp.methods import METHODS
 from silodp.planning.plan import format_plan, plan_run
+from silodp.settings import LEAST_REAL, MOST_REAL, MOST_WHOLE
 from support.commands import Silodp, assert_sentence
 
 Case = tuple[str, dict[str, Any]]
@@ -304,6 +305,7 @@ def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> Non
             "--weighting",
             "--accountant",
             "--adversary",
+            "--set",
             "--aggregator",
             "--aggregation",
             "--method",

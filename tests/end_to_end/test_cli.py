@@ -67,6 +67,20 @@ def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
     assert_sentence(silodp(*long), "silos is missing", code="argument.missing")
 
 
+def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp) -> None:
+    plugin = f"{ROOT / 'tests' / 'plugins' / 'adaptive_clipping.py'}:AdaptiveClipping"
+    rounds = ("--rounds", 100, "--silos", 3, "--json")
+    options = ("--noise-multiplier", 5, "--user-sampling", 0.1, *rounds)
+    expected = silodp("epsilon", "--method", "uldp-avg", *options).json
+    fields = ("--set", "noise_multiplier=5", "--set", "user_sampling=0.1")
+    assert silodp("epsilon", "--method", "uldp-avg", *fields, *rounds).json == expected
+    found = silodp("epsilon", "--method", plugin, "--set", "quantile=0.3", *options)
+    assert found.json["epsilon"] == expected["epsilon"]
+    wrong = silodp("epsilon", "--method", plugin, "--set", "quantil=0.3", *options)
+    assert_sentence(wrong, "did you mean 'quantile'?")
+    assert_sentence(silodp("epsilon", "--method", "uldp-avg", "--set", "clip", *rounds), "KEY=VALUE")
+
+
 def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> None:
     avg = "epsilon --method uldp-avg --noise-multiplier 5 --rounds 100 --adversary silo --json"
     alone = silodp(*avg.split(), "--silos", 5).json["epsilon"]

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from silodp.cli._console import UNEXPECTED, describe_failure
-from silodp.errors import CODES, SilodpError, check_real, check_whole, list_codes, shorten
+from silodp.errors import CODES, SilodpError, list_codes, shorten
+from silodp.settings import Range, Whole
 from support.commands import CONFIG, Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -120,15 +121,15 @@ def test_an_error_that_nobody_expected_is_told_in_a_sentence_with_its_traceback_
 
 def test_numbers_are_checked_before_anything_computes_with_them() -> None:
     for good in (0, -0.0, 1e-50, -1e38, float("inf"), float("nan"), 10**9):
-        check_real("x", good)
+        Range().check("x", good)
     for bad in (1e39, -1e39, 1e-51, 5e-324, 10**400):
         with pytest.raises(SilodpError) as caught:
-            check_real("x", bad)
+            Range().check("x", bad)
         assert (caught.value.code, caught.value.field) == ("argument.out_of_range", "x")
     for bad in (True, "1", None, [1]):
         with pytest.raises(SilodpError, match="set a number"):
-            check_real("x", bad)
-    check_whole("x", 10**9)
+            Range().check("x", bad)
+    Whole().check("x", 10**9)
     for bad, code in (
         (10**9 + 1, "argument.out_of_range"),
         (0, "argument.value"),
@@ -136,7 +137,7 @@ def test_numbers_are_checked_before_anything_computes_with_them() -> None:
         (True, "argument.value"),
     ):
         with pytest.raises(SilodpError) as caught:
-            check_whole("x", bad)
+            Whole().check("x", bad)
         assert caught.value.code == code
     assert len(shorten("a" * 10**6)) < 150
     assert len(shorten(10**5000)) < 150

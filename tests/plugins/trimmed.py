@@ -22,8 +22,9 @@ from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators import Plain, ServerAggregator, Visibility
 from silodp.aggregators.plain import PlainServer
 from silodp.aggregators.run_spec import RunSpec
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError
 from silodp.methods import Method
+from silodp.settings import Whole
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Trimmed(Plain):
     def check(self, spec: RunSpec) -> None:
         """Refuse to leave out all shares."""
         silos = spec.population.silos
-        check_whole("trim", self.trim, least=0)
+        Whole(least=0).check("trim", self.trim)
         if 2 * self.trim >= silos:
             raise SilodpError(
                 f"trim = {self.trim} leaves none of {silos} shares: set at most {(silos - 1) // 2}.",

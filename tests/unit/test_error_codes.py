@@ -22,10 +22,11 @@ from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.errors import CODES, check_probability
+from silodp.errors import CODES
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.quantization import Quantizer
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from silodp.settings import Probability, check_value
 from silodp.wire.store import DirectoryStore
 from support.refusals import refused
 
@@ -236,7 +237,7 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("code", "field", "make"),
     [
-        ("argument.value", "user_sampling", lambda: check_probability("user_sampling", 1.5)),
+        ("argument.value", "user_sampling", lambda: check_value("user_sampling", 1.5, Probability)),
         ("argument.value", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 3000)),
         ("argument.grid", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 1 << 20)),
         ("argument.grid", "noise_multiplier", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1e6, 1.0))),

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from silodp._lazy import Registry
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import MOST_REAL, SilodpError, check_delta, shorten
+from silodp.errors import SilodpError, shorten
+from silodp.settings import MOST_REAL, Delta, check_value
 
 _MOST_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -203,7 +204,7 @@ def compute_epsilon(
     Raises:
         SilodpError: an event's parameter, δ or the accountant is out of range.
     """
-    check_delta("delta", delta)
+    check_value("delta", delta, Delta)
     _check_not_negative("disclosure", disclosure)
     found = find_accountant(accountant)
     composition = found.compose(_check_charges(charges))

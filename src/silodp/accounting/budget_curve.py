@@ -18,14 +18,8 @@ from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.rdp import RdpAccountant, compute_mixture_rdp, compute_sampled_moments
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_delta,
-    check_positive,
-    check_probability,
-    check_whole,
-)
+from silodp.errors import SilodpError
+from silodp.settings import Count, Delta, Positive, Probability, Settings, Whole, check_choice, check_value
 
 Array = NDArray[np.float64]
 ChargingMode = Literal["planned", "realized"]
@@ -93,7 +87,7 @@ class EpsilonCurve:
             SilodpError: the grid or δ is out of range.
         """
         accountant = find_accountant(accountant)
-        check_delta("delta", delta)
+        check_value("delta", delta, Delta)
 
         def cost(x: float) -> float:
             return compute_epsilon([(make_event(x), rounds)], delta, accountant)
@@ -166,7 +160,7 @@ with it must not find more than was promised, so no sharper value is used here.
 
 
 @dataclass(frozen=True)
-class TwoStage:
+class TwoStage(Settings):
     """The public constants of a run of rPDP-FL (its Lemma 6 and Theorem 1), for many sampling probabilities at once.
 
     A client takes part in a round with probability λ and then runs τ steps of DP-SGD in which a record is drawn with a
@@ -179,16 +173,10 @@ class TwoStage:
         delta: δ.
     """
 
-    noise_multiplier: float
-    local_steps: int
-    client_sampling: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        check_positive("noise_multiplier", self.noise_multiplier)
-        check_whole("local_steps", self.local_steps)
-        check_probability("client_sampling", self.client_sampling)
-        check_delta("delta", self.delta)
+    noise_multiplier: Positive
+    local_steps: Count
+    client_sampling: Probability
+    delta: Delta
 
     def joined(self, q: Array) -> Array:
         """Return ρ(α) of one round in which the client takes part, (orders, n): τ·ρ_PoiSG(α, q)."""
@@ -258,8 +246,8 @@ def compute_two_stage_curve(
     """
     accountant = find_accountant(accountant)
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
-    check_whole("rounds", rounds)
-    check_whole("points", 96 if points is None else points, least=2)
+    Whole().check("rounds", rounds)
+    Whole(least=2).check("points", 96 if points is None else points)
     if accountant == RdpAccountant():
         grid = _geometric(2048, least)
         return EpsilonCurve._rising(grid, run.epsilon(rounds * run.planned(grid)) * _MARGIN)
@@ -310,7 +298,7 @@ def count_affordable_rounds(
         SilodpError: a parameter is out of range.
     """
     check_choice("book", book, get_args(ChargingMode))
-    check_whole("most", most)
+    Whole().check("most", most)
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
     q, eps = np.asarray(sampling_probabilities, float), check_budgets(budgets)
     if q.shape != eps.shape or not ((q >= 0) & (q <= 1)).all():
@@ -353,7 +341,7 @@ def compute_filter_budget(budgets: Array, delta: float) -> Array:
     Raises:
         SilodpError: a budget or δ is out of range.
     """
-    check_delta("delta", delta)
+    check_value("delta", delta, Delta)
     distinct, which = np.unique(check_budgets(budgets), return_inverse=True)
     limits: Array = _gaussian.solve_mu(distinct, delta) ** 2 / 2 / _MARGIN
     return limits[which]

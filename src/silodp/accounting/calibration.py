@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import SilodpError, check_delta, check_epsilon, counted
+from silodp.errors import SilodpError, counted
+from silodp.settings import Delta, Epsilon, check_value
 
 _TOLERANCE = 0.9e-4  # of ln(parameter)
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
@@ -108,8 +109,8 @@ def _excess(
     charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant | str
 ) -> Callable[[float], float]:
     """Return ln(ε / target) as a function of ln(parameter), within ±3 so that infinity and 0 spoil no secant."""
-    check_delta("delta", delta)
-    check_epsilon("target", target)
+    check_value("delta", delta, Delta)
+    check_value("target", target, Epsilon)
 
     def excess(log: float) -> float:
         event, count = charge(log)

@@ -18,15 +18,16 @@ from itertools import groupby
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Composed, Event, count_kinds, event_from_dict, event_to_dict
 from silodp.accounting.events import explain_not_private as reason_of
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
-from silodp.errors import SilodpError, check_choice, check_delta, check_epsilon
+from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.settings import Delta, Epsilon, Named, Settings, check_value
 
 FORMAT = 1
 
@@ -43,17 +44,12 @@ Since 3, silos draw the sample of users, so that the server is charged a `Poisso
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Settings, prefix="budget."):
     """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3)."""
 
-    epsilon: float
-    delta: float
+    epsilon: Epsilon
+    delta: Annotated[Delta, Named("delta")]
     adversary: Adversary = "released"
-
-    def __post_init__(self) -> None:
-        check_epsilon("budget.epsilon", self.epsilon)
-        check_delta("delta", self.delta)
-        check_choice("budget.adversary", self.adversary, ADVERSARIES)
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class Ledger:
         subject: LedgerHeader | None = None,
         disclosure: Mapping[Adversary, float] | None = None,
     ) -> None:
-        check_delta("delta", delta)
+        check_value("delta", delta, Delta)
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
         kept = _read_header(path)

@@ -38,7 +38,8 @@ from silodp.aggregators.base import (
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
-from silodp.errors import SilodpError, check_whole, counted
+from silodp.errors import SilodpError, counted
+from silodp.settings import Whole
 from silodp.wire.messages import Message
 from silodp.wire.schemas import (
     Blob,
@@ -107,7 +108,7 @@ class MaskedAggregator(Aggregator):
         """Return `min_silos`."""
         if self.min_silos is None:
             return silos
-        check_whole("min_silos", self.min_silos)
+        Whole().check("min_silos", self.min_silos)
         return self.min_silos
 
     @staticmethod

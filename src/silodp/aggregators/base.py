@@ -17,10 +17,10 @@ import numpy as np
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
 from silodp.crypto.keys import Identity
-from silodp.errors import check_declared_types
 from silodp.mechanisms.clipping import Update
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState
+from silodp.settings import Settings
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType
 from silodp.wire.store import RoundStore
@@ -161,7 +161,7 @@ RECIPIENT = Visibility(
 
 
 @dataclass(frozen=True, repr=False)
-class Aggregator(ABC):
+class Aggregator(Settings, ABC):
     """Public constants of how shares are added up; the base class of every aggregator.
 
     A subclass is a frozen dataclass whose fields are its settings in a configuration. It must define `script`,
@@ -172,10 +172,6 @@ class Aggregator(ABC):
     A field that is a party's private choice, of which the sum does not depend (a device), is declared as
     `field(compare=False, repr=False)`.
     """
-
-    def __post_init__(self) -> None:
-        """Check the types of the settings; what they may be together is checked with the run's specification."""
-        check_declared_types(self)
 
     @property
     def name(self) -> str:
@@ -241,7 +237,7 @@ class Aggregator(ABC):
         """What hiding the parts of the sum rests on; a guarantee lists them."""
         return ()
 
-    def check(self, spec: RunSpec) -> None:  # noqa: B027  # a default, not a duty
+    def check(self, spec: RunSpec) -> None:
         """Refuse, before anything runs, what cannot be added up this way; by default nothing.
 
         Raises:

@@ -53,10 +53,11 @@ from silodp.crypto.lattice.parameters import LatticeParameters, search_parameter
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
+from silodp.settings import Whole
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema
 from silodp.wire.store import set_once
@@ -118,7 +119,7 @@ class Lattice(PrivateWeighting):
         bounds = self.bounds_of(spec)
         self.check_min_silos(spec)
         self.sampling_ratio(spec.method)
-        check_whole("weight_bits", self.weight_bits, most=512)
+        Whole(limit=512).check("weight_bits", self.weight_bits)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
             raise SilodpError(
                 f"units = {self.units}: set a power of two, of grid steps to the clip.",

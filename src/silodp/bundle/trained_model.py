@@ -26,7 +26,7 @@ from silodp.bundle.model_card import check_card
 from silodp.config.build import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
-from silodp.errors import SilodpError, check_path, check_type, first_line, suggest_name
+from silodp.errors import SilodpError, first_line, suggest_name
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
     CARD,
@@ -38,6 +38,7 @@ from silodp.runtime.model_description import (
     digest_unsaved,
 )
 from silodp.runtime.run_directory import GUARANTEE
+from silodp.settings import check_path, check_type
 from silodp.training.losses import flatten_outputs
 from silodp.training.task import compute_outputs, make_tensor
 

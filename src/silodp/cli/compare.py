@@ -25,7 +25,7 @@ from silodp.config.comparison import MethodSpec, check_labels, parse_methods
 from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_whole, counted
+from silodp.errors import SilodpError, counted
 from silodp.methods.base import Method, supports_separate
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.compare_page import format_table, render_comparison
@@ -35,6 +35,7 @@ from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
+from silodp.settings import Whole
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 
@@ -72,7 +73,7 @@ def compare_methods(
         SilodpError: no seeds, two equal labels, the directory of a run, or a setting that a run refuses; all methods
             are checked before the first one trains.
     """
-    check_whole("seeds", seeds, what="runs per method")
+    Whole(what="runs per method").check("seeds", seeds)
     specs = list(specs)
     if not any(spec.method.unit is None for spec in specs):
         specs += parse_methods(resolved, "default")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import click
 import typer
+import typer.core
 from click.core import ParameterSource
 
 from silodp.cli._console import Config, Json, Set, log, show
@@ -137,10 +138,10 @@ def _tune(
     as_json: bool,
 ) -> None:
     """Choose settings for a target ε, and show them."""
-    from silodp.errors import check_positive
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.synthetic import Guess
     from silodp.planning.tuning import format_tuning, tune
+    from silodp.settings import Positive, check_value
 
     if target is None:
         raise SilodpError(
@@ -151,7 +152,7 @@ def _tune(
     import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    check_positive("records_per_person", records)
+    check_value("records_per_person", records, Positive)
     if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
         raise SilodpError(
             "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
@@ -192,6 +193,54 @@ def _make_progress() -> Callable[[int, int], None]:
     return show_progress
 
 
+class EpsilonCommand(typer.core.TyperCommand):
+    """`silodp epsilon`, with an option for every field of a method that has a `settings.Help`."""
+
+    _lacks_fields: bool
+
+    @property  # methods are imported where this command is used, and by no other
+    def params(self) -> list[click.Parameter]:
+        """All options, those of methods after --rounds."""
+        if self._lacks_fields:
+            self._lacks_fields = False
+            place = 1 + [option.name for option in self._params].index("rounds")
+            self._params[place:place] = _make_field_options()
+        return self._params
+
+    @params.setter
+    def params(self, declared: list[click.Parameter]) -> None:
+        self._params, self._lacks_fields = declared, True
+
+
+_FIELDS = "silodp.fields"
+"""Key of the context's memory: field of the method → value of its option."""
+_ALSO = {"local_steps": ("--steps",)}
+"""Field → further names of its option."""
+
+
+def _make_field_options() -> list[click.Option]:
+    from silodp.methods import METHODS
+    from silodp.settings import Help, Range, Whole, find_mark, read_hints
+
+    found: dict[str, click.Option] = {}
+    for method in METHODS.values():
+        for name, hint in read_hints(method).items():
+            described = find_mark(hint, Help)
+            if described is not None and name not in found:
+                kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else str
+                names = [name, f"--{name.replace('_', '-')}", *_ALSO.get(name, ())]
+                found[name] = click.Option(
+                    names, type=kind, help=described.text, expose_value=False, callback=_keep_field
+                )
+    return list(found.values())
+
+
+def _keep_field(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value is not None:
+        context.meta.setdefault(_FIELDS, {})[option.name] = value
+    return value
+
+
 def epsilon(
     settings: Annotated[
         list[str] | None,
@@ -218,42 +267,16 @@ def epsilon(
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of training, T. [required with --method]", show_envvar=False)
     ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="σ: standard deviation of the noise divided by the sensitivity.")
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set any field of the method, also of one in a file, for example clip=0.5; repeatable.",
+        ),
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ. Default: 1e-05, or that of the settings of --framework.")
-    ] = None,
-    user_sampling: Annotated[
-        float | None, typer.Option(help="Sampling probability q of a person in a round.")
-    ] = None,
-    group_size: Annotated[
-        int | None, typer.Option(help="k: most records of a person that are used, for uldp-group.")
-    ] = None,
-    record_sampling: Annotated[
-        float | None,
-        typer.Option(help="Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp."),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp methods and ddp."
-        ),
-    ] = None,
-    client_sampling: Annotated[
-        float | None, typer.Option(help="Sampling probability λ of a silo in a round, for rpdp. Default: 1.")
-    ] = None,
-    largest_budget: Annotated[
-        float | None,
-        typer.Option(help="Largest privacy budget ε of a record, for rpdp-filter; its ε does not exceed it."),
-    ] = None,
-    trajectory: Annotated[
-        str | None,
-        typer.Option(help="decoupled, local or paper, for ddp: the noise of the local models."),
-    ] = None,
-    trajectory_ratio: Annotated[
-        float | None,
-        typer.Option(help="R, for decoupled: noise of the local models divided by that of the sum."),
     ] = None,
     accountant: Annotated[
         str | None, typer.Option(help="pld or rdp. Default: the one with the smaller ε for this noise.")
@@ -282,7 +305,6 @@ def epsilon(
             help="Number of parameters d. Default: a million; with integer noise ε grows slightly with d."
         ),
     ] = None,
-    weighting: Annotated[str | None, typer.Option(help="uniform, present, records or home.")] = None,
     colluding: Annotated[
         int,
         typer.Option(
@@ -316,23 +338,12 @@ def epsilon(
     from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim
 
-    given = {
-        "noise_multiplier": noise_multiplier,
-        "user_sampling": user_sampling,
-        "group_size": group_size,
-        "record_sampling": record_sampling,
-        "local_steps": steps,
-        "client_sampling": client_sampling,
-        "largest_budget": largest_budget,
-        "trajectory": trajectory,
-        "trajectory_ratio": trajectory_ratio,
-        "weighting": weighting,
-    }
+    given = dict(click.get_current_context().meta.get(_FIELDS, {}))
     if method == "default":  # without noise: there is no guarantee, whatever the option says
-        given["noise_multiplier"] = None
+        given.pop("noise_multiplier", None)
     result = compute_epsilon(
         method,
-        {name: value for name, value in given.items() if value is not None},
+        reduce(apply_override, set_ or (), given),
         rounds=rounds,
         delta=delta,
         accountant=accountant,

@@ -12,14 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import lru_cache, partial
-from types import MappingProxyType, UnionType
+from functools import partial
+from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from silodp.config.plugins import find_plugin
 from silodp.errors import SilodpError, shorten, suggest_name
+from silodp.settings import read_hints
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -261,16 +262,13 @@ def _get_parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter
 
 def _get_hints(maker: Callable[..., Any]) -> Mapping[str, Any]:
     maker = maker.func if isinstance(maker, partial) else maker
+    if isinstance(maker, type):
+        return read_hints(maker)
     try:
-        return _evaluate_hints(maker) if isinstance(maker, type) else get_type_hints(maker)
+        return get_type_hints(maker)
     except (NameError, AttributeError, TypeError):
         # A user's function may have annotations that are imported for type checkers only: no checks of types then.
         return {}
-
-
-@lru_cache(maxsize=64)  # asked for some 30 times while one configuration is read
-def _evaluate_hints(maker: type) -> Mapping[str, Any]:
-    return MappingProxyType(get_type_hints(maker))
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -291,7 +289,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         raise _wrong_value(where, value, error.errors(), hint) from None
-    except PydanticUserError:  # a type that pydantic does not know
+    except (PydanticUserError, NameError):  # a type that pydantic does not know
         return value
 
 

@@ -14,8 +14,9 @@ from silodp.accounting.guarantee import Unit
 from silodp.config.arguments import build, describe_unknown, get_fields, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_whole, lookup
+from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS
+from silodp.settings import Whole
 
 REPRESENTATIVE_RECORDS = 1000
 """Units that represent all of them where no data are read."""
@@ -102,7 +103,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
                 code="config.unknown_field",
                 field=f"budgets.{name}",
             )
-    check_whole("budgets.seed", found.seed, 0, 2**63)
+    Whole(0, 2**63).check("budgets.seed", found.seed)
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
     made.draw(REPRESENTATIVE_RECORDS)
     return made

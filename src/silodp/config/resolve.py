@@ -32,10 +32,11 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema
 from silodp.data.tables.subgroups import check_group
-from silodp.errors import MOST_WHOLE, SilodpError, check_whole
+from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.prepare import assemble_spec, describe_model, prepare_run
+from silodp.settings import MOST_WHOLE, Whole
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -303,7 +304,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(dataset.loader, values, f"the data source '{config.source}'", "data")
     for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
-            check_whole(f"data.{name}", arguments[name], least, most)
+            Whole(least, most).check(f"data.{name}", arguments[name])
     return dataset, arguments
 
 

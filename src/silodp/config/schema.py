@@ -15,7 +15,8 @@ from silodp.accounting.guarantee import Adversary
 from silodp.config.arguments import convert_validation_error, describe_unknown
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
-from silodp.errors import MOST_WHOLE, SilodpError, shorten
+from silodp.errors import SilodpError, shorten
+from silodp.settings import MOST_WHOLE
 
 
 class _Section(BaseModel):

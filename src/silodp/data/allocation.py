@@ -13,7 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.errors import MOST_WHOLE, SilodpError, check_choice, check_real, check_whole, counted
+from silodp.errors import SilodpError, counted
+from silodp.settings import MOST_WHOLE, Range, Whole, check_choice
 
 Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
@@ -287,8 +288,8 @@ def allocate(
             field="labels_per_user",
         )
     if scheme != "own":
-        check_real("users", users)
-        check_whole("users", users)
+        Range().check("users", users)
+        Whole().check("users", users)
     if sizes is not None:
         if any(option is not None for option in (records, silos, labels_per_user, labels_per_silo)):
             raise SilodpError(
@@ -302,7 +303,7 @@ def allocate(
         per_silo = law(sizes, users, generator, pairs)
         return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
     if silos is not None:
-        check_whole("silos", silos, -MOST_WHOLE)  # below 1 it is refused as missing
+        Whole(-MOST_WHOLE).check("silos", silos)  # below 1 it is refused as missing
     if records is None or silos is None or silos < 1:
         raise SilodpError(
             f"records is {records} and silos is {silos}; give both, or sizes for fixed silos",

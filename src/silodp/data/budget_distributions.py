@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.errors import SilodpError, check_positive
+from silodp.errors import SilodpError
+from silodp.settings import Epsilon, Positive, check_value
 
 Budgets = NDArray[np.float64]
 Preference = Callable[[int, np.random.Generator], Budgets]
@@ -40,7 +41,7 @@ def three_levels(
     """
     _check_shares(shares, len(levels))
     for level in levels:
-        check_positive("levels", level, "ε")
+        check_value("levels", level, Epsilon)
     ends = np.rint(np.cumsum(shares) * count).astype(int)
     ends[-1] = count
     budgets = np.repeat(np.asarray(levels, np.float64), np.diff(ends, prepend=0))
@@ -58,8 +59,8 @@ def pareto(
     Raises:
         SilodpError: shape or scale is not finite and above 0.
     """
-    check_positive("shape", shape)
-    check_positive("scale", scale)
+    check_value("shape", shape, Positive)
+    check_value("scale", scale, Positive)
     return _draw_within_bounds(
         count, lambda missing: BOUNDS[0] + scale * generator.pareto(shape, len(missing))
     )

@@ -17,11 +17,12 @@ from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, 
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
 from silodp.data.tables.schema import Schema
-from silodp.errors import MOST_WHOLE, SilodpError, check_declared_types, check_list, shorten
+from silodp.errors import SilodpError, shorten
+from silodp.settings import MOST_WHOLE, Settings
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class Federation(Settings):
     """All silos, the public number of users, and the held-out records.
 
     Attributes:
@@ -76,8 +77,6 @@ class Federation:
             ):
                 raise self._refusal(f"{name} is {value!r}; give a whole number from {least} to {MOST_WHOLE}")
             object.__setattr__(self, name, int(value))  # json does not write numpy's integers
-        check_declared_types(self)
-        check_list("assumptions", self.assumptions, str)
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -87,6 +86,7 @@ class Federation:
             is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
             if value is not None and not (is_list and all(isinstance(one, str) for one in value)):
                 raise self._refusal(f"{name} is {shorten(value)}; give a list, every one as text")
+        super().__post_init__()
         if self.user_keys is not None:
             keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
             if len(self.user_keys) != keys or len(set(self.user_keys)) < keys:

@@ -32,8 +32,9 @@ from silodp.data._identifiers import (
     has_letters,
     read_text,
 )
-from silodp.errors import MOST_WHOLE, SilodpError, check_path, first_line, shorten, suggest_name
+from silodp.errors import SilodpError, first_line, shorten, suggest_name
 from silodp.parsing import parse_toml
+from silodp.settings import MOST_WHOLE, check_path
 
 FORMAT = 1
 """Of identity.toml and of what its digest covers."""

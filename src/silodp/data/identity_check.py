@@ -13,7 +13,8 @@ from silodp.data._identifiers import REASONS, Refusal, compact
 from silodp.data.identity import IdentityProfile
 from silodp.data.linkage import MANY_ROWS, MANY_TIMES, find_many_rows
 from silodp.data.tables.columns import Reader
-from silodp.errors import check_type, counted
+from silodp.errors import counted
+from silodp.settings import check_type
 
 MOST_ROWS = 10
 """Rows or identifiers that a check lists of each kind."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays
 from silodp.data.public import LabelKind
-from silodp.errors import SilodpError, check_choice, check_list, shorten
+from silodp.errors import SilodpError, shorten
+from silodp.settings import check_choice, check_list
 
 MAX_NAME_LENGTH = 100
 """Characters of a silo's name: it is part of what silos sign and send each other."""

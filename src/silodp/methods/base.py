@@ -18,7 +18,7 @@ import numpy as np
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_fields, check_momentum, check_positive, check_type
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import (
@@ -33,6 +33,7 @@ from silodp.methods.roles import (
     UserWeights,
 )
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
+from silodp.settings import Momentum, Positive, Settings, check_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,7 @@ def supports_separate(method: type[Method]) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
+class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
     """Base class of methods: the core, and the roles of `silodp.methods.roles` with their defaults.
 
     Attributes:
@@ -256,12 +257,11 @@ class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
     # --- Not to be overridden ---
 
     def __post_init__(self) -> None:
-        """Check the settings of the server's step; subclasses call it from theirs."""
-        check_fields(self, server_learning_rate=check_positive, server_momentum=check_momentum)
-        if self.server_optimizer is None:
-            return
-        check_type("server_optimizer", self.server_optimizer, ServerOptimizer, "ServerAdam()")
-        if self.server_momentum != 0:
+        """Check all settings, and those of the server's step also where they are no fields."""
+        super().__post_init__()
+        check_value("server_learning_rate", self.server_learning_rate, Positive)
+        check_value("server_momentum", self.server_momentum, Momentum)
+        if self.server_optimizer is not None and self.server_momentum != 0:
             raise SilodpError(
                 f"server_momentum = {self.server_momentum} and server_optimizer: set the momentum in one of them.",
                 code="argument.conflict",

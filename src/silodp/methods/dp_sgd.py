@@ -5,21 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_clip,
-    check_fields,
-    check_noise_multiplier,
-    check_positive,
-    check_whole,
-    counted,
-)
+from silodp.errors import SilodpError, counted
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -30,6 +21,7 @@ from silodp.mechanisms.clipping import (
 )
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
+from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,31 +30,33 @@ if TYPE_CHECKING:
 
 
 Optimizer = Literal["sgd", "adam"]
+LocalSteps = Annotated[
+    int,
+    Whole(what="DP-SGD steps"),
+    Help("DP-SGD steps per round, for uldp-group, rpdp methods and ddp."),
+]
+RecordSampling = Annotated[
+    Probability, Help("Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp.")
+]
 
 Keep = Callable[[ClippedRows], ClippedRows]
 """From a step's clipped gradients to those that count, decided record by record (see `rpdp.renyi_filter`)."""
 
 
 @dataclass(frozen=True)
-class DpSgd:
+class DpSgd(Settings):
     """The public constants of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients: σ is `noise_multiplier`, C is `clip`.
     `expected_batch_size` divides every sum; the realized batch size is private and divides nothing.
     """
 
-    noise_multiplier: float
-    clip: float
-    local_steps: int
-    expected_batch_size: float
-    local_learning_rate: float
+    noise_multiplier: NoiseMultiplier
+    clip: Clip
+    local_steps: LocalSteps
+    expected_batch_size: Positive
+    local_learning_rate: Positive
     optimizer: Optimizer = "sgd"
-
-    def __post_init__(self) -> None:
-        check_fields(self, noise_multiplier=check_noise_multiplier, clip=check_clip)
-        check_whole("local_steps", self.local_steps, what="DP-SGD steps")
-        check_fields(self, expected_batch_size=check_positive, local_learning_rate=check_positive)
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
 
     @classmethod
     def of(cls, method: object) -> Self:

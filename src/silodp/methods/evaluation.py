@@ -9,24 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from silodp.accounting.events import Composed, Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_clip,
-    check_epsilon,
-    check_fields,
-    check_list,
-    check_noise_multiplier,
-    check_whole,
-    optional,
-)
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -37,6 +26,7 @@ from silodp.mechanisms.clipping import (
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.roles import Population
 from silodp.methods.uldp import UldpAvg
+from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
 from silodp.training.counts import CountTable
 
 Across = Literal["none", "local", "sums"]
@@ -50,7 +40,7 @@ _UNITS_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Settings, prefix="evaluation."):
     """How a model is evaluated on the held-out records of the silos; all of it is public.
 
     Attributes:
@@ -64,25 +54,16 @@ class Evaluation:
         times: edges between bins of survival times.
     """
 
-    across: Across
-    every: int | None = None
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    clip: float = 1.0
+    across: Annotated[Across, Named("across")]
+    every: Count | None = None
+    noise_multiplier: NoiseMultiplier | None = None
+    epsilon: Epsilon | None = None
+    clip: Clip = 1.0
     bins: int = 10
     times: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("across", self.across, ("none", "local", "sums"))
-        check_fields(
-            self,
-            "evaluation.",
-            every=optional(check_whole),
-            noise_multiplier=optional(check_noise_multiplier),
-            epsilon=optional(check_epsilon),
-            clip=check_clip,
-        )
-        check_list("evaluation.times", self.times, Real)
+        super().__post_init__()
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
         CountTable("survival", bins=self.bins, times=self.times)
         self._check_used()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.errors import check_type
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.roles import Population
@@ -28,10 +27,6 @@ class Default(Method):
     unit: Unit | None = field(default=None, init=False)
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
-        super().__post_init__()
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run the silo's own SGD; nothing is clipped, and no noise added."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -21,11 +20,11 @@ from silodp.accounting.events import (
     scale_shift,
 )
 from silodp.accounting.guarantee import Unit, View
-from silodp.errors import SilodpError, check_probability, check_real
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LinkageCase, LocalContext, Method
-from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.dp_sgd import DpSgd, LocalSteps, RecordSampling
 from silodp.methods.roles import Population
+from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Range, Whole
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
@@ -49,13 +48,18 @@ class UldpGroup(Method):
     Source: Kato et al., ULDP-FL, 2024, Algorithm 2, corrected as in docs/privacy.md, section 4, G.
     """
 
-    noise_multiplier: float
-    clip: float
-    group_size: int
-    record_sampling: float
-    local_steps: int
-    expected_batch_size: float
-    local_learning_rate: float
+    noise_multiplier: NoiseMultiplier
+    clip: Clip
+    group_size: Annotated[
+        int,
+        Range(),
+        Whole(most=_LARGEST_GROUP, what="records (with more, clip per person: uldp-avg)"),
+        Help("k: most records of a person that are used, for uldp-group."),
+    ]
+    record_sampling: RecordSampling
+    local_steps: LocalSteps
+    expected_batch_size: Positive
+    local_learning_rate: Positive
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
 
@@ -64,19 +68,6 @@ class UldpGroup(Method):
     clips_records: bool = field(default=True, init=False, repr=False)
 
     can_separate: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self._dp_sgd  # noqa: B018  its constants are checked as it is made
-        check_probability("record_sampling", self.record_sampling)
-        super().__post_init__()
-        check_real("group_size", self.group_size)
-        if not (isinstance(self.group_size, Integral) and 1 <= self.group_size <= _LARGEST_GROUP):
-            raise SilodpError(
-                f"group_size = {self.group_size}: set a whole number of records from 1 to {_LARGEST_GROUP} "
-                "(with more, clip per person: uldp-avg).",
-                code="argument.value",
-                field="group_size",
-            )
 
     @property
     def _dp_sgd(self) -> DpSgd:

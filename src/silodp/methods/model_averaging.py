@@ -14,15 +14,9 @@ import numpy as np
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
-from silodp.errors import (
-    SilodpError,
-    check_list,
-    check_noise_multiplier,
-    check_probability,
-    check_whole,
-    counted,
-)
+from silodp.errors import SilodpError, counted
 from silodp.methods.ddp.method import CLAIM
+from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,12 +94,12 @@ def average_models(
             field="noise_multiplier",
         )
     for sigma in noise:
-        check_noise_multiplier("noise_multiplier", sigma)
-    check_whole("local_steps", local_steps)
+        check_value("noise_multiplier", sigma, NoiseMultiplier)
+    Whole().check("local_steps", local_steps)
     accountant = find_accountant(accountant)
-    check_probability("record_sampling", record_sampling)
+    check_value("record_sampling", record_sampling, Probability)
     unknown = len(given) if clients is None else clients
-    check_whole("clients", unknown)
+    Whole().check("clients", unknown)
     if unknown > len(given):
         raise SilodpError(
             f"clients = {unknown}: only {len(given)} models are averaged; set at most that.",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.errors import check_clip, check_fields, check_noise_multiplier, check_type
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
     ALL_NOISE_KNOWN,
@@ -15,6 +14,7 @@ from silodp.methods.base import (
     Method,
 )
 from silodp.methods.roles import Population
+from silodp.settings import Clip, NoiseMultiplier
 from silodp.training.sgd import LocalTraining
 
 
@@ -34,8 +34,8 @@ class UldpNaive(Method):
     Source: Kato et al., ULDP-FL, 2024, Algorithm 1, corrected.
     """
 
-    noise_multiplier: float
-    clip: float
+    noise_multiplier: NoiseMultiplier
+    clip: Clip
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
@@ -44,11 +44,6 @@ class UldpNaive(Method):
     unit: Unit | None = field(default="user", init=False)
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self, noise_multiplier=check_noise_multiplier, clip=check_clip)
-        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
-        super().__post_init__()
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
         """Run SGD on all records, and clip the update, which one person can move by 2C."""

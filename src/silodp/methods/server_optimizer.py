@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from silodp._lazy import Registry
-from silodp.errors import check_fields, check_momentum, check_positive, check_type, check_whole
+from silodp.settings import Momentum, Positive, Settings, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ State = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True)
-class ServerOptimizer(ABC):
+class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
     """Base class of server optimizers: a frozen dataclass of public constants.
 
     `step` must be written. Its state lives in the run's checkpoint, so that a resumed run takes the same steps.
@@ -74,10 +74,7 @@ class ServerSgd(ServerOptimizer):
         momentum: in [0, 1).
     """
 
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "server_optimizer.", momentum=check_momentum)
+    momentum: Momentum = 0.0
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no velocity yet: {"velocity": (d,) float64}."""
@@ -107,14 +104,9 @@ class ServerAdam(ServerOptimizer):
     Source: Reddi et al., Adaptive Federated Optimization, 2021, Algorithm 2.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self, "server_optimizer.", beta1=check_momentum, beta2=check_momentum, adaptivity=check_positive
-        )
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.99
+    adaptivity: Positive = 1e-3
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
@@ -146,12 +138,8 @@ class TailAverage(ServerOptimizer):
         optimizer: what takes the steps.
     """
 
-    last: int
+    last: Annotated[int, Whole(limit=10_000, what="rounds")]
     optimizer: ServerOptimizer = field(default_factory=ServerSgd)
-
-    def __post_init__(self) -> None:
-        check_whole("server_optimizer.last", self.last, what="rounds", most=10_000)
-        check_type("server_optimizer.optimizer", self.optimizer, ServerOptimizer, "ServerAdam()")
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""

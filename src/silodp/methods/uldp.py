@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -21,16 +21,7 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_clip,
-    check_fields,
-    check_noise_multiplier,
-    check_positive,
-    check_probability,
-    check_type,
-)
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
     ALL_NOISE_KNOWN,
@@ -42,6 +33,7 @@ from silodp.methods.base import (
 from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, Population, UnitBudgets
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
+from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
@@ -88,15 +80,15 @@ class UldpAvg(Method):
     Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4; ν: Bu et al., Automatic Clipping, 2023.
     """
 
-    noise_multiplier: float
-    clip: float = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts 1 in the place of None
+    noise_multiplier: NoiseMultiplier
+    clip: Clip = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts 1 in the place of None
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
-    weighting: Weighting = "uniform"
-    user_sampling: float = 1.0
+    weighting: Annotated[Weighting, Help("uniform, present, records or home.")] = "uniform"
+    user_sampling: Annotated[Probability, Help("Sampling probability q of a person in a round.")] = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
     personal: UserBudgets | None = None
-    step: float | None = field(default=None, metadata=OMIT_NONE)
+    step: Positive | None = field(default=None, metadata=OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -104,6 +96,7 @@ class UldpAvg(Method):
     allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.clip is None and self.step is None:
             if self.server_learning_rate != 1:
                 raise SilodpError(
@@ -114,7 +107,6 @@ class UldpAvg(Method):
                 )
             object.__setattr__(self, "step", 1.0)
         if self.step is not None:
-            check_fields(self, step=check_positive)
             if self.clip not in (None, 1.0) or self.server_learning_rate != 1:
                 raise SilodpError(
                     f"step = {self.step:g} and {'clip' if self.clip not in (None, 1.0) else 'server_learning_rate'}: "
@@ -123,19 +115,6 @@ class UldpAvg(Method):
                     field="step",
                 )
             object.__setattr__(self, "clip", 1.0)
-        check_fields(
-            self, noise_multiplier=check_noise_multiplier, clip=check_clip, user_sampling=check_probability
-        )
-        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
-        super().__post_init__()
-        check_choice("weighting", self.weighting, get_args(Weighting))
-        if self.personal is not None:
-            check_type(
-                "personal",
-                self.personal,
-                UserBudgets,
-                "UserBudgets(by='clip', rounds=50, largest_budget=2.0)",
-            )
         if self._own_rates and self.user_sampling != 1:
             raise SilodpError(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,16 +24,9 @@ from silodp.accounting.events import (
     list_nested,
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_epsilon,
-    check_fields,
-    check_probability,
-    check_whole,
-    counted,
-)
+from silodp.errors import SilodpError, counted
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets
+from silodp.settings import Count, Epsilon, Probability, Settings
 
 By = Literal["sampling", "clip"]
 _LEAST = 1e-4  # a rate or clip below is as good as none
@@ -41,7 +34,7 @@ _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
 
 @dataclass(frozen=True)
-class UserBudgets:
+class UserBudgets(Settings, prefix="personal."):
     """How persons' budgets are met: public constants.
 
     Attributes:
@@ -57,10 +50,10 @@ class UserBudgets:
     """
 
     by: By
-    rounds: int
-    largest_budget: float
+    rounds: Count
+    largest_budget: Epsilon
     adversary: Adversary = "server"
-    mean_sampling: float | None = None
+    mean_sampling: Probability | None = None
     accountant: Accountant | str | None = None
 
     def __repr__(self) -> str:
@@ -69,9 +62,7 @@ class UserBudgets:
         return f"Personal({given})"
 
     def __post_init__(self) -> None:
-        check_choice("personal.by", self.by, get_args(By))
-        check_choice("personal.adversary", self.adversary, get_args(Adversary))
-        check_fields(self, "personal.", rounds=check_whole, largest_budget=check_epsilon)
+        super().__post_init__()
         if (self.by == "sampling") != (self.mean_sampling is not None):
             raise SilodpError(
                 f"personal.mean_sampling = {self.mean_sampling} with by = '{self.by}': set it where persons are "
@@ -79,8 +70,6 @@ class UserBudgets:
                 code="argument.conflict",
                 field="personal.mean_sampling",
             )
-        if self.mean_sampling is not None:
-            check_probability("personal.mean_sampling", self.mean_sampling)
         if self.accountant is not None:
             find_accountant(self.accountant)
 

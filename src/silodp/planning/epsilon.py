@@ -25,11 +25,12 @@ from silodp.config.build import build_aggregator, find_method_class
 from silodp.config.resolve import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_choice, check_delta, check_whole
+from silodp.errors import SilodpError
 from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
 from silodp.runtime.prepare import check_attempts
+from silodp.settings import Delta, Whole, check_choice, check_value
 
 ACCOUNTING_DEFAULTS = {
     "clip": 1.0,
@@ -71,7 +72,7 @@ def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accounta
     Raises:
         SilodpError: δ out of range, or an event that the accountant does not know.
     """
-    check_delta("delta", delta)
+    check_value("delta", delta, Delta)
     reason = next((why for event, _ in spent if (why := explain_not_private(event)) is not None), None)
     if reason is not None:
         return Cost(None, reason)
@@ -188,11 +189,11 @@ def compute_epsilon(
 
     Source: docs/privacy.md, section 3.
     """
-    check_delta("delta", delta)
+    check_value("delta", delta, Delta)
     for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
-        check_whole(name, value, least)
+        Whole(least).check(name, value)
     if users is not None:
-        check_whole("users", users)
+        Whole().check("users", users)
     made, sampling = _build_method(method, fields, rounds, delta)
     chosen_aggregator = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
@@ -386,8 +387,8 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
             field="clients",
         )
     if silos is not None:
-        check_whole("silos", silos, most=MOST_SILOS)
-    check_whole("colluding", colluding, what="silos that pool what they know")
+        Whole(limit=MOST_SILOS).check("silos", silos)
+    Whole(what="silos that pool what they know").check("colluding", colluding)
     if colluding > 1 and adversary != "silo":
         raise SilodpError(
             f"colluding = {colluding} is about silos: set adversary = 'silo', or leave it out.",

@@ -22,12 +22,13 @@ from silodp.config.resolve import ResolvedRun
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
-from silodp.errors import SilodpError, check_choice, counted
+from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
+from silodp.settings import check_choice
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining

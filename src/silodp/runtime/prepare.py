@@ -28,19 +28,11 @@ from silodp.data.federation import Federation
 from silodp.data.linkage import find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_delta,
-    check_epsilon,
-    check_type,
-    check_whole,
-    counted,
-    lookup,
-)
+from silodp.errors import SilodpError, counted, lookup
 from silodp.methods import METHODS, Population
 from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
+from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -165,9 +157,9 @@ def assemble_spec(
         SilodpError: a setting that is no such setting.
     """
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
-    check_whole("rounds", rounds, 0)
+    Whole(0).check("rounds", rounds)
     if seed is not None:
-        check_whole("seed", seed, 0)
+        Whole(0).check("seed", seed)
         seed = int(seed)  # digests are made of JSON, which has no numpy integers
     aggregator, budget, evaluation = (
         _find_aggregator(aggregator),
@@ -290,7 +282,7 @@ def _choose_delta(given: float | None, budget: Budget | None) -> float:
     """
     if given is None:
         return 1e-5 if budget is None else float(budget.delta)
-    check_delta("delta", given)
+    check_value("delta", given, Delta)
     if budget is not None and budget.delta != given:
         raise SilodpError(
             f"budget.delta = {budget.delta} differs from delta = {given}: set both to the same value.",
@@ -322,7 +314,7 @@ def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, fl
     check_type("silo_limits", given, Mapping, "{'server': 3.0}")
     for adversary, limit in given.items():
         check_choice("silo_limits", adversary, ADVERSARIES)
-        check_epsilon(f"silo_limits.{adversary}", limit)
+        check_value(f"silo_limits.{adversary}", limit, Epsilon)
     return dict(given)
 
 

@@ -18,7 +18,7 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_path, check_type, check_whole
+from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
@@ -28,6 +28,7 @@ from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import METRICS, MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
+from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ def run(
         SilodpError: the directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
             from different rounds.
     """
-    check_whole("evaluate_every", evaluate_every)
+    Whole().check("evaluate_every", evaluate_every)
     if not (on_round is None or callable(on_round)):
         raise SilodpError(
             f"on_round is {on_round!r}: set a function of one argument, the result of a round.",

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silodp.errors import check_type, lookup
+from silodp.errors import lookup
+from silodp.settings import check_type
 from silodp.tracking.base import SafeTracker, Tracker
 from silodp.tracking.mlflow import MLflow
 from silodp.tracking.progress import print_progress

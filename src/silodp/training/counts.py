@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from silodp.errors import SilodpError, check_choice, check_whole
+from silodp.errors import SilodpError
+from silodp.settings import Settings, Whole
 from silodp.training.losses import flatten_outputs
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class CountTable:
+class CountTable(Settings):
     """The public cells of a table of counts.
 
     Attributes:
@@ -54,12 +55,11 @@ class CountTable:
 
     kind: TableKind
     classes: int = 2
-    bins: int = 10
+    bins: Annotated[int, Whole(2, limit=1000)] = 10
     times: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, ("scores", "classes", "survival"))
-        check_whole("bins", self.bins, 2, 1000)
+        super().__post_init__()
         if self.bins % 2:
             raise SilodpError(
                 f"bins = {self.bins}: set an even number, so that a probability of one half is an edge.",

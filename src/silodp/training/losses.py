@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
-from silodp.errors import SilodpError, check_positive, describe_exception
+from silodp.errors import SilodpError, describe_exception
+from silodp.settings import Positive, check_value
 
 if TYPE_CHECKING:
     import torch
@@ -350,7 +351,7 @@ def exponential_survival(typical_time: float) -> Loss:
     Source: the likelihood of Poisson regression; Holford, The Analysis of Rates and of Survivorship Using Log-Linear
     Models, 1980.
     """
-    check_positive("typical_time", typical_time)
+    check_value("typical_time", typical_time, Positive)
 
     def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
         score, event, time = _split_survival("exponential_survival", outputs, targets)

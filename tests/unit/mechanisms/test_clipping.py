@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silodp.errors import SilodpError, check_clip, check_probability
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -20,6 +20,7 @@ from silodp.mechanisms.clipping import (
 from silodp.mechanisms.clipping import add_weighted_rows as fold_stream
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.settings import Clip, Probability, check_value
 from support.oracles import judges_std
 from support.refusals import refused
 
@@ -220,9 +221,9 @@ def test_poisson_samples_have_their_rate():
 @pytest.mark.parametrize("wrong", ["a", None, True, np.True_, [0.5], 1j, torch.tensor(0.5)])
 def test_a_clip_and_a_probability_are_numbers(wrong):
     with refused("argument.type"):
-        check_clip("clip", wrong)
+        check_value("clip", wrong, Clip)
     with refused("argument.type"):
-        check_probability("user_sampling", wrong)
+        check_value("user_sampling", wrong, Probability)
 
 
 def test_steps_see_what_is_released_of_them():

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.streams import Integers, Words
-from silodp.errors import check_shape, require
+from silodp.errors import require
+from silodp.settings import check_shape
 
 Chunk = tuple[Integers, NDArray[Any]]
 """Owners (r,), and their rows (r, d) of grid units."""

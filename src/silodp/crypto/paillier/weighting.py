@@ -34,7 +34,8 @@ from silodp.crypto.paillier.scheme import (
 )
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.streams import Integers, Words, derive_key
-from silodp.errors import check_shape, require
+from silodp.errors import require
+from silodp.settings import check_shape
 
 Rows = Iterable[tuple[Integers, Integers]]
 """Chunks of owners (r,) and their rows (r, d), in grid units."""

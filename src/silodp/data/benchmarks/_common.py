@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from silodp.data.allocation import allocate
 from silodp.data.silo_data import SiloData
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError
+from silodp.settings import Whole
 
 Normalize = Literal["private", "public"]
 Floats = NDArray[Any]
@@ -110,7 +111,7 @@ def make_free_silos(
     test: tuple[Floats, Floats] | None = None,
 ) -> tuple[SiloData, ...]:
     """Draw both the silo and the user of every record; held-out records (x, y) go to the silos in turn."""
-    check_whole("seed", seed, 0)
+    Whole(0).check("seed", seed)
     user, silo = allocate(
         allocation,
         users=users,

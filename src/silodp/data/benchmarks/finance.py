@@ -22,7 +22,8 @@ from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.data.tables.columns import NumericColumn
-from silodp.errors import SilodpError, check_choice
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
 
 if TYPE_CHECKING:
     import pandas as pd

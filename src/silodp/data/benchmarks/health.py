@@ -22,7 +22,8 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
 from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError, check_choice
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")

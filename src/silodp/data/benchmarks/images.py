@@ -21,7 +21,8 @@ from silodp.data.benchmarks._common import (
 )
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_choice
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
 
 Split = Literal["source", "pooled", "tuning"]
 

@@ -32,7 +32,8 @@ from silodp.data.tables.columns import (
     read_numeric,
     read_reader,
 )
-from silodp.errors import SilodpError, check_real, check_type, first_line, suggest_name
+from silodp.errors import SilodpError, first_line, suggest_name
+from silodp.settings import Range, check_type
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
@@ -154,7 +155,7 @@ class Schema:
                     "argument.conflict",
                     "test_share",
                 )
-            check_real("data.schema.test_share", self.test_share, least=0, most=1, what="share of persons")
+            Range(least=0, most=1, what="share of persons").check("data.schema.test_share", self.test_share)
         self._check_label()
         for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
             if not isinstance(getattr(self, section), Mapping):

@@ -9,15 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.errors import (
-    Check,
-    SilodpError,
-    check_clip,
-    check_noise_multiplier,
-    check_positive,
-    check_whole,
-    counted,
-)
+from silodp.errors import SilodpError, counted
 
 
 @dataclass(frozen=True)
@@ -41,32 +33,26 @@ class Client:
         return self.steps * (self.noise_multiplier * self.reach) ** 2
 
 
-PER_CLIENT: dict[str, Check] = {
-    "noise_multiplier": check_noise_multiplier,
-    "clip": check_clip,
-    "local_steps": check_whole,
-    "local_learning_rate": check_positive,
-}
-"""The settings, in the order of `Client`'s, and what checks a value."""
+PER_CLIENT = ("noise_multiplier", "clip", "local_steps", "local_learning_rate")
+"""The settings, in the order of `Client`'s."""
 
 
-def validate_per_client(method: object) -> dict[str, Any]:
+def read_per_client(method: object) -> dict[str, tuple[Any, ...]]:
     """Return the settings that are given one by one, as tuples.
 
     Raises:
-        SilodpError: a value cannot be, or there are different numbers of them.
+        SilodpError: there are different numbers of them.
     """
-    found = {}
-    for name, check in PER_CLIENT.items():
-        value = getattr(method, name)
-        if isinstance(value, tuple | list | np.ndarray):  # a list, as a config has it
-            found[name] = tuple(np.asarray(value).tolist())
-        for one in found.get(name, (value,)):
-            check(name, one)
+    given = {name: getattr(method, name) for name in PER_CLIENT}
+    found = {
+        name: tuple(np.asarray(value).tolist())
+        for name, value in given.items()
+        if isinstance(value, tuple | list | np.ndarray)  # a list, as a config has it
+    }
     if len({len(values) for values in found.values()}) > 1 or () in found.values():
-        given = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
+        counts = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
         raise SilodpError(
-            f"{given} values: give one for each client, or one number for all.", code="argument.shape"
+            f"{counts} values: give one for each client, or one number for all.", code="argument.shape"
         )
     return found
 

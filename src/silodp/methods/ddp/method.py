@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -26,15 +26,7 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_fields,
-    check_momentum,
-    check_positive,
-    check_probability,
-    check_whole,
-)
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -50,17 +42,17 @@ from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
     expand_per_client,
-    validate_per_client,
+    read_per_client,
 )
-from silodp.methods.dp_sgd import check_batch
+from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch
 from silodp.methods.roles import Population
+from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 Trajectory = Literal["decoupled", "local", "paper"]
-TRAJECTORIES: tuple[Trajectory, ...] = ("decoupled", "local", "paper")
 CLAIM = "claimed by Theorem 4.6, not proven; a counterexample is in the tests"
 
 
@@ -82,16 +74,20 @@ class Ddp(Method):
     Source: Heikkilä, DDP, Algorithms 1 and 2 and section A.3, corrected as in docs/privacy.md, section 9.
     """
 
-    noise_multiplier: float | tuple[float, ...]
-    clip: float | tuple[float, ...]
-    local_steps: int | tuple[int, ...]
-    record_sampling: float
-    expected_batch_size: float
-    local_learning_rate: float | tuple[float, ...]
-    local_momentum: float = 0.0
-    trajectory: Trajectory = "decoupled"
-    trajectory_ratio: float = 2.0
-    most_batch: int | None = None
+    noise_multiplier: NoiseMultiplier | tuple[NoiseMultiplier, ...]
+    clip: Clip | tuple[Clip, ...]
+    local_steps: LocalSteps | tuple[LocalSteps, ...]
+    record_sampling: RecordSampling
+    expected_batch_size: Positive
+    local_learning_rate: Positive | tuple[Positive, ...]
+    local_momentum: Momentum = 0.0
+    trajectory: Annotated[
+        Trajectory, Help("decoupled, local or paper, for ddp: the noise of the local models.")
+    ] = "decoupled"
+    trajectory_ratio: Annotated[
+        Positive, Help("R, for decoupled: noise of the local models divided by that of the sum.")
+    ] = 2.0
+    most_batch: Annotated[int, Whole(limit=10**15)] | None = None  # the ring refuses it long before
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
 
@@ -103,15 +99,9 @@ class Ddp(Method):
     can_separate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, value in validate_per_client(self).items():
+        for name, value in read_per_client(self).items():
             object.__setattr__(self, name, value)
-        check_probability("record_sampling", self.record_sampling)
         super().__post_init__()
-        check_fields(self, expected_batch_size=check_positive, trajectory_ratio=check_positive)
-        check_momentum("local_momentum", self.local_momentum)
-        if self.most_batch is not None:
-            check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
-        check_choice("trajectory", self.trajectory, TRAJECTORIES)
         steps = self.local_steps
         if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
             raise SilodpError(

@@ -7,21 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_epsilon
+from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import TwoStageSampling
+from silodp.settings import Epsilon
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RpdpMinimum(TwoStageSampling):
     """The baseline *minimum*: everyone is protected at one `budget`, a public constant nobody's own may lie below."""
 
-    budget: float
+    budget: Epsilon
 
     name: str = field(default="rpdp-minimum", init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_epsilon("budget", self.budget)
 
     @property
     def largest_epsilon(self) -> float:
@@ -49,13 +46,9 @@ class RpdpMinimum(TwoStageSampling):
 class RpdpDropout(TwoStageSampling):
     """The baseline *dropout*: who asks for `threshold` or more takes part, all protected at the threshold."""
 
-    threshold: float
+    threshold: Epsilon
 
     name: str = field(default="rpdp-dropout", init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_epsilon("threshold", self.threshold)
 
     @property
     def largest_epsilon(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,27 +13,22 @@ from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, compute_t
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import (
-    SilodpError,
-    check_choice,
-    check_delta,
-    check_epsilon,
-    check_probability,
-    check_whole,
-)
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import Population, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
+    BudgetNoise,
     Calibration,
     SamplingRates,
     bins,
     check_records,
     require_record_budgets,
 )
+from silodp.settings import Clip, Count, Delta, Epsilon, Help, Positive, Probability, check_value
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,14 +56,16 @@ class TwoStageSampling(Method):
             the rounds that the silo joined, in full, and lets records retire by those.
     """
 
-    noise_multiplier: float
-    clip: float
-    local_steps: int
-    rounds: int
-    delta: float
-    expected_batch_size: float
-    local_learning_rate: float
-    client_sampling: float = 1.0
+    noise_multiplier: BudgetNoise
+    clip: Clip
+    local_steps: LocalSteps
+    rounds: Count
+    delta: Delta
+    expected_batch_size: Positive
+    local_learning_rate: Positive
+    client_sampling: Annotated[
+        Probability, Help("Sampling probability λ of a silo in a round, for rpdp. Default: 1.")
+    ] = 1.0
     optimizer: Optimizer = "sgd"
     calibration: Calibration = "exact"
     accountant: Accountant | str = "rdp"
@@ -84,20 +81,8 @@ class TwoStageSampling(Method):
     can_separate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._dp_sgd  # noqa: B018  its constants are checked as it is made
-        if self.noise_multiplier == 0:
-            raise SilodpError(
-                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
-                code="argument.value",
-                field="noise_multiplier",
-            )
-        check_probability("client_sampling", self.client_sampling)
-        check_whole("rounds", self.rounds, what="rounds")
-        check_delta("delta", self.delta)
         super().__post_init__()
         find_accountant(self.accountant)
-        check_choice("calibration", self.calibration, get_args(Calibration))
-        check_choice("ledger", self.ledger, get_args(ChargingMode))
 
     @property
     def largest_epsilon(self) -> float:
@@ -241,13 +226,9 @@ class Rpdp(TwoStageSampling):
             everyone.
     """
 
-    largest_budget: float
+    largest_budget: Epsilon
 
     name: str = field(default="rpdp", init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_epsilon("largest_budget", self.largest_budget)
 
     @property
     def largest_epsilon(self) -> float:
@@ -280,7 +261,7 @@ class RecordBudgets(UnitBudgets):
 
         With ledger = "realized" a round is charged as one that the silo has joined.
         """
-        check_probability("record_sampling", sampling)
+        check_value("record_sampling", sampling, Probability)
         return self.method.accounts.event(sampling, realized=self.method.ledger == "realized")
 
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:

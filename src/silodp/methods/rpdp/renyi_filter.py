@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -32,17 +32,19 @@ from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_delta, check_epsilon
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import Population, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
+    BudgetNoise,
     bins,
     check_records,
     require_record_budgets,
 )
+from silodp.settings import Clip, Delta, Epsilon, Help, Positive
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,13 +56,16 @@ class RpdpFilter(Method):
     the run's ε ends there, after however many rounds.
     """
 
-    noise_multiplier: float
-    clip: float
-    local_steps: int
-    delta: float
-    expected_batch_size: float
-    local_learning_rate: float
-    largest_budget: float
+    noise_multiplier: BudgetNoise
+    clip: Clip
+    local_steps: LocalSteps
+    delta: Delta
+    expected_batch_size: Positive
+    local_learning_rate: Positive
+    largest_budget: Annotated[
+        Epsilon,
+        Help("Largest privacy budget ε of a record, for rpdp-filter; its ε does not exceed it."),
+    ]
     optimizer: Optimizer = "sgd"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
@@ -82,18 +87,6 @@ class RpdpFilter(Method):
         init=False,
         repr=False,
     )
-
-    def __post_init__(self) -> None:
-        self._dp_sgd  # noqa: B018  its constants are checked as it is made
-        if self.noise_multiplier == 0:
-            raise SilodpError(
-                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
-                code="argument.value",
-                field="noise_multiplier",
-            )
-        check_delta("delta", self.delta)
-        check_epsilon("largest_budget", self.largest_budget)
-        super().__post_init__()
 
     @property
     def _dp_sgd(self) -> DpSgd:

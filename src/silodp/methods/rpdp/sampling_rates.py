@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -23,11 +23,16 @@ from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSa
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.dp_sgd import check_batch
+from silodp.settings import NoiseMultiplier, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Calibration = Literal["exact", "scf", "binary-search"]
+BudgetNoise = Annotated[
+    NoiseMultiplier,
+    Range(above=0, what="noise multiplier", tip="no budget can be kept without noise"),
+]
 
 ZERO_COST = Gaussian(math.inf)
 """What a round costs when every record has retired."""

@@ -23,9 +23,10 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_rounded_up
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
-from silodp.errors import SilodpError, check_delta, counted, shorten, suggest_name
+from silodp.errors import SilodpError, counted, shorten, suggest_name
 from silodp.parsing import parse_json, parse_toml
 from silodp.planning.epsilon import Cost, compute_cost
+from silodp.settings import Delta, check_value
 
 DELTA = 1e-5
 
@@ -217,7 +218,7 @@ class Settings:
             SilodpError: it is out of range.
         """
         found = self.number(*names, default=DELTA) if given is None else given
-        check_delta("delta", found)
+        check_value("delta", found, Delta)
         return found
 
 

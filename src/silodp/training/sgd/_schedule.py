@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from silodp.errors import (
-    MOST_REAL,
-    check_fields,
-    check_momentum,
-    check_positive,
-    check_real,
-    check_whole,
-    optional,
-)
+from silodp.settings import MOST_REAL, Momentum, Positive, Range, Settings, Whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
+_Count = Annotated[int, Range(), Whole(limit=int(MOST_REAL))]
+
+
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(Settings):
     """Plain SGD on one user's (or one silo's) records, as `torch.optim.SGD` computes it.
 
     Attributes:
@@ -38,21 +32,11 @@ class LocalTraining:
         SilodpError: a value out of its range.
     """
 
-    learning_rate: float
-    epochs: int = 1
-    batch_size: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            learning_rate=check_positive,
-            epochs=_check_count,
-            batch_size=optional(_check_count),
-            momentum=check_momentum,
-            weight_decay=partial(check_real, least=0),
-        )
+    learning_rate: Positive
+    epochs: _Count = 1
+    batch_size: _Count | None = None
+    momentum: Momentum = 0.0
+    weight_decay: Annotated[float, Range(least=0)] = 0.0
 
     def batches(self, counts: Tensor) -> Tensor:
         """Return the steps per epoch (u,) of users with these numbers of records (u,)."""
@@ -70,11 +54,6 @@ class LocalTraining:
             gradients = [v.mul_(self.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
         for p, direction in zip(params, gradients, strict=True):
             p.sub_(direction, alpha=self.learning_rate)
-
-
-def _check_count(name: str, value: object) -> None:
-    check_real(name, value)
-    check_whole(name, value, most=int(MOST_REAL))
 
 
 @dataclass(frozen=True)

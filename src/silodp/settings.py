@@ -1,0 +1,427 @@
+"""What a setting may be: declared once, in the annotation of a field, and checked when the dataclass is made.
+
+A class of settings derives from `Settings`. Every field is checked by its annotation, for example
+
+    noise_multiplier: Annotated[float, Range(least=0), Help("σ")]
+    group_size: Annotated[int, Whole(most=4096)]
+    weighting: Literal["uniform", "records"] = "uniform"
+    local: LocalTraining
+
+The reader of configurations takes names, types and defaults from the same annotations, and `silodp epsilon` its options
+and their help. A number, text or choice that is no field is checked by `check_value(name, value, annotation)`.
+
+Every check takes the name of a setting and its value, and raises `SilodpError` with the name as `field`:
+
+    Range.check        a real number, with any bounds            argument.type, .out_of_range, .value
+    Whole.check        a whole number                            argument.value, .out_of_range
+    check_value        what an annotation allows                 as `Range`, `Whole`; argument.type, .value
+    check_type         an instance of a class                    argument.type
+    check_list         a list, each item an instance of a class  argument.type
+    check_path         what can be the path of a file            argument.type, .value
+    check_choice       one of some values                        argument.value
+    check_shape        the shape of an array or tensor           argument.shape
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+
+from silodp.errors import SilodpError, shorten
+
+__all__ = [
+    "Clip",
+    "Count",
+    "Delta",
+    "Epsilon",
+    "Help",
+    "Momentum",
+    "NoiseMultiplier",
+    "Positive",
+    "Probability",
+    "Range",
+    "Settings",
+    "Whole",
+    "check_value",
+]
+
+LEAST_REAL, MOST_REAL = 1e-50, 1e38
+"""Magnitudes of real numbers that can be squared and put in float32."""
+MOST_WHOLE = 10**9
+MOST_NOISE = 1e6
+"""The largest noise multiplier that a method may have and that plans look for: above, accountants take long."""
+
+
+# --- marks of an annotation -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Help:
+    """What a setting is, in a line for users; a field of a method with it is an option of `silodp epsilon`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """The name of a setting in messages, where it is not that of the field in its table."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Range:
+    """A real number (True is not 1) of a magnitude that can be squared and put in float32.
+
+    Without a bound, 0, infinity and NaN pass; with one, the number must be finite.
+
+    Attributes:
+        above: the number must be larger than this.
+        least: the number must not be smaller than this.
+        below: the number must be smaller than this.
+        most: the number must not be larger than this.
+        limit: the largest number that can be computed with, where it is less than `MOST_REAL`.
+        what: the noun of the message, for example "ε".
+        tip: a last clause of the message, for example "0 means no privacy".
+    """
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    limit: float | None = None
+    what: str = "number"
+    tip: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        """Check a number.
+
+        Raises:
+            SilodpError: "argument.type", "argument.out_of_range" (the magnitude, or `limit`), "argument.value"
+                (a bound).
+        """
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise _refuse(name, value, "set a number", "argument.type")
+        number: Any = value
+        size = abs(number)  # of any kind: a whole number may be too large for a float
+        if size == size and size not in (0, math.inf) and not LEAST_REAL <= size <= MOST_REAL:
+            remedy = f"set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}"
+            raise _refuse(name, value, remedy, "argument.out_of_range")
+        ends = {"> ": self.above, "≥ ": self.least, "< ": self.below, "≤ ": self.most}
+        wanted = [f"{sign}{end:g}" for sign, end in ends.items() if end is not None]
+        holds = (
+            (self.above is None or number > self.above)
+            and (self.least is None or number >= self.least)
+            and (self.below is None or number < self.below)
+            and (self.most is None or number <= self.most)
+        )
+        if wanted and not (math.isfinite(number) and holds):
+            remedy = f"set a finite {self.what} {' and '.join(wanted)}{self.tip and '; ' + self.tip}"
+            raise _refuse(name, value, remedy, "argument.value")
+        if self.limit is not None and number > self.limit:
+            raise _refuse(name, value, f"set a number of at most {self.limit:g}", "argument.out_of_range")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number (True is not 1).
+
+    Attributes:
+        least: the smallest one.
+        limit: the largest one that can be computed with.
+        most: the largest one that makes sense; None: any up to `limit`.
+        what: what it counts, for the message.
+    """
+
+    least: int = 1
+    limit: int = MOST_WHOLE
+    most: int | None = None
+    what: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        """Check a number.
+
+        Raises:
+            SilodpError: "argument.value" (no whole number, below `least` or above `most`), "argument.out_of_range"
+                (above `limit`).
+        """
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        number = int(cast(Any, value)) if is_whole else self.least - 1
+        if number < self.least or (self.most is not None and number > self.most):
+            counted_things = f" of {self.what}" if self.what else ""
+            end = f"≥ {self.least}" if self.most is None else f"from {self.least} to {self.most:,}"
+            raise _refuse(name, value, f"set a whole number{counted_things} {end}", "argument.value")
+        if number > self.limit:
+            remedy = f"set a whole number of at most {self.limit:,}"
+            raise _refuse(name, value, remedy, "argument.out_of_range")
+
+
+Positive = Annotated[float, Range(above=0)]
+Epsilon = Annotated[float, Range(above=0, what="ε")]
+Delta = Annotated[float, Range(above=0, below=1, tip="for example 1e-5")]
+Probability = Annotated[float, Range(above=0, most=1, what="sampling probability")]
+Momentum = Annotated[float, Range(least=0, below=1)]
+"""A momentum, dropout or other number in [0, 1)."""
+Clip = Annotated[float, Range(above=0, what="clip", tip="it is in units of the update's 2-norm")]
+NoiseMultiplier = Annotated[
+    float,
+    Range(least=0, limit=MOST_NOISE, what="noise multiplier", tip="0 means no privacy"),
+    Help("σ: standard deviation of the noise divided by the sensitivity."),
+]
+Count = Annotated[int, Whole()]
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+class Settings:
+    """Base of dataclasses of settings: every field is checked by its annotation when an object is made.
+
+    A subclass that defines `__post_init__` calls it. `prefix` is put before the names of fields in messages, as in
+    `class Personal(Settings, prefix="personal.")`.
+    """
+
+    _prefix = ""
+
+    def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if prefix is not None:
+            cls._prefix = prefix
+
+    def __post_init__(self) -> None:
+        """Check every field that is an argument and does not hold its default.
+
+        Raises:
+            SilodpError: as `check_value`.
+        """
+        for field, name, default, check in _list_checks(cast(Any, type(self))):
+            value = getattr(self, field)
+            if value is not default:
+                check(name, value)
+
+
+Check = Callable[[str, Any], None]
+
+
+def check_value(name: str, value: object, declared: Any) -> None:
+    """Check a value against an annotation.
+
+    Args:
+        name: the setting, as the caller wrote it.
+        value: what was given.
+        declared: marked numbers (`Delta`), int, float, bool, str, None, `Literal`, classes of settings, lists and
+            unions of these; any value passes a part of an annotation that is something else.
+
+    Raises:
+        SilodpError: see `Range`, `Whole`, and the functions below.
+    """
+    _make_check(declared)(name, value)
+
+
+@lru_cache(maxsize=1024)  # asked for some 30 times while one configuration is read
+def read_hints(kind: type) -> Mapping[str, Any]:
+    """Return the annotations of a class with their marks; `Any` where a name is imported for type checkers only."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        names = vars(sys.modules.get(base.__module__, sys))
+        for field, hint in vars(base).get("__annotations__", {}).items():
+            try:
+                hints[field] = eval(hint, {**names, **vars(base)}) if isinstance(hint, str) else hint
+            except Exception:
+                hints[field] = _BUILTIN.get(hint, Any)
+    return hints
+
+
+def find_mark(hint: Any, mark: type[Any]) -> Any:
+    """Return the mark of a kind in an annotation, or in the members of a union; None where there is none."""
+    if isinstance(hint, mark):
+        return hint
+    inner = getattr(hint, "__metadata__", ()) or (get_args(hint) if _is_union(hint) else ())
+    return next((found for part in inner if (found := find_mark(part, mark)) is not None), None)
+
+
+_BUILTIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+_KINDS: dict[Any, type] = {
+    int: Integral,
+    float: Real,
+    bool: bool,
+    str: str,
+    NoneType: NoneType,
+    None: NoneType,
+}
+
+
+@lru_cache(maxsize=256)
+def _list_checks(kind: type) -> tuple[tuple[str, str, Any, Check], ...]:
+    """Return (field, name in messages, default, check) of a class's fields that are arguments."""
+    found = []
+    hints = read_hints(kind)
+    for field in fields(cast(Any, kind)):
+        hint = hints.get(field.name, Any)
+        if field.init:
+            named = find_mark(hint, Named)
+            name = named.name if named else f"{cast(Any, kind)._prefix}{field.name}"
+            found.append((field.name, name, field.default, _make_check(hint)))
+    return tuple(found)
+
+
+def _pass_any(name: str, value: object) -> None:
+    """Check nothing."""
+
+
+@lru_cache(maxsize=1024)
+def _make_check(hint: Any) -> Check:
+    """Return the function of a name and a value that `check_value` calls for an annotation."""
+    if get_origin(hint) is Annotated:
+        marks = [mark.check for mark in hint.__metadata__ if hasattr(mark, "check")]
+        return _in_turn(marks) if marks else _make_check(hint.__origin__)
+    if get_origin(hint) is Literal:
+        return lambda name, value: check_choice(name, value, get_args(hint))
+    if _is_union(hint):
+        return _check_union(get_args(hint))
+    if _is_list(hint):
+        return _check_items(_make_check(get_args(hint)[0]))
+    if hint in _KINDS:
+        return _check_kinds([hint])
+    if isinstance(hint, type) and is_dataclass(hint) and issubclass(hint, Settings):
+        return lambda name, value: check_type(name, value, hint)
+    return _pass_any
+
+
+def _in_turn(checks: Sequence[Check]) -> Check:
+    def check(name: str, value: object) -> None:
+        for one in checks:
+            one(name, value)
+
+    return check
+
+
+def _check_union(members: Sequence[Any]) -> Check:
+    """Return the check of a value of several kinds: None, one number or a list of them, or simple types."""
+    lists = [_make_check(member) for member in members if _is_list(member)]
+    others = [member for member in members if not _is_list(member) and member is not NoneType]
+    if len(others) == 1:
+        alone = _make_check(others[0])
+    elif all(member in _KINDS for member in others):
+        alone = _check_kinds([member for member in members if not _is_list(member)])
+    else:
+        alone = _pass_any
+
+    def check(name: str, value: object) -> None:
+        if value is None and NoneType in members:
+            return
+        (lists[0] if lists and isinstance(value, tuple | list) else alone)(name, value)
+
+    return check
+
+
+def _check_kinds(kinds: Sequence[Any]) -> Check:
+    names = " or ".join(getattr(kind, "__name__", "None") for kind in kinds).replace("NoneType", "None")
+    classes = tuple(_KINDS[kind] for kind in kinds)
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, classes) or (isinstance(value, bool) and bool not in kinds):
+            raise _refuse(name, value, f"set a value of type {names}", "argument.type")
+
+    return check
+
+
+def _check_items(item: Check) -> Check:
+    def check(name: str, value: object) -> None:
+        check_list(name, value, object)
+        for one in cast("Sequence[object]", value):
+            item(name, one)
+
+    return check
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
+
+
+def _is_list(hint: Any) -> bool:
+    """Return whether an annotation is a list, or a tuple, of any number of items of one kind."""
+    origin, members = get_origin(hint), get_args(hint)
+    return origin in (list, Sequence) or (origin is tuple and len(members) == 2 and members[1] is Ellipsis)
+
+
+# --- checks by name -------------------------------------------------------------------------------------------------
+
+
+def check_type(name: str, value: object, kind: type | tuple[type, ...], example: str = "") -> None:
+    """Check that a value is an instance of `kind`; `example` is code that makes one, for the message."""
+    if isinstance(value, kind):
+        return
+    kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    tip = f", for example {example}" if example else ""
+    raise SilodpError(
+        f"{name} is a {type(value).__name__}: set a {kinds}{tip}.", code="argument.type", field=name
+    )
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Check that a value is one of `choices`."""
+    choices = tuple(choices)
+    # By type first: arrays and tensors answer a comparison with an array.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set one of {', '.join(map(repr, choices))}.",
+            code="argument.value",
+            field=name,
+        )
+
+
+def check_list(name: str, value: object, kind: type) -> None:
+    """Check that a value is a list or another sequence, each item of a type."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or not all(isinstance(item, kind) for item in cast("Sequence[object]", value)):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: give a list, each item a {kind.__name__}.",
+            code="argument.type",
+            field=name,
+        )
+
+
+def check_path(name: str, value: object) -> None:
+    """Check that a value can be the path of a file or folder."""
+    check_type(name, value, (str, os.PathLike))
+    if "\0" in str(value):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: give a path without zero bytes.", code="argument.value", field=name
+        )
+
+
+def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = None) -> None:
+    """Check the shape of an array or tensor, and of an array its kind of number.
+
+    Args:
+        name: the argument, as the caller wrote it.
+        array: anything with `shape`, and with `dtype.kind` where `kind` is given.
+        shape: its lengths; None stands for any.
+        kind: the allowed letters of numpy's `dtype.kind`, for example "iu" for whole numbers.
+
+    Raises:
+        SilodpError: "argument.shape".
+    """
+    found = tuple(array.shape)
+    fits = len(found) == len(shape) and all(s is None or s == f for s, f in zip(shape, found, strict=True))
+    if fits and (kind is None or array.dtype.kind in kind):
+        return
+    wanted = ", ".join("any" if length is None else str(length) for length in shape)
+    of_kind = "" if kind is None else f" of dtype kind '{kind}'"
+    raise SilodpError(
+        f"{name} has shape {found} and type {array.dtype}: give an array of shape ({wanted}){of_kind}.",
+        code="argument.shape",
+        field=name,
+    )
+
+
+def _refuse(name: str, value: object, remedy: str, code: str) -> SilodpError:
+    return SilodpError(f"{name} = {shorten(value)}: {remedy}.", code=code, field=name)
