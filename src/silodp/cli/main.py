@@ -64,7 +64,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
     "commands",
     {
         "plan": "silodp.cli.plan:plan",
-        "epsilon": "silodp.cli.plan:epsilon",
+        "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
         "deploy": "silodp.cli.deploy:deploy_app",
         "server": "silodp.cli.deploy:server",
@@ -90,7 +90,8 @@ class _Commands(Mapping[str, click.Command]):
         found = COMMANDS[name]
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
-            home.add_typer(found, name=name)
+            is_command = any(command.name == name for command in found.registered_commands)
+            home.add_typer(found, name=None if is_command else name)
         else:
             home.command(name)(found)
         return typer.main.get_group(home).commands[name]

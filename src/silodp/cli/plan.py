@@ -366,6 +366,10 @@ def epsilon(
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])
 
 
+epsilon_app = typer.Typer()
+epsilon_app.command("epsilon", cls=EpsilonCommand)(epsilon)
+
+
 def _refuse_other_options() -> None:
     """Refuse options of --method beside --framework: `--rounds 10`, if ignored, would be charged as one round."""
     context = click.get_current_context()
