@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.cli.deploy import _format_agreement
+from silodp.cli.deploy import FIXED_RUNS, _format_agreement, _format_spent
 from silodp.config.resolve import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
+from silodp.deploy.policy import Policy
 from silodp.deploy.server import StatusFile, serve
 from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import load_records, save_records
@@ -204,6 +205,21 @@ def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
         assert_sentence(silodp("audit-log", tmp_path / folder, "--json"), code="cli.file")
     (tmp_path / "policy.toml").touch()
     assert silodp("audit-log", tmp_path, "--json").json == {"entries": [], "spent": None}
+
+
+def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
+    """With one run and no limit, too: the next run may be chosen after its models were seen."""
+    for limit in (None, 2.0):
+        spent = {
+            "runs": 1,
+            "unit": "user",
+            "delta": 1e-5,
+            "epsilon": {"server": 1.0},
+            "limits": {"server": limit},
+        }
+        assert FIXED_RUNS in _format_spent(spent)[-1]
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0})
+    assert "if the runs were fixed beforehand" in policy.to_toml()
 
 
 WRITTEN = {"written": 1.5, "round": 1, "rounds": 2, "epsilon": {"server": 0.5, "released": None}, "error": None,

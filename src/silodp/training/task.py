@@ -183,11 +183,16 @@ class Task:
     def has_other_code(self) -> bool:
         """Whether the model, the loss or a metric is code that came neither with silodp nor with torch."""
         modules = list(self.model.modules())
-        code = [*map(type, modules), self.loss.function, *self.metrics.values()]
+        kept = [value for module in modules for value in vars(module).values() if callable(value)]
+        code = [*map(type, modules), *kept, self.loss.function, *self.metrics.values()]
         return any(
             str(getattr(one, "__module__", "")).partition(".")[0] not in _KNOWN_CODE for one in code
         ) or any(
-            module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or "forward" in vars(module)
             for module in modules
         )
 

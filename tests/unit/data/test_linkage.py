@@ -166,6 +166,15 @@ def test_a_key_with_far_more_rows_than_others_is_doubted(many, is_doubted):
 
 
 @pytest.mark.parametrize(
+    ("others", "is_doubted"), [(3, False), (4, True), (67, True), (68, False)], ids=lambda one: str(one)
+)
+def test_a_key_is_outlying_among_some_others_and_with_a_share_of_all_rows(others, is_doubted):
+    """One of two persons may well have most rows, and in a large table one with a few more stands for nobody else."""
+    rows = {f"P{n}": 2 for n in range(others)} | {"A7": 15}
+    assert len(find_key_doubts({"a": rows})) == is_doubted
+
+
+@pytest.mark.parametrize(
     "key",
     [
         *(f"17{c}" for c in "\N{ZERO WIDTH SPACE}\N{SOFT HYPHEN}\N{HANGUL FILLER}\N{VARIATION SELECTOR-1}"),

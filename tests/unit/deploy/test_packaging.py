@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import click
@@ -103,13 +104,17 @@ def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
     comments = [line.lstrip("# ") for line in CONTAINER.read_text().splitlines() if line.startswith("#")]
     (run,) = (line for line in comments if line.startswith("--volume"))
     parse_command(shlex.split(run.partition(" silodp ")[2]))
-    started = " ".join(comments)
-    for option in (
-        "--read-only",
-        "--cap-drop ALL",
-        "--ulimit nofile=",
-        "--pids-limit",
-        "--log-opt max-size=",
+    page = (ROOT / "docs" / "deployment_admin.md").read_text()
+    (shown,) = re.findall(r'^RUN="(docker run .*?)"$', page, flags=re.MULTILINE | re.DOTALL)
+    for option, started in product(
+        (
+            "--read-only",
+            "--cap-drop ALL",
+            "--ulimit nofile=",
+            "--pids-limit",
+            "--log-opt max-size=",
+        ),
+        (" ".join(comments), shown),
     ):
         assert option in started
 

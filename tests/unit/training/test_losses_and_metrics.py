@@ -416,6 +416,12 @@ def own(outputs, targets):
     return (outputs.squeeze(1) - targets) ** 2
 
 
+def with_backward_hook():
+    model = torch.nn.Linear(3, 1)
+    model.register_full_backward_hook(lambda *_: None)
+    return model
+
+
 def with_hook():
     model = torch.nn.Linear(3, 1)
     model.register_forward_hook(lambda *_: None)
@@ -430,6 +436,9 @@ def with_hook():
         (torch.nn.Linear(3, 1), exponential_survival(30.0), {"concordance": concordance}, False),
         (torch.nn.Sequential(Remembering(3, 1)), squared_error(), {}, True),
         (with_hook(), squared_error(), {}, True),
+        (with_backward_hook(), squared_error(), {}, True),
+        (torch.nn.TransformerEncoderLayer(4, 2, activation=torch.tanh), squared_error(), {}, False),
+        (torch.nn.TransformerEncoderLayer(4, 2, activation=lambda x: x), squared_error(), {}, True),
         (torch.nn.Linear(3, 1), Loss.per_record("own", own), {}, True),
         (torch.nn.Linear(3, 1), Loss("own", lambda outputs, targets, mask: outputs.sum()), {}, True),
         (torch.nn.Linear(3, 1), squared_error(), {"own": lambda outputs, targets: 1.0}, True),
