@@ -34,7 +34,7 @@ from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import UNSOUND, parse_json, refuse_unsound
 from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
@@ -62,6 +62,14 @@ _CODE_MODULES = (
     "torch.nn",
 )
 """Modules that a reference may name. What they define reads no file, and starts and imports nothing."""
+
+
+_AGAIN = "get the public folder again from the coordinator"
+_GIVE = "give the consortium's public folder, as 'silodp deploy init' writes it"
+
+
+def _public_error(problem: str, remedy: str = _AGAIN, field: str | None = None) -> SilodpError:
+    return SilodpError(f"{problem}: {remedy}.", code="deploy.public", field=field)
 
 
 @dataclass(frozen=True)
@@ -175,22 +183,13 @@ class Consortium:
             data = PublicData.from_dict(parse_json(_read_facts(folder / DATA)))
             roster = Roster.from_json(_read_facts(folder / ROSTER)) if ROSTER in files else None
         except FileNotFoundError as error:
-            raise SilodpError(
-                f"{folder} has no file {Path(error.filename).name}: give the consortium's public folder, as 'silodp "
-                "deploy init' writes it.",
-                code="deploy.public",
-            ) from None
+            raise _public_error(f"{folder} has no file {Path(error.filename).name}", _GIVE) from None
         except UNSOUND as error:
-            raise SilodpError(
-                f"the public folder {folder} cannot be read ({type(error).__name__}: {error}): get it again from the "
-                "coordinator.",
-                code="deploy.public",
-            ) from None
+            reason = f"{type(error).__name__}: {error}"
+            raise _public_error(f"the public folder {folder} cannot be read ({reason})") from None
         if roster is not None and tuple(roster.silos) != data.silos:
-            raise SilodpError(
-                f"{folder / ROSTER} lists the silos {', '.join(roster.silos)}, and {DATA} {', '.join(data.silos)}: get "
-                "the public folder again from the coordinator.",
-                code="deploy.public",
+            raise _public_error(
+                f"{folder / ROSTER} lists the silos {', '.join(roster.silos)}, and {DATA} {', '.join(data.silos)}"
             )
         for name in data.silos:
             check_party_name(name)
@@ -218,10 +217,9 @@ class Consortium:
             stated, expected = getattr(self.data, field), getattr(declared, field)
             is_free = field == "users" and expected is None  # U is then stated in data.json alone
             if stated != expected and not is_free:
-                raise SilodpError(
+                raise _public_error(
                     f"{self.folder / DATA} states {field} = {shorten(stated)}, and {CONFIG} leads to "
-                    f"{shorten(expected)}: get the public folder again from the coordinator.",
-                    code="deploy.public",
+                    f"{shorten(expected)}",
                     field=field,
                 )
 
@@ -250,11 +248,10 @@ class Consortium:
         return found.is_relative_to(home) and found.relative_to(home).as_posix() in self.files
 
     def _coverage_error(self, field: str, value: str, remedy: str) -> SilodpError:
-        return SilodpError(
-            f"{self.folder / CONFIG} has {field} = {shorten(value)}, which is no file of the public folder: {remedy}.",
-            code="deploy.public",
-            field=field,
+        problem = (
+            f"{self.folder / CONFIG} has {field} = {shorten(value)}, which is no file of the public folder"
         )
+        return _public_error(problem, remedy, field)
 
     @cached_property
     def references(self) -> dict[str, str]:
@@ -314,10 +311,8 @@ class Consortium:
         Raises:
             SilodpError: settings, data and model of the folder lead to another one (code deploy.spec).
         """
-        try:
+        with refuse_unsound(f"{self.folder / SPEC} cannot be read: {_AGAIN}.", code="deploy.public"):
             model = ModelSpec(**self._stated["model"])
-        except (KeyError, TypeError) as error:
-            raise self._make_unreadable_error() from error
         return self._derive_stated(model)
 
     @cached_property
@@ -339,18 +334,9 @@ class Consortium:
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            stated = parse_json(_read_facts(self.folder / SPEC))
-        except (OSError, ValueError) as error:
-            raise self._make_unreadable_error() from error
-        if not isinstance(stated, dict):
-            raise self._make_unreadable_error()
-        return stated
-
-    def _make_unreadable_error(self) -> SilodpError:
-        return SilodpError(
-            f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
-            code="deploy.public",
-        )
+            return {**parse_json(_read_facts(self.folder / SPEC))}
+        except (OSError, *UNSOUND) as error:
+            raise _public_error(f"{self.folder / SPEC} cannot be read") from error
 
     def _derive_stated(self, task: Task | ModelSpec) -> RunSpec:
         with refuse_plugins(_NO_CODE):
@@ -410,11 +396,7 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of a public folder, which others may have made up to do harm."""
     home, count, total = folder.resolve(), 0, 0
     if not home.is_dir():
-        raise SilodpError(
-            f"{folder} is not there, or no folder: give the consortium's public folder, as 'silodp deploy init' writes "
-            "it.",
-            code="deploy.public",
-        )
+        raise _public_error(f"{folder} is not there, or no folder", _GIVE)
     for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
         inside = Path(place).relative_to(home)
         folders[:] = filter(_is_part, folders)
@@ -474,10 +456,7 @@ def _read_facts(path: Path) -> bytes:
 
 
 def _refuse_file(path: Path, what: str) -> SilodpError:
-    return SilodpError(
-        f"{path} is {what}, and a public folder holds none: get the folder again from the coordinator.",
-        code="deploy.public",
-    )
+    return _public_error(f"{path} is {what}, and a public folder holds none")
 
 
 def _digest_files(files: Mapping[str, PublicFile]) -> str:
@@ -510,9 +489,8 @@ def take_copy(folder: Path, home: Path) -> Consortium:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, content)
         if compute_digest(copy) != digest:
-            raise SilodpError(
-                f"{folder} was changed while it was read: repeat the command when nobody writes to it.",
-                code="deploy.public",
+            raise _public_error(
+                f"{folder} was changed while it was read", "repeat the command when nobody writes to it"
             )
     return Consortium.load(copy)
 

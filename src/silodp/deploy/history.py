@@ -1,8 +1,8 @@
-"""What the folder of a silo knows of earlier runs: their ledgers, of the newest moment, and who is a person in them.
+"""Checks of a silo's folder against its earlier runs: no ledger is an old copy, and persons are keyed as before.
 
-For every answer a silo writes, in this order, each durably: its ledger, the answer, the state of its gate with the
-number of charges (`runtime/gate.py:State`), and a line of the audit log with the same number. So a ledger never has
-fewer charges than state or log say, wherever the process was killed. One that has is an old copy.
+For every answer a silo writes durably, in this order: its ledger, the answer, the state of its gate with the number of
+charges (`runtime/gate.py:State`), and a line of the audit log with the same number. So wherever the process is killed,
+a ledger has at least as many charges as the state and the log list. A ledger with fewer is an old copy.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from silodp.wire.store import RoundStore, Store
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 PERSONS = "persons"
-"""Key in the store of who is a person in the first run that was charged."""
+"""Key in the silo's store: the `PersonKey` of the first run that was charged."""
 
 
 def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[str, Ledger]:
-    """Open the ledgers of all runs of a silo, and compare them with its store and its audit log.
+    """Open the ledgers of all runs of a silo, and check that none is older than the store or the audit log.
 
     Args:
-        folder: of the ledgers, with one file for each run; made if it is not there.
-        store: the silo's durable memory of all runs.
-        listed: the largest number of charges that the audit log lists, by run.
+        folder: Folder with one ledger for each run; created if it does not exist.
+        store: Store of the silo, for all runs.
+        listed: By run, the largest number of charges that the audit log lists.
 
     Returns:
         The open ledgers by run.
 
     Raises:
-        SilodpError: a ledger is missing (code ledger.missing), is damaged, or has fewer charges than the store or the
-            audit log lists (code gate.set_back).
+        SilodpError: A ledger is missing (code ledger.missing), damaged (code ledger.damaged), or has fewer charges than
+            the store or the audit log lists (code gate.set_back).
     """
     make_private_folder(folder)
     ledgers: dict[str, Ledger] = {}
     try:
         for path in sorted(folder.glob("*.jsonl")):
-            # Without a whole line the process died when it made the file, and nothing was charged.
+            # A file without a complete line: the process was killed when it created it, and nothing was charged.
             if b"\n" in path.read_bytes():
                 ledgers[path.stem] = reopen_ledger(path)
         stored = {key.partition("/")[0] for key in store.names()}
-        # A run of which only answers without a charge are listed was forgotten (`SiloService`).
+        # Runs without a charge may have no ledger any more: `SiloService` deletes the oldest of them.
         charged = {run for run, charges in listed.items() if charges}
         for run in sorted(run for run in {*stored, *charged} if RUN_ID.fullmatch(run)):
             _check_age(folder, run, ledgers.get(run), store, listed.get(run, 0))
@@ -64,7 +64,7 @@ def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[
 
 
 def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, listed: int) -> None:
-    """Refuse a ledger that is older than the store or the audit log."""
+    """Raise if the ledger of a run is missing, or older than the store or the audit log."""
     if ledger is None:
         raise SilodpError(
             f"the store or the audit log beside {folder} knows the run {run}, and there is no ledger of it: what was "
@@ -87,19 +87,21 @@ def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, list
 
 
 def _count_charges(store: Store, name: str) -> int:
-    """Return the number of charges that the state of a gate lists."""
+    """Return the number of charges in the gate's state of a run, or of its evaluation."""
     return read_state(RoundStore(store, f"{name}/")).charges
 
 
 @dataclass(frozen=True)
 class PersonKey:
-    """Who is one person in a run, public: ε of two runs can be added up where it is the same.
+    """How records are assigned to persons in a run; public.
+
+    Only where two runs have the same key, the ε of one person in both can be added up.
 
     Attributes:
-        column: of the key of a person in the silo's table; "" where the data set numbers persons.
-        identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without one.
-        list_digest: SHA-256 (hex) of the public list of persons in any order, or, where the data set numbers them, of
-            its name and U; "" with an identity profile.
+        column: The column of the silo's table that identifies persons; "" where the data set numbers persons.
+        identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without a profile.
+        list_digest: SHA-256 (hex) of the public list of persons, in any order; of the name of the data set and U where
+            the data set numbers persons; "" with an identity profile.
     """
 
     column: str
@@ -108,7 +110,7 @@ class PersonKey:
 
     @classmethod
     def of(cls, consortium: Consortium) -> PersonKey:
-        """Return who is one person in the run of a consortium."""
+        """Return the key of the run of a consortium."""
         schema = consortium.resolved.table_schema
         if schema is None:
             return cls("", "", _digest([consortium.resolved.config.source, consortium.data.users]))
@@ -129,16 +131,16 @@ class PersonKey:
 
 
 def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[str]) -> None:
-    """Refuse a run in which a person is somebody else than in the earlier runs of a silo.
+    """Check that a run assigns records to persons as the earlier runs of a silo did.
 
     Args:
-        store: the silo's durable memory of all runs, where the first run that was charged has claimed its key.
-        folder: of the silo, for the message.
-        key: of the run.
-        same: digests of keys that, says the operator, name the same persons as the first one.
+        store: Store of the silo, for all runs; it has the key of the first run that was charged.
+        folder: Folder of the silo, for the message.
+        key: Key of the new run.
+        same: Digests of keys that name the same persons as the first one, as the operator declares in the policy.
 
     Raises:
-        SilodpError: it is another key (code policy.persons).
+        SilodpError: The key is another one (code policy.persons).
     """
     stored = store.get(PERSONS)
     first = key if stored is None else PersonKey(**json.loads(stored))
@@ -162,5 +164,5 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
 
 
 def _digest(content: object) -> str:
-    """Return the SHA-256 (hex) of something as canonical JSON."""
+    """Return the SHA-256 (hex) of JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

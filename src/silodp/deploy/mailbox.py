@@ -69,14 +69,17 @@ class Mailbox:
     Args:
         silos: their names.
         answer_timeout: seconds that a silo has for an answer.
+        answers: by silo, how many answers have left it at least, as counted by an earlier process.
 
     Attributes:
         traffic: bytes that were sent so far.
     """
 
-    def __init__(self, silos: Iterable[str], answer_timeout: float) -> None:
+    def __init__(
+        self, silos: Iterable[str], answer_timeout: float, answers: Mapping[str, int] | None = None
+    ) -> None:
         self.traffic = Traffic()
-        self._answer_timeout = answer_timeout
+        self._answer_timeout, self._answers = answer_timeout, dict(answers or {})
         self._exchanges: dict[str, Exchange] = {}
         self._seen: dict[str, float | None] = dict.fromkeys(silos)
         self._changed = threading.Condition()  # guards the two dictionaries
@@ -149,6 +152,17 @@ class Mailbox:
         """Return for each silo the seconds since it was heard of; None before the first time."""
         now = time.monotonic()
         return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
+
+    def answers(self) -> dict[str, int]:
+        """Return by silo how many answers have left it, at least.
+
+        They are counted where silos connect by themselves; a courier could raise the number. A silo that is not in this
+        run keeps its number for the next one.
+        """
+        return dict(self._answers)
+
+    def end_run(self) -> None:
+        """Tell the silos that the run is over, where the courier can."""
 
     def wait_for_silos(self, timeout: float | None = None) -> None:
         """Wait until every silo was heard of.

@@ -26,6 +26,7 @@ from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
+from silodp.deploy.mailbox import Mailbox
 from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
@@ -212,17 +213,6 @@ def _read_error(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Link:
-    """The way to the silos, and what a courier says of it."""
-
-    transport: Transport
-    seconds_since_seen: Callable[[], Mapping[str, float | None]]
-    wait_for_silos: Callable[[float | None], None]
-    answers: Callable[[], Mapping[str, int]]
-    end_run: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True)
 class SocketOptions:
     """Where couriers of somebody's own meet the server (docs/couriers.md).
 
@@ -238,7 +228,7 @@ class SocketOptions:
 
 
 @contextmanager
-def _open_link(
+def _open_mailbox(
     folder: Path,
     consortium: Consortium,
     identity: Identity,
@@ -247,7 +237,8 @@ def _open_link(
     monitor: tuple[str, int] | None,
     on_change: Callable[[], None],
     describe: Callable[[], Mapping[str, Any]] = dict,
-) -> Iterator[_Link]:
+) -> Iterator[tuple[HttpsServer | AgreedTransport, Mailbox]]:
+    """Listen for silos or couriers; yield the transport of the run, and the mailbox beneath it."""
     roster = consortium.sealed
     max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
     known = load_answers(folder / STATUS)
@@ -259,12 +250,10 @@ def _open_link(
             max_bytes=max_bytes,
             repeat=way.repeat,
             group=way.group,
-        ) as couriers:
-            agreed = AgreedTransport(
-                couriers, identity, roster.silos, consortium.digest, answer_timeout, on_change
-            )
-            # Nothing is counted here: a courier could raise the number. What HTTPS has counted is kept.
-            yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, lambda: known)
+            answers=known,
+        ) as mailbox:
+            digest = consortium.digest
+            yield AgreedTransport(mailbox, identity, roster.silos, digest, answer_timeout, on_change), mailbox
         return
     tls = make_context(
         consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
@@ -281,14 +270,7 @@ def _open_link(
         monitor=monitor,
         describe=describe,
     ) as https:
-        yield _Link(
-            https,
-            https.seconds_since_seen,
-            https.wait_for_silos,
-            # A silo that is not in this run keeps its number for the next one.
-            lambda: {**known, **https.answers()},
-            https.end_run,
-        )
+        yield https, https
 
 
 def _read_progress(directory: Path) -> dict[str, Any]:
@@ -391,17 +373,19 @@ def serve(
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
-        _open_link(
+        _open_mailbox(
             folder, consortium, identity, listen, answer_timeout, monitor, note_connection, describe
-        ) as link,
+        ) as (transport, mailbox),
     ):
         _lead_to_run(folder, directory, spec.digest)
         shown.update(error=_read_error(folder / STATUS))
-        status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
+        status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
-        connect = partial(link.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None)
+        connect = partial(
+            transport.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None
+        )
         status.write(run=str(directory), digest=consortium.digest)
         try:
             if resume:
@@ -412,7 +396,7 @@ def serve(
             with status.keep_fresh():
                 result = run(
                     spec,
-                    RemoteParties(consortium, link.transport, identity, connect),
+                    RemoteParties(consortium, transport, identity, connect),
                     out=directory,
                     resume=resume,
                     evaluate_every=consortium.resolved.config.evaluate_every,
@@ -427,5 +411,5 @@ def serve(
             with suppress(OSError):  # the disk may be full; the error itself is told, not that of telling it
                 status.write(error=told)
             raise
-        link.end_run()
+        mailbox.end_run()
     return result

@@ -1,4 +1,4 @@
-"""A silo in an organization of its own: it alone opens the records, the keys, the store and the ledgers.
+"""A silo of a consortium: the only process that opens the records, the keys, the store and the ledgers of the silo.
 
 Its folder, which its operator alone may enter, holds:
 
@@ -71,20 +71,20 @@ _log = logging.getLogger(__name__)
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
 _MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
-"""Of a run with integer noise whose ledger does not state it: the largest that `lattice` admits."""
+"""Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
 _MAX_UNCHARGED = 100
-"""Runs that were begun and not charged: each keeps a few files, one of them open. Earlier ones are forgotten."""
+"""Runs without a charge that are kept, each with a few files, one of them open; the oldest are deleted."""
 
 
 @dataclass
 class LifetimeLedger:
-    """The ledgers of all runs of one silo, and the limits that hold for them together.
+    """The ledgers of all runs of one silo, and the limits for all runs together.
 
     Attributes:
         delta: δ of the limits.
-        limits: most ε by adversary; none where absent.
-        runs: the ledgers by run.
-        checked: ε with the charge that `find_exceeded` has looked at last, by adversary with a limit.
+        limits: Largest ε by adversary; an adversary that is absent has no limit.
+        runs: The ledgers by run.
+        checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last.
     """
 
     delta: float
@@ -94,13 +94,18 @@ class LifetimeLedger:
 
     @property
     def charged_runs(self) -> int:
-        """Number of runs in which something was charged."""
+        """The number of runs with a charge."""
         return sum(bool(ledger.history) for ledger in self.runs.values())
 
     def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
-        """Return ε of all runs together, with one event more of a run; None where nothing is promised.
+        """Return ε of all runs together; None where there is no guarantee.
 
-        What the runs' ciphertexts disclose is counted at the ε of all of them (docs/privacy.md, section 3).
+        The disclosure by the ciphertexts of all runs is included (docs/privacy.md, section 3).
+
+        Args:
+            adversary: Against whom.
+            more: An event that is added to the charges.
+            run: The run of that event.
         """
         counts = Counter[Event](() if more is None else (more,))
         of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
@@ -111,14 +116,14 @@ class LifetimeLedger:
         if any(explain_not_private(event) is not None for event in counts):
             return None
         if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
-            return None  # ledgers of an earlier version: which of the kinds is this silo's is not known
+            return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
         disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if np.isfinite(epsilon) else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
-        """Return a phrase about the first limit that these events of a run would exceed; None where all hold."""
+        """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
 
         def find_spent(adversary: Adversary) -> float | None:
             self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
@@ -133,7 +138,7 @@ class LifetimeLedger:
 
 
 def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
-    """Return what the ciphertexts of a run disclose to an adversary (TV), by its ledger; 0 where there are none."""
+    """Return the disclosure (total variation) by the ciphertexts of a run; 0 where there are none."""
     if ledger.disclosure is not None:
         return ledger.disclosure.get(adversary, 0.0)
     # A ledger of an earlier version: ciphertexts hold integers, whose noise "pld" does not account for.
@@ -144,16 +149,16 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
 def compute_lifetime_cost(
     spec: RunSpec, silo: str, delta: float, earlier: Mapping[str, Ledger] | None = None
 ) -> dict[Adversary, float]:
-    """Return ε by adversary that a silo's ledgers have after all T rounds of a run, if no round is repeated.
+    """Return ε of all runs of a silo after all T rounds of a new run in which no round has a further release.
 
     Args:
-        spec: of the run, with its evaluations.
-        silo: name of the silo.
-        delta: δ of the limits over all runs.
-        earlier: ledgers of earlier runs by run; None: it is the first one.
+        spec: Specification of the run; its evaluations are included.
+        silo: Name of the silo.
+        delta: δ of the limits for all runs.
+        earlier: Ledgers of earlier runs by run; None: there are none.
 
     Returns:
-        ε of the adversaries against whom there is a guarantee.
+        ε by adversary, without adversaries against whom there is no guarantee.
     """
     ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
     for round_ in range(spec.rounds):
@@ -167,11 +172,11 @@ def compute_lifetime_cost(
 
 
 def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Read what all runs of a silo have spent together; a silo that is running in the folder is not disturbed.
+    """Read ε of all runs of a silo from copies of its ledgers, so that a running silo is not disturbed.
 
     Args:
-        folder: of the silo.
-        entries: of the audit log; no ledger may have fewer charges than they list.
+        folder: Folder of the silo.
+        entries: Entries of the audit log; no ledger may have fewer charges than they list.
 
     Returns:
         JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by
@@ -197,7 +202,7 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 @contextmanager
 def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
-    """Open copies of a silo's ledgers, by run: an open ledger belongs to one process, which may be serving."""
+    """Open copies of a silo's ledgers, by run: a running silo holds the locks of the ledgers themselves."""
     with TemporaryDirectory() as name:
         copies = Path(name) / "ledgers"
         copytree(folder / "ledgers", copies)
@@ -210,16 +215,16 @@ def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
-    """Return the limits of a silo's policy in which a new run does not fit, with the ε that all runs together need.
+    """Return the ε that all runs together need where it exceeds a limit of the silo's policy.
 
     Args:
-        folder: of the silo, with the ledgers of earlier runs.
-        spec: of the new run.
-        silo: name of the silo.
-        policy: of the silo.
+        folder: Folder of the silo, with the ledgers of earlier runs.
+        spec: Specification of the new run.
+        silo: Name of the silo.
+        policy: Policy of the silo.
 
     Returns:
-        ε by adversary after all T rounds, infinite where there is no guarantee; {} where the run fits.
+        ε after all T rounds by adversary whose limit it exceeds, infinite where there is no guarantee.
 
     Raises:
         SilodpError: a ledger is missing, damaged or an old copy.
@@ -238,11 +243,11 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
 
 
 def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:
-    """Return a sentence about what `find_shortfall` has found, with what to do.
+    """Return a sentence about the limits that a run would exceed, and what to do.
 
     Args:
-        short: from `find_shortfall`.
-        limits: of the policy.
+        short: Result of `find_shortfall`.
+        limits: Limits of the policy, ε by adversary.
     """
     told = "; ".join(
         f"{format_rounded_up(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
@@ -256,25 +261,25 @@ def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversa
 
 
 class SiloService:
-    """Answers signed requests for one silo; an `Endpoint`.
+    """The endpoint of a silo: it verifies requests, answers them, and signs the answers.
 
     Args:
-        folder: of the silo.
-        consortium: the public folder.
-        name: the silo's.
-        data: the silo's records.
-        policy: from its operator.
+        folder: Folder of the silo.
+        consortium: The public folder.
+        name: Name of the silo.
+        data: Records of the silo.
+        policy: Policy of the silo.
 
     Attributes:
-        name: of the silo.
-        identity: its long-term key.
-        max_bytes: of the longest request, not signed.
-        lifetime: the ledgers of all runs.
-        on_round: called when the answer that a round was charged for has been signed, with the round's number, from 1,
-            and ε of all runs by adversary with a limit.
+        name: Name of the silo.
+        identity: Long-term key of the silo.
+        max_bytes: Bytes of the longest request without its signature.
+        lifetime: The ledgers of all runs.
+        on_round: Called after the answer of a charged round was signed, with the number of the round, from 1, and ε of
+            all runs by adversary with a limit.
 
     Raises:
-        SilodpError: the policy does not allow the run, or a key, store or ledger cannot be read.
+        SilodpError: The policy does not allow the run, or a key, store or ledger cannot be read.
     """
 
     def __init__(
@@ -322,10 +327,10 @@ class SiloService:
         return self._limits.answers.total()
 
     def receive(self, data: bytes) -> bytes:
-        """Verify a request, answer it, write what leaves to the audit log, and return the signed answer.
+        """Verify a request, answer it, write a line of the audit log, and return the signed answer.
 
         Raises:
-            SilodpError: the request is not the server's, or the silo refuses it.
+            SilodpError: The server did not sign the request, or the silo refuses it.
         """
         request = verify(data, self._server, "the server", self.name, max_bytes=self.max_bytes)
         if request.kind == JOIN.name:
@@ -339,7 +344,7 @@ class SiloService:
         return signed
 
     def _tell_round(self, request: Message) -> None:
-        """Log a line when a round was charged: a silo's operator sees how far the run is, and what it has spent."""
+        """Log progress and ε for the silo's operator if the request led to a charge."""
         ledger = self.lifetime.runs.get(request.run)
         if ledger is None or len(ledger.history) <= self._told[request.run]:
             return
@@ -360,7 +365,7 @@ class SiloService:
         self.on_round(done, spent)
 
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
-        """Return this silo's side of the run that a request names, or of its evaluation."""
+        """Return the silo of the run that a request names; it is set up at the first request of the run."""
         run = find_run(request.run)
         if RUN_ID.fullmatch(run) is None:
             raise SilodpError(
@@ -397,7 +402,7 @@ class SiloService:
         return self._silos[run]
 
     def _check_new_run(self, request: Message) -> None:
-        """Refuse a run that may not begin, before anything is kept of it."""
+        """Check that a request may begin a new run, before anything is stored for it."""
         first = self._script.setup[0]
         if request.kind != first.name or request.run != find_run(request.run):
             raise SilodpError(
@@ -415,10 +420,9 @@ class SiloService:
         self._check_run_count()
 
     def _forget_uncharged_runs(self) -> None:
-        """Make room for one more run: a set-up costs nothing, so the server can begin any number of them.
+        """Delete the oldest runs without a charge: a set-up is not charged, so the server can begin any number of runs.
 
-        Nothing that was charged has left the silo in a run that is forgotten, and it is not begun again: the audit log
-        lists its answers.
+        A deleted run has released nothing. It cannot begin again, since the audit log lists its answers.
         """
         uncharged = [run for run, ledger in self.lifetime.runs.items() if not ledger.history]
         uncharged.sort(key=self._limits.find_begin)
@@ -426,18 +430,18 @@ class SiloService:
             self._silos.pop(run, None)
             self._limits.forget(run)
             self.lifetime.runs.pop(run).close()
-            # Last: a store that knows a run without a ledger is taken for one that has lost it.
+            # The ledger is deleted last: entries in the store without a ledger are refused as ledger.missing.
             (self._folder / "ledgers" / f"{run}.jsonl").unlink()
             _log.info("forgot run %s, which was begun and never charged", run)
 
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
-        """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
+        """Return a phrase about a limit for all runs that a charge would exceed; None if it exceeds none.
 
-        Where all hold and no run was charged before, it stores who counts as a person (`PERSONS`).
+        At the first charge of the folder the person key is stored (`PERSONS`).
 
         Raises:
-            SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin
-                many runs before it charges one (code gate.run).
+            SilodpError: It would be the first charge of a run, and as many runs as the policy allows were charged
+                (code gate.run). To check when a run begins is not enough: many can begin before one is charged.
         """
         if not self.lifetime.runs[run].history:
             self._check_run_count()
@@ -447,7 +451,11 @@ class SiloService:
         return exceeded
 
     def _check_run_count(self) -> None:
-        """Refuse where as many runs as the policy allows were charged."""
+        """Check that fewer runs were charged than the policy allows.
+
+        Raises:
+            SilodpError: The policy allows no further run (code gate.run).
+        """
         if self.lifetime.charged_runs >= self._max_runs:
             raise SilodpError(
                 f"silo '{self.name}' was charged in {counted(self.lifetime.charged_runs, 'run')}; its policy allows "
@@ -457,7 +465,7 @@ class SiloService:
             )
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
-        """Append one line about an answer; it is on disk before the answer leaves."""
+        """Append a line about an answer to the audit log; it is on disk before the answer leaves."""
         run = find_run(request.run)
         ledger = self.lifetime.runs.get(run)  # None: "join" belongs to no run
         line = {
@@ -477,11 +485,11 @@ class SiloService:
 
 @contextmanager
 def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
-    """Open a silo's folder, which one process at a time may use, with its records.
+    """Lock a silo's folder, read its records and ledgers, and yield its service.
 
     Args:
-        folder: of the silo; its name in the consortium stands in its request.
-        consortium: the public folder.
+        folder: Folder of the silo; the roster has the silo's name, found by its key.
+        consortium: The public folder.
 
     Raises:
         SilodpError: another process serves it, a file is missing, or the policy does not allow the run.
@@ -507,9 +515,9 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
 
 
 def check_policy(policy: Policy, consortium: Consortium) -> None:
-    """Refuse a public folder that the operator has not accepted, or whose run the policy does not allow.
+    """Check that the operator has accepted a public folder, and that the policy allows its run.
 
-    No code of the folder is executed: its specification, which `Consortium.spec` compares, says what the run is.
+    No code of the folder is executed: the run is read from its specification, which `Consortium.spec` compares later.
 
     Raises:
         SilodpError: as `Policy.check`, or the folder states another run than follows from it (code deploy.spec).
@@ -518,7 +526,7 @@ def check_policy(policy: Policy, consortium: Consortium) -> None:
 
 
 def check_participation(folder: Path, consortium: Consortium, policy: Policy) -> None:
-    """Check a run by the policy of a silo, and by who is a person in the earlier runs of its folder.
+    """Check a run against the policy of a silo, and its person key against the earlier runs of the folder.
 
     Raises:
         SilodpError: as `check_policy` and `check_persons`.

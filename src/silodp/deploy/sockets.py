@@ -15,11 +15,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from silodp.deploy.courier import Reply, receive_frame, send_frame
@@ -64,9 +63,7 @@ class _Listener:
         _log.info("couriers can connect at %s", self._path)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._path.unlink(missing_ok=True)
         self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -230,6 +227,7 @@ class ServerSocket(Mailbox):
         max_bytes: of an answer; a longer one is not read.
         repeat: seconds after which a request without an answer is offered again.
         group: whose members may connect too; None: this user alone.
+        answers: see `Mailbox`; kept as they are.
     """
 
     def __init__(
@@ -241,8 +239,9 @@ class ServerSocket(Mailbox):
         max_bytes: int,
         repeat: float = 30.0,
         group: str | None = None,
+        answers: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(silos, answer_timeout)
+        super().__init__(silos, answer_timeout, answers)
         self._max_bytes, self._repeat = max_bytes, repeat
         self._listener = _Listener(path, group, _MAX_CALLS, self._serve)
 
@@ -250,10 +249,8 @@ class ServerSocket(Mailbox):
         self._listener.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._listener.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._listener.__exit__(*error)
 
     def _serve(self, connection: socket.socket) -> None:
         header, body = receive_frame(connection, self._max_bytes)

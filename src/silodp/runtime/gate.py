@@ -43,7 +43,7 @@ from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
 
 STATE_KEY = "gate"
-"""Of the state, in the store of a run."""
+"""Key of the state in a silo's store of a run."""
 
 
 def name_answer(kind: str, round_: int, attempt: int | str) -> str:
@@ -53,7 +53,7 @@ def name_answer(kind: str, round_: int, attempt: int | str) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """How far a silo is in a run; durable.
+    """The progress of a silo in a run, stored durably.
 
     Attributes:
         step: number of messages of the set-up that were answered.
@@ -177,7 +177,7 @@ class Gate:
         return request.digest() in {digest for _, digest in self.state.answered}
 
     def next_state(self, request: Message) -> State:
-        """Return the state after a request, or refuse the request if it may not be asked in the present state.
+        """Return the state after a request; raise if the request is not allowed in the present state.
 
         Args:
             request: a request that passed `check_message`.
@@ -210,7 +210,7 @@ class Gate:
         return self._admit_open(request, state)
 
     def check_message(self, request: Message) -> None:
-        """Refuse a request that may not be asked in any state.
+        """Check what must hold for a request in every state.
 
         Raises:
             SilodpError: the request is of another run, of a kind that this run does not have, or malformed.
@@ -231,7 +231,7 @@ class Gate:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
     def _check_age(self, state: State) -> None:
-        """Refuse if the silo's store and its ledger are from different moments."""
+        """Check that the silo's store and its ledger are from the same time."""
         charged = len(self.ledger.history)
         if charged < state.charges or (charged and state.step < len(self._setup)):
             # After an old ledger no new run: ε of both would lack what was charged since the copy was made.

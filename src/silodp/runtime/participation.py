@@ -1,4 +1,4 @@
-"""Participation of silos in rounds: drawn once, kept in the store of the server, counted for guarantees."""
+"""Which silos take part in which rounds: drawn once, stored by the server, and counted for the guarantees."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ CHARGES_KEY = "charges"
 
 
 def count_charges(store: Store) -> int:
-    """Return how many charges the ledger of the run had after the last round, by the store of the server.
+    """Return how many charges the ledger of the run had after the last round.
 
-    Stores of earlier versions do not say: 0.
+    Args:
+        store: Store of the server; stores of earlier versions lack the number, which counts as 0.
     """
     stored = store.get(CHARGES_KEY)
     return 0 if stored is None else int(stored)
@@ -29,12 +30,12 @@ def count_charges(store: Store) -> int:
 
 @dataclass(frozen=True)
 class Participation:
-    """The silos of each round.
+    """The silos that take part in each round.
 
     Attributes:
-        spec: of the run.
-        store: of the server.
-        randomness: of the server.
+        spec: The specification of the run.
+        store: The store of the server for this run.
+        randomness: The random streams of the server.
     """
 
     spec: RunSpec
@@ -50,7 +51,7 @@ class Participation:
         return kept.round, kept.arrays["joined"]
 
     def complete(self, rounds: int) -> None:
-        """Store durably that so many rounds are completed."""
+        """Store durably that this many rounds are completed, and in how many of them each silo took part."""
         arrays = {"joined": self.count(rounds)}
         self.store.run.put(
             COMPLETED_ROUNDS_KEY, Message("over", self.spec.run, rounds, arrays=arrays).encode()
@@ -67,7 +68,7 @@ class Participation:
         return get_or_draw(self.store.round(round_), "clients", self.spec.run, sample)
 
     def count(self, rounds: int) -> np.ndarray:
-        """Return in how many of the first rounds each silo took part, (S,)."""
+        """Return in how many of the first `rounds` rounds each silo took part, (S,)."""
         over, joined = self.load_completed()
         for round_ in range(over, rounds):
             silos = self.draw(round_)
@@ -76,13 +77,13 @@ class Participation:
 
 
 def get_or_draw(store: Store, key: str, run: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the value that was drawn under a key before, or draw one and store it durably.
+    """Return the array that is stored under a key; draw and store it durably if there is none.
 
     Args:
-        store: of the round.
-        key: in the store.
-        run: id of the run.
-        draw: makes the value, an array.
+        store: Store of the round or of the run.
+        key: Key in the store.
+        run: Id of the run.
+        draw: Returns a new array.
     """
     stored = store.get(key)
     if stored is None:

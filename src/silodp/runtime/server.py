@@ -1,4 +1,4 @@
-"""The server of a run: it charges a round, asks the silos, and takes the server's step."""
+"""The server of a run: it charges each round to the ledger, asks the silos, and computes the next model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,18 @@ EMPTY_STATE: MethodState = {}
 
 @dataclass(frozen=True)
 class Server:
-    """The coordinating party of a run: it holds no records, only what it needs to ask and to add.
+    """The coordinator of a run. It has no records.
 
-    Its store keeps for a round what is needed to repeat it: draws, requests, how far its attempts have come. What lasts
-    is the run's: weights, session, shares, keys; how many attempts were made in all; that transfers have ended.
+    For each round its store keeps what is needed to repeat the round: random draws, requests, and the number of the
+    last attempt. For the whole run it keeps user weights, session, shares and keys, the number of attempts in all
+    rounds, and whether the oblivious transfers have ended.
+
+    Attributes:
+        spec: The specification of the run.
+        transport: The signed channel to the silos.
+        ledger: The ledger of the run.
+        store: The durable store of the server for this run.
+        randomness: The random streams of the server.
     """
 
     spec: RunSpec
@@ -45,23 +53,23 @@ class Server:
 
     @property
     def events(self) -> dict[Adversary, Event]:
-        """What a round that every silo answers costs against each adversary."""
+        """The event by adversary of a round that every silo answers."""
         return self.spec.round_events()
 
     @property
     def side(self) -> ServerAggregator:
-        """The aggregator's part in the server."""
+        """The server side of the aggregator."""
         return self.spec.aggregator.server(self.spec)
 
     def spent(self) -> dict[Adversary, float | None]:
-        """ε so far against each adversary; None, from the first round on, where nothing is promised."""
+        """Return ε of all charges so far by adversary; None where there is no guarantee."""
         return {
             adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon(adversary)
             for adversary, event in self.events.items()
         }
 
     def spent_by_round(self) -> list[dict[Adversary, float | None]]:
-        """`spent` as it was after 0, 1, … rounds."""
+        """Return a list of what `spent` was after 0, 1, … rounds; its length is the number of rounds plus one."""
         rounds = range(self.ledger.rounds + 1)
         spent: dict[Adversary, dict[int, float | None]] = {
             adversary: dict.fromkeys(rounds)
@@ -72,7 +80,11 @@ class Server:
         return [{adversary: values[i] for adversary, values in spent.items()} for i in rounds]
 
     def set_up(self) -> None:
-        """Give every silo its weights where they go by counts, which are asked for first."""
+        """Send every silo its user weights and set up the aggregator.
+
+        Where the method weights users by their record counts, the silos are first asked for these counts (unless the
+        aggregator computes the weights privately).
+        """
         run, names = self.spec.run, self.spec.names
         weights: list[dict[str, np.ndarray]] = [{} for _ in names]
         if self.spec.method.needs_counts and not self.spec.aggregator.weights_privately:
@@ -84,13 +96,22 @@ class Server:
         self.side.set_up(self)
 
     def run_round(self, round_: int, params: Tensor, state: MethodState = EMPTY_STATE) -> Tensor | None:
-        """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
+        """Run one round and return the sum of the silos' noisy shares.
 
-        Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
+        The round is charged before any of its shares can be seen. The caller must have stored the model after the
+        earlier rounds durably: what is needed to repeat those rounds is deleted here.
+
+        Args:
+            round_: Number of the round, from 0.
+            params: Parameters (d,) of the model.
+            state: Public arrays by name that the method sends with the model.
+
+        Returns:
+            The noisy sum (d + extra coordinates,), float64; None where the privacy budget does not allow the round.
 
         Raises:
-            SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once. Or when
-                the round is over.
+            SilodpError: Too few silos answered. A resumed run repeats the round with the same bytes, and the repetition
+                is not charged again. Or the round was completed before.
         """
         self._forget_before(round_)
         if not self.affords_round(round_):
@@ -105,22 +126,27 @@ class Server:
         return self.side.total(self, round_, arrays)
 
     def affords_round(self, round_: int) -> bool:
-        """Return whether a round that every silo answers may be charged, or was charged before."""
+        """Return whether the budget allows a round that every silo answers, or the round was charged before."""
         return self.ledger.charged(round_, 0) or self.ledger.affords(self.spec.round_events(None, round_))
 
     @property
     def participation(self) -> Participation:
-        """Which silos take part in which rounds."""
+        """The record of which silos take part in which rounds."""
         return Participation(self.spec, self.store, self.randomness)
 
     def charged(self, round_: int, release: int) -> bool:
-        """Whether this release was charged, so that some of it may have been seen."""
+        """Return whether a release was charged, so that parts of it may have been seen."""
         return self.ledger.charged(round_, release)
 
     def affords(self, round_: int, release: int, survivors: int) -> bool:
-        """Whether one release, with the noise of those who answered, stays within the budget, or was charged before.
+        """Return whether the budget allows a release, or the release was charged before.
 
-        Budgets that units have of their own were met for so many rounds, each released once.
+        Per-user budgets are planned for `max_rounds` rounds with one release each, so they allow no further release.
+
+        Args:
+            round_: Number of the round, from 0.
+            release: Number of the release in the round, from 0.
+            survivors: Number of silos whose noise is in the sum.
         """
         most = self.spec.method.budgets.max_rounds
         if most is not None and (release > 0 or round_ >= most):
@@ -129,7 +155,11 @@ class Server:
         return self.ledger.charged(round_, release) or self.ledger.affords(cost)
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
-        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
+        """Charge a release to the ledger if the budget allows it; arguments as for `affords`.
+
+        Returns:
+            False where the budget does not allow the release; nothing is charged then.
+        """
         if not self.affords(round_, release, survivors):
             return False
         cost = self.spec.release_events(survivors, round_, release)
@@ -137,11 +167,11 @@ class Server:
         return True
 
     def step(self, before: Checkpoint, total: Tensor) -> Checkpoint:
-        """Return the state after a round: the next model, and what the optimizer and the method keep.
+        """Return the checkpoint after a round: the next model, and the states of server optimizer and method.
 
         Args:
-            before: the state in which the round was asked for.
-            total: (d + extra coordinates,) float64, the noisy sum.
+            before: The checkpoint before the round.
+            total: The noisy sum (d + extra coordinates,), float64.
         """
         method, population = self.spec.method, self.spec.population
         update, state = method.read_sum(total, before.method, population)
@@ -151,10 +181,17 @@ class Server:
         return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
-        """One blocking call; an answer must be to what was asked, and of its kind.
+        """Send each silo its request, wait for the answers, and check them.
+
+        Args:
+            requests: Requests by the name of the silo.
+
+        Returns:
+            (answers, failures), each by the name of the silo.
 
         Raises:
-            SilodpError: a silo answered something else, or with a malformed message; it is named.
+            SilodpError: An answer is to another request (code message.unexpected), or does not fit its schema (code
+                message.malformed). The error names the silo.
         """
         answers, failures = self.transport.ask(requests)
         for name, answer in answers.items():
@@ -169,11 +206,21 @@ class Server:
 
     @cached_property
     def _schedules(self) -> dict[str, MessageSchedule]:
-        """What each silo is asked, and how it must answer."""
+        """The messages of the run by the name of the silo."""
         return {name: self.spec.aggregator.script(self.spec, name) for name in self.spec.names}
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
-        """The same where everyone must answer."""
+        """Ask as `ask` does, and fail if any silo does not answer.
+
+        Args:
+            requests: Requests by the name of the silo.
+
+        Returns:
+            Answers by the name of the silo.
+
+        Raises:
+            SilodpError: A silo refused (with the silo's code) or did not answer (code run.no_answer).
+        """
         answers, failures = self.ask(requests)
         if failures:
             name, failure = next(iter(failures.items()))
@@ -185,10 +232,14 @@ class Server:
         return answers
 
     def check_store_version(self, round_: int) -> None:
-        """Refuse to go on before this round where the store is not of the same moment as the checkpoint.
+        """Check that the store and the checkpoint are from the same time.
+
+        Args:
+            round_: The round, from 0, with which the checkpoint continues.
 
         Raises:
-            SilodpError: the store has seen later rounds, or not the one before.
+            SilodpError: The store has completed this round, or has no record of the round before (code
+                checkpoint.mismatch).
         """
         over, _ = self.participation.load_completed()
         if round_ < over:
@@ -205,13 +256,16 @@ class Server:
             )
 
     def keep_charges(self) -> None:
-        """Store durably how many charges the ledger has, further releases and evaluations included."""
+        """Store durably how many charges the ledger has, including further releases and evaluations."""
         self.store.run.put(CHARGES_KEY, str(len(self.ledger.history)).encode())
 
     def check_charges(self) -> None:
-        """Refuse a ledger with fewer charges than it had after the last round: it is an old copy.
+        """Check that the ledger is not an old copy, which has fewer charges than the store noted after the last round.
 
-        It may have all rounds, and lack a further release or an evaluation.
+        An old copy can have all rounds and still lack a further release or an evaluation.
+
+        Raises:
+            SilodpError: It has fewer charges (code checkpoint.mismatch).
         """
         kept, found = count_charges(self.store.run), len(self.ledger.history)
         if found < kept:
@@ -222,30 +276,32 @@ class Server:
             )
 
     def _forget_before(self, round_: int) -> None:
-        """Forget what was needed to repeat the rounds before this one; that they are over stands first, durably.
-
-        Played once more, a round would draw another sample, and ask silo 0 for entries under pads that were used.
+        """Persist the number of completed rounds, then delete what was needed to repeat them.
 
         Raises:
-            SilodpError: this round is over itself, or the store is older than the rounds before it.
+            SilodpError: As for `check_store_version`.
         """
         self.check_store_version(round_)
+        # The number comes first: a round that was deleted but not counted would run again with another sample, and
+        # under `lattice` and `paillier` with one-time pads of silo 0 that were used before.
         over, _ = self.participation.load_completed()
         if round_ > over:
             self.participation.complete(round_)
         self.store.drop_rounds_before(round_)
 
     def _compute_weights(self) -> np.ndarray:
+        """Ask the silos for their record counts and return the user weights (S, U)."""
         answers = self.ask_all({name: Message("counts", self.spec.run) for name in self.spec.names})
         counts = np.stack([answers[name].arrays["counts"] for name in self.spec.names])
         return compute_user_weights(self.spec.method, counts, self.spec.population)
 
     def _draw_sample(self, round_: int) -> np.ndarray:
+        """Return which users are sampled in a round, (U,) bool (Poisson sampling)."""
         population = self.spec.population
         rates = self.spec.method.sampling_rates(population)
         return draw_poisson_sample(population.users, rates, self.randomness.stream("sample", round_))
 
 
 def is_finite(total: Tensor) -> bool:
-    """Whether a sum may enter the model."""
+    """Return whether all coordinates of a noisy sum are finite; another sum must not change the model."""
     return bool(torch.isfinite(total).all())

@@ -1,4 +1,4 @@
-"""One silo's side of a run: its records, its durable store, and one handler per kind of request."""
+"""A silo in a run: its records, its durable store, and one handler for each kind of request."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ _ROUND_KEY = "round key"
 
 
 class Silo:
-    """One organization's side of a run. Records never leave it; its gate admits and charges every request.
+    """One organization in a run. Its records never leave it; its gate checks every request and charges every release.
 
     Args:
-        data: the silo's name and records.
-        task: model, loss and metrics.
-        spec: the run's specification, as all parties know it.
-        randomness: source of the noise, secret or from a seed; see `_derive_round_randomness`.
-        store: the silo's durable store.
-        identity: the silo's long-term key; None: a fresh one.
-        pins: the long-term public keys of all silos.
-        ledger: ledger of the silo; None: one in memory, for runs that keep nothing on disk.
-        limits: by adversary, the largest ε that the run may spend in this silo's ledger; no limit for an
-            adversary that is absent.
-        find_exceeded: see `Gate`.
+        data: Name and records of the silo.
+        task: Model, loss and metrics.
+        spec: Specification of the run, which is the same for all parties.
+        randomness: Source of the noise, secret or from a seed; see `_derive_round_randomness`.
+        store: Durable store of the silo.
+        identity: Long-term key of the silo; None: a new one.
+        pins: Long-term public keys of all silos by name, 32 bytes each.
+        ledger: Ledger of the silo; None: one in memory, for runs that keep nothing on disk.
+        limits: Largest ε by adversary that the run may spend in this silo's ledger; an adversary that is absent has
+            no limit.
+        find_exceeded: See `Gate`.
 
     Attributes:
-        name: name of the silo.
-        nonfinite_counts: by round, how many rows were not finite. This depends on private records, no ε covers
-            it, and it is never part of an answer.
-        gate: checks and charges requests.
+        name: Name of the silo.
+        nonfinite_counts: By round, the number of rows that were not finite. It depends on private records, no ε
+            covers it, and no answer has it.
+        gate: Checks and charges requests.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Silo:
         return answer
 
     def _compute_release(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
-        """Train and clip for one release of a round: the update, weights, and the stream of the noise share."""
+        """Return the update of one release, the weights (U,), and the random stream of the noise share."""
         weights, update, randomness = self._train(request, release)
         if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
             self._store_memory(request, release, update.memory)
@@ -292,7 +292,7 @@ class Silo:
             self._store.run.put(_ROUND_KEY, kept.encode())
 
     def _load_memory(self, request: Message, release: int) -> np.ndarray | None:
-        """Return the method's memory from before this release; the same however often the release is computed."""
+        """Return the method's memory from before this release, also where the release is computed again."""
         before = [use for use in self._list_memories() if use < (request.round, release)]
         if not before:
             return None
@@ -300,7 +300,7 @@ class Silo:
         return Message.decode(stored).arrays["memory"]
 
     def _store_memory(self, request: Message, release: int, memory: np.ndarray) -> None:
-        """Store the method's memory durably; of earlier ones only the last is kept, to repeat this release."""
+        """Store the method's memory durably, and delete earlier memories but the last, which repeats this release."""
         before = [use for use in self._list_memories() if use < (request.round, release)]
         kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
         self._store.run.put(_name_memory(request.round, release), kept)
@@ -313,7 +313,7 @@ class Silo:
         return sorted((int(round_), int(release)) for _, round_, release in keys)
 
     def _draw_sample(self, round_: int) -> np.ndarray:
-        """Return who takes part in a round, (U,) bool, as far as this silo has records of them."""
+        """Return which users take part in a round, (U,) bool; only users with records in this silo are drawn."""
         drawn = np.ones(self._population.users, dtype=bool)
         if self._method.samples_users and self._spec.aggregator.sampled_by == "silos":
             rates = self._method.sampling_rates(self._population)
@@ -325,7 +325,7 @@ class Silo:
         return drawn
 
     def _get_coins(self) -> PersonCoins:
-        """Return the coins of the persons who have records here; the same in all silos."""
+        """Return the coins of the persons with records in this silo; all silos toss the same for a person."""
         if self._common_randomness.reproducible:
             secret, run = self._common_randomness.derive_key("who is sampled"), ""
         else:

@@ -77,8 +77,8 @@ def test_each_fault_is_named(parties: Path, tmp_path: Path, monkeypatch: pytest.
                 assert find_bad(home, consortium) == bad
         with monkeypatch.context() as patch:
             real = check_module.silodp.__version__
-            reply = check_module.json.loads
-            patch.setattr(check_module.json, "loads", lambda text: {**reply(text), "version": real + ".1"})
+            parse = check_module.parse_json
+            patch.setattr(check_module, "parse_json", lambda text: {**parse(text), "version": real + ".1"})
             assert find_bad(home, consortium) == ["version"]
         assert find_bad(parties / "server", consortium) == ["port"]  # the server itself: its port is in use
         assert find_bad(other / "silos" / "silo-1", consortium) == ["keys"]

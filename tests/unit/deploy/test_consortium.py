@@ -23,7 +23,7 @@ from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
-from silodp.deploy.server import SocketOptions, StatusFile, _lead_to_run, _open_link, load_answers
+from silodp.deploy.server import SocketOptions, StatusFile, _lead_to_run, _open_mailbox, load_answers
 from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import (
     LifetimeLedger,
@@ -465,8 +465,8 @@ def test_a_server_at_a_socket_keeps_what_one_on_https_has_counted(tmp_path: Path
     consortium, home = Consortium.load(parties / "public"), parties / "server"
     (home / "status.json").write_text('{"answers": {"silo-1": 7}}')
     way, identity = SocketOptions(tmp_path / "server.sock"), load_identity(home, "server")
-    with _open_link(home, consortium, identity, way, 1.0, None, lambda: None) as link:
-        StatusFile(home / "status.json", link.seconds_since_seen, 5, link.answers).write()
+    with _open_mailbox(home, consortium, identity, way, 1.0, None, lambda: None) as (_, mailbox):
+        StatusFile(home / "status.json", mailbox.seconds_since_seen, 5, mailbox.answers).write()
     assert load_answers(home / "status.json") == {"silo-1": 7}
 
 

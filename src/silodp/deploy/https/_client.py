@@ -156,40 +156,34 @@ class HttpsClient:
                     if not self._keep:
                         return
                     stop.wait(self._max_pause)
-                except _RefusedError as error:
+                except (_RefusedError, _OddReplyError, httpx.HTTPError) as error:
                     self._token = ""
-                    code = error.stated if error.stated in CODES else shorten(error.stated)
-                    if error.status != 401:  # the server was restarted: connect again at once
-                        known, advice = (
-                            CODES.get(code, "an unknown reason"),
-                            _protocol.ADVICE.get(code, "ask its operator"),
-                        )
-                        _log.warning(
-                            "the server refused the connection: %s; %s [%s]; trying again in %.1f s",
-                            known,
-                            advice,
-                            code,
-                            pause,
-                        )
-                        self._on_problem(f"the server refused the connection: {known}; {advice} [{code}]")
-                        pause = self._wait(stop, pause)
-                except (httpx.HTTPError, _OddReplyError) as error:
-                    self._token = ""
-                    advice = "that it is running and that this address can be reached from here"
-                    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                        advice = (
-                            "that the server has this consortium's public folder, the name in its address is the one "
-                            "that was sealed, and the clock here is right"
-                        )
-                    _log.warning(
-                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check %s",
-                        self._url,
-                        str(error) or type(error).__name__,
-                        pause,
-                        advice,
+                    if isinstance(error, _RefusedError) and error.status == 401:
+                        continue  # the server was restarted: connect again at once
+                    problem = self._describe_problem(error)
+                    reason = (
+                        "" if isinstance(error, _RefusedError) else f" ({str(error) or type(error).__name__})"
                     )
-                    self._on_problem(f"the server at {self._url} cannot be reached; check {advice}")
+                    _log.warning("%s%s; trying again in %.1f s", problem, reason, pause)
+                    self._on_problem(problem)
                     pause = self._wait(stop, pause)
+
+    def _describe_problem(self, error: Exception) -> str:
+        """Return what keeps the silo from its server, and what its operator can do."""
+        if isinstance(error, _RefusedError):
+            code = error.stated if error.stated in CODES else shorten(error.stated)
+            known, advice = (
+                CODES.get(code, "an unknown reason"),
+                _protocol.ADVICE.get(code, "ask its operator"),
+            )
+            return f"the server refused the connection: {known}; {advice} [{code}]"
+        advice = "that it is running and that this address can be reached from here"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            advice = (
+                "that the server has this consortium's public folder, the name in its address is the one that was "
+                "sealed, and the clock here is right"
+            )
+        return f"the server at {self._url} cannot be reached; check {advice}"
 
     def _wait(self, stop: threading.Event, pause: float) -> float:
         stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once

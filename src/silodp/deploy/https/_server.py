@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
@@ -56,7 +55,6 @@ class _SiloConnection:
 
     Attributes:
         name: of the silo.
-        answers: number of answers that have left the silo, at least.
         token: that the silo shows in its calls; "" before it has connected.
         knows_the_end: whether the silo was answered that the run is over.
         reading: reads the body of an answer; one at a time.
@@ -64,7 +62,6 @@ class _SiloConnection:
     """
 
     name: str
-    answers: int = 0
     token: str = ""
     knows_the_end: bool = False
     reading: asyncio.Task[bytes] | None = None
@@ -103,11 +100,11 @@ class HttpsServer(Mailbox):
         monitor: tuple[str, int] | None = None,
         describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        super().__init__(silos, answer_timeout)
+        super().__init__(silos, answer_timeout, {**dict.fromkeys(silos, 0), **(answers or {})})
         self._describe, self._max_bytes = describe, max_bytes
         self._silos, self._digest = dict(silos), digest
         self._on_change = on_change or (lambda: None)
-        self._connections = {name: _SiloConnection(name, (answers or {}).get(name, 0)) for name in silos}
+        self._connections = {name: _SiloConnection(name) for name in silos}
         self._refusals: dict[tuple[str, str, bool], float] = {}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
@@ -161,9 +158,7 @@ class HttpsServer(Mailbox):
             time.sleep(0.01)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._release)
         for one, _ in self._served:
@@ -189,10 +184,6 @@ class HttpsServer(Mailbox):
         end = time.monotonic() + seconds
         while time.monotonic() < end and not all(one.knows_the_end for one in self._connections.values()):
             time.sleep(0.02)
-
-    def answers(self) -> dict[str, int]:
-        """Return for each silo how many answers have left it, at least."""
-        return {name: connection.answers for name, connection in self._connections.items()}
 
     def _announce(self, silos: Iterable[str]) -> None:
         assert self._loop is not None, "the server is entered first"
@@ -255,9 +246,9 @@ class HttpsServer(Mailbox):
             raise self._refuse(name, 409, "deploy.digest")
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         connection = self._connections[name]
-        if answers < connection.answers:
+        if answers < self._answers[name]:
             raise self._refuse(name, 409, "deploy.set_back")
-        connection.answers = answers
+        self._answers[name] = answers
         if connection.reading is not None:
             connection.reading.cancel()  # the other connection may be lost; the silo sends its answer again
             connection.reading = None
@@ -360,7 +351,7 @@ class HttpsServer(Mailbox):
                 digest = hashlib.sha256(body).hexdigest()
                 _log.debug("answer of silo '%s': %d bytes, sha256 %s", connection.name, len(body), digest)
             # Before the run's thread can see the answer: status.json states the number.
-            connection.answers += 1
+            self._answers[connection.name] += 1
         return Response(status_code=200) if self.deliver(exchange.id, reply) else over
 
     async def _health(self, request: Request) -> Response:
@@ -374,7 +365,8 @@ class HttpsServer(Mailbox):
 
     def _find_state(self) -> State:
         waited = tuple(one.silo for one in self.find_pending())
-        return State(self.seconds_since_seen(), self.answers(), waited, self.traffic, **self._describe())
+        answers = {name: self._answers[name] for name in self._silos}
+        return State(self.seconds_since_seen(), answers, waited, self.traffic, **self._describe())
 
 
 def listen_at(address: tuple[str, int], option: str) -> socket.socket:
