@@ -257,9 +257,14 @@ class Method(ABC):
     # --- Who and what takes part ---
 
     @property
+    def common_sampling_rate(self) -> float | None:
+        """q, the probability with which every user takes part in a round; None where they have rates of their own."""
+        return 1.0
+
+    @property
     def samples_users(self) -> bool:
         """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
-        return False
+        return self.common_sampling_rate != 1
 
     def sampling_rates(self, population: Population) -> float | np.ndarray:
         """Return the probability with which a user takes part in a round, by one coin for all silos.
