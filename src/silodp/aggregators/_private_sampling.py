@@ -58,8 +58,8 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
     """
     if places is None:
         return None
-    rate = float(method.common_sampling_rate)
-    if rate == 1 and method.samples_users:
+    rate = method.common_sampling_rate
+    if rate is None or (rate == 1 and method.samples_users):
         raise SilodpError(
             f"hidden_sample = {places} draws everyone with the same rate, and personal.by = 'sampling' needs one for "
             "each: set personal.by = 'clip', or take hidden_sample out.",

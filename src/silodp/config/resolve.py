@@ -35,7 +35,7 @@ from silodp.data.tables.subgroups import check_group
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import Evaluation
-from silodp.runtime.prepare import assemble_spec, describe_model, prepare_run
+from silodp.runtime.prepare import assemble_spec, choose_delta, describe_model, prepare_run
 from silodp.settings import MOST_WHOLE, Whole
 
 if TYPE_CHECKING:
@@ -122,13 +122,10 @@ class ResolvedRun:
         Raises:
             SilodpError: the public list of users cannot be read.
         """
-        public = self.dataset.public(self.arguments, users)
-        budgets = self.budget_distribution
-        if budgets is None:
-            return public
-        if budgets.unit == "record":
+        public, budgets = self.dataset.public(self.arguments, users), self.budget_distribution
+        if budgets is not None and budgets.unit == "record":
             return replace(public, record_budgets=True)
-        if public.users is None:
+        if budgets is None or public.users is None:
             return public
         return replace(public, user_budgets=tuple(budgets.draw(public.users).tolist()))
 
@@ -160,9 +157,9 @@ class ResolvedRun:
         """Check the run, and return its specification; see `prepare_run`."""
         return prepare_run(data, task, self.method, **self.settings())
 
-    def assemble_spec(self, data: PublicData, model: ModelSpec, tested: bool = False) -> RunSpec:
+    def assemble_spec(self, data: PublicData, model: ModelSpec, **more: Any) -> RunSpec:
         """Return the specification of the run, with the default accountant; see `runtime.prepare.assemble_spec`."""
-        return assemble_spec(data, model, self.method, **self._constants, tested=tested)
+        return assemble_spec(data, model, self.method, **self._constants, **more)
 
     def build_public_spec(self, users: int | None = None) -> tuple[RunSpec, bool]:
         """Return the specification of the run from public facts; no data file is opened.
@@ -267,7 +264,10 @@ def _resolve(config: RunConfig) -> ResolvedRun:
     for name, fields in config.methods.items():
         if fields:
             validate_given(find_method_class(name, "methods"), fields, name, f"methods.{name}")
-    budget, evaluation = _build_budget(config), None
+    budget = evaluation = None
+    if config.budget is not None:
+        budget = build(Budget, {"delta": config.delta, **config.budget}, "a budget", "budget")
+    choose_delta(config.delta, budget)
     if config.evaluation is not None:
         evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")
     distribution = None if config.budgets is None else build_budget_distribution(config.budgets)
@@ -301,7 +301,9 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     values = {key: value for key, value in config.data.items() if key != "source"}
     if "name" in get_fields(dataset.loader):
         values = {"name": config.name, **values}
-    arguments = validate_arguments(dataset.loader, values, f"the data source '{config.source}'", "data")
+    arguments = validate_arguments(
+        dataset.loader, values, f"the data source '{config.data['source']}'", "data"
+    )
     for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])
@@ -327,16 +329,3 @@ def _find_dataset(source: object) -> Dataset:
             field="data.source",
         )
     return found
-
-
-def _build_budget(config: RunConfig) -> Budget | None:
-    if config.budget is None:
-        return None
-    budget = build(Budget, {"delta": config.delta, **config.budget}, "a budget", "budget")
-    if budget.delta != config.delta:
-        raise SilodpError(
-            f"budget.delta = {budget.delta} differs from delta = {config.delta}: set both to the same value.",
-            code="argument.conflict",
-            field="budget.delta",
-        )
-    return budget

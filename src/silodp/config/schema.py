@@ -94,11 +94,6 @@ class RunConfig(_Section):
             )
         return name
 
-    @property
-    def source(self) -> str:
-        """Name of the data set, or "tables"."""
-        return str(self.data["source"])
-
     def to_toml(self) -> str:
         """Return the configuration as TOML; `load_config` reads the same configuration from it."""
         return tomli_w.dumps(drop_empty_tables(self.model_dump(exclude_none=True)))

@@ -113,7 +113,7 @@ class PersonKey:
         """Return the key of the run of a consortium."""
         schema = consortium.resolved.table_schema
         if schema is None:
-            return cls("", "", _digest([consortium.resolved.config.source, consortium.data.users]))
+            return cls("", "", _digest([consortium.resolved.config.data["source"], consortium.data.users]))
         profile, listed = schema.read_identity(), schema.read_users()
         keys = None if listed is None else sorted({text_of(key) for key in listed})
         return cls(

@@ -89,7 +89,7 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
         # The server of a deployment is somebody else, who may choose models for an attack.
         resolved = resolve(resolved.config.model_copy(update={"separate": True}))
     spec = resolved.prepare(data, resolved.build_task(data))
-    if resolved.config.source == "tables":
+    if resolved.config.data["source"] == "tables":
         _check_held_out(resolved, check_index(resolved, spec))
         _check_budgets(resolved, data)
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there

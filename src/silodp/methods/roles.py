@@ -77,17 +77,17 @@ class Sampling:
     """
 
     @property
-    def samples_users(self) -> bool:
-        """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
-        return False
-
-    @property
-    def common_sampling_rate(self) -> float:
-        """The probability, in (0, 1], with which every user takes part in a round; 1 where users have their own rates.
+    def common_sampling_rate(self) -> float | None:
+        """q, in (0, 1], with which every user takes part in a round; None where users have rates of their own.
 
         An aggregator that hides the sample needs it before the size of the federation is known.
         """
         return 1.0
+
+    @property
+    def samples_users(self) -> bool:
+        """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
+        return self.common_sampling_rate != 1
 
     def sampling_rates(self, population: Population) -> float | np.ndarray:
         """Return the probability with which a user takes part in a round, by one coin for all silos.

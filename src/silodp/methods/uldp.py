@@ -224,14 +224,9 @@ class UldpAvg(Method):
         return problem
 
     @property
-    def samples_users(self) -> bool:
-        """Whether any rate, or everyone's own, is below 1."""
-        return self._own_rates or self.user_sampling != 1
-
-    @property
-    def common_sampling_rate(self) -> float:
-        """q."""
-        return self.user_sampling
+    def common_sampling_rate(self) -> float | None:
+        """q; None where everyone has their own."""
+        return None if self._own_rates else self.user_sampling
 
     def sampling_rates(self, population: Population) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""

@@ -243,7 +243,8 @@ def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
     with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         stored = parse_json(path.read_bytes())
         model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
-        spec = resolved.assemble_spec(PublicData.from_dict(stored["data"]), model, bool(stored["tested"]))
+        data, tested = PublicData.from_dict(stored["data"]), bool(stored["tested"])
+        spec = resolved.assemble_spec(data, model, tested=tested)
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -37,22 +37,16 @@ from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, che
 if TYPE_CHECKING:
     from silodp.training.task import Task
 
+T = TypeVar("T")
+
 
 def prepare_run(
     data: Federation | PublicData,
     task: Task | ModelSpec,
     method: Method,
     *,
-    rounds: int,
-    aggregator: str | Aggregator = "plain",
-    budget: Budget | Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    delta: float | None = None,
     accountant: Accountant | str | None = None,
-    silo_limits: Mapping[Adversary, float] | None = None,
-    tested: bool = False,
-    evaluation: Evaluation | Mapping[str, Any] | None = None,
-    separate: bool = False,
+    **settings: Any,
 ) -> RunSpec:
     """Check a run by its public facts alone, and return its specification.
 
@@ -61,16 +55,8 @@ def prepare_run(
         task: model, loss and metrics; they are tried on made-up records. The public facts of a model are taken as they
             are: no code of a model is run.
         method: unit of privacy, clipping and noise.
-        rounds: see `train`.
-        aggregator: see `train`.
-        budget: see `train`.
-        seed: see `train`.
-        delta: see `train`.
         accountant: see `train`.
-        silo_limits: see `train`.
-        tested: whether held-out records, pooled, measure the model; of a federation it is known.
-        evaluation: see `train`.
-        separate: see `train`.
+        settings: rounds and all others of `assemble_spec`; whether a federation has held-out records is known.
 
     Returns:
         The specification; its method is calibrated where units have privacy budgets.
@@ -79,9 +65,9 @@ def prepare_run(
         SilodpError: a setting that cannot be run.
     """
     _check_method(method)
-    evaluation = _make_evaluation(evaluation)
     if isinstance(data, Federation):
-        tested = data.test is not None and len(data.test) > 0
+        settings["tested"] = data.test is not None and len(data.test) > 0
+        evaluation = _make_evaluation(settings.get("evaluation"))
         asks_silos = evaluation is not None and evaluation.across != "none"
         if asks_silos and all(silo.test is None for silo in data.silos):
             raise SilodpError(
@@ -92,20 +78,7 @@ def prepare_run(
             )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
-    spec = assemble_spec(
-        data,
-        task,
-        method,
-        rounds=rounds,
-        aggregator=aggregator,
-        budget=budget,
-        seed=seed,
-        delta=delta,
-        silo_limits=silo_limits,
-        tested=tested,
-        evaluation=evaluation,
-        separate=separate,
-    )
+    spec = assemble_spec(data, task, method, **settings)
     method.check(data, spec.rounds, spec.delta)
     spec.aggregator.check(spec)
     spec = spec.calibrate()
@@ -133,28 +106,37 @@ def assemble_spec(
     method: Method,
     *,
     rounds: int,
-    aggregator: str | Aggregator,
-    budget: Budget | Mapping[str, Any] | None,
-    seed: int | None,
-    delta: float | None,
-    silo_limits: Mapping[Adversary, float] | None,
-    tested: bool,
-    evaluation: Evaluation | Mapping[str, Any] | None,
-    separate: bool,
+    aggregator: str | Aggregator = "plain",
+    budget: Budget | Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    delta: float | None = None,
+    silo_limits: Mapping[Adversary, float] | None = None,
+    tested: bool = False,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
+    separate: bool = False,
 ) -> RunSpec:
     """Check every setting of a run by itself, and put them together.
 
     Args:
-        data: public facts.
-        task: a model that is code is tried on made-up records.
-        method: of the run, and all others: see `prepare_run`.
+        data: public facts of the federation.
+        task: model, loss and metrics, which are tried on made-up records; or the public facts of a model.
+        method: unit of privacy, clipping and noise.
+        rounds: see `train`.
+        aggregator: see `train`.
+        budget: see `train`.
+        seed: see `train`.
+        delta: see `train`.
+        silo_limits: see `train`.
+        tested: whether held-out records, pooled, measure the model.
+        evaluation: see `train`.
+        separate: see `train`.
 
     Returns:
-        The specification, with the default accountant and a method that is not calibrated. That the run can be made of
-        it is not checked.
+        The specification, with the default accountant, and a method that is not calibrated. Whether a run can be made
+        of it is not checked.
 
     Raises:
-        SilodpError: a setting that is no such setting.
+        SilodpError: a value out of range, or a model that cannot be trained.
     """
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
     Whole(0).check("rounds", rounds)
@@ -163,10 +145,10 @@ def assemble_spec(
         seed = int(seed)  # digests are made of JSON, which has no numpy integers
     aggregator, budget, evaluation = (
         _find_aggregator(aggregator),
-        _make_budget(budget),
+        _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)"),
         _make_evaluation(evaluation),
     )
-    delta = _choose_delta(delta, budget)
+    delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
         _check_task(data, task, method, evaluation)
         task = describe_model(task)
@@ -257,24 +239,29 @@ def _find_aggregator(given: str | Aggregator) -> Aggregator:
     return given
 
 
-def _make_budget(given: Budget | Mapping[str, Any] | None) -> Budget | None:
-    """Return the budget, made from its fields if need be."""
+def _make(maker: type[T], given: T | Mapping[str, Any] | None, name: str, example: str) -> T | None:
+    """Return a setting that is a dataclass, made from its fields if need be."""
     if isinstance(given, Mapping):
-        unknown = set(given) - {"epsilon", "delta", "adversary"}
-        if unknown or not {"epsilon", "delta"} <= set(given):
+        known: dict[str, Any] = {field.name: field.default for field in fields(maker)}  # type: ignore[arg-type]
+        required = [field for field, default in known.items() if default is MISSING]
+        if set(given) - set(known) or set(required) - set(given):
+            others = ", ".join(sorted(set(known) - set(required)))
             raise SilodpError(
-                f"budget has the fields {sorted(given)}: set epsilon, delta and, if need be, adversary.",
+                f"{name} has the fields {sorted(given)}: set {' and '.join(required)}, and if need be any of {others}.",
                 code="argument.value",
-                field="budget",
+                field=name,
             )
-        given = Budget(**given)
-    if given is None:
-        return None
-    check_type("budget", given, Budget, "Budget(epsilon=4.0, delta=1e-5)")
+        return maker(**given)
+    if given is not None:
+        check_type(name, given, maker, example)
     return given
 
 
-def _choose_delta(given: float | None, budget: Budget | None) -> float:
+def _make_evaluation(given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
+    return _make(Evaluation, given, "evaluation", "Evaluation(across='sums', noise_multiplier=5.0)")
+
+
+def choose_delta(given: float | None, budget: Budget | None) -> float:
     """Return the δ of the run: the given one, else that of the budget, else 1e-5.
 
     Raises:
@@ -290,22 +277,6 @@ def _choose_delta(given: float | None, budget: Budget | None) -> float:
             field="budget.delta",
         )
     return float(given)
-
-
-def _make_evaluation(given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
-    if isinstance(given, Mapping):
-        known = {field.name for field in fields(Evaluation)}
-        if set(given) - known or "across" not in given:
-            raise SilodpError(
-                f"evaluation has the fields {sorted(given)}: set across, and if need be any of "
-                f"{', '.join(sorted(known - {'across'}))}.",
-                code="argument.value",
-                field="evaluation",
-            )
-        return Evaluation(**given)
-    if given is not None:
-        check_type("evaluation", given, Evaluation, "Evaluation(across='sums', noise_multiplier=5.0)")
-    return given
 
 
 def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
