@@ -17,7 +17,8 @@ from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
-from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, SampledBy, Visibility
+from silodp.aggregators.base import RECIPIENT, Aggregator, LocalUpdateFn, SampledBy, Visibility
+from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.private_sampling import SamplingRatio
@@ -109,6 +110,10 @@ class PrivateWeighting(MaskedAggregator):
             "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
             "silo": View("silo", silos, shares_for=m, survivors=survivors),
         }
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return `masked`: counts have no weights to hide."""
+        return Masked(min_silos=spec.min_silos)
 
     def bounds_of(self, spec: RunSpec) -> Bounds:
         """Return the bounds of the rows; refuse methods that have no weights to hide.

@@ -24,6 +24,7 @@ from silodp.aggregators.attempts import (
 from silodp.aggregators.base import (
     DISCLOSED_COUNTS,
     RECIPIENT,
+    Aggregator,
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
@@ -103,6 +104,10 @@ class Masked(MaskedAggregator):
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
         return to_discrete(event, max(1, units), spec.sum_size)
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return `masked` itself, also for subclasses, with as many silos in a sum."""
+        return Masked(min_silos=spec.min_silos)
 
     def ring(self, spec: RunSpec) -> tuple[WordGroup, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
