@@ -1,7 +1,8 @@
 """Evaluation on the silos' held-out records, written as a method, so that noise, masks and charges are those of a run.
 
-What silos add up is a table of counts (`silodp.training.counts`). A unit's part of it is clipped, silos add noise to
-their sums, and an evaluation is charged like a round of training. Or silos evaluate for themselves, and send nothing.
+By sums: silos add up a table of counts (`silodp.training.counts`). What one unit adds to it is clipped, silos add noise
+to their sums, and an evaluation is charged like a round of training. Locally: every silo evaluates the model by itself
+and sends nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
 
 _ROOM = 1 << 20
-"""Units that the ring of secure aggregation has room for at least: test persons may not be on the list of users."""
-_UNITS_AT_ONCE = 1 << 12
+"""The fewest units that the largest sum is computed for. The ring of secure aggregation must have room for the counts
+of all held-out units, and persons with held-out records only are not on the public list of users."""
+_UNITS_AT_ONCE = 1 << 12  # rows that are in memory together
 
 
 @dataclass(frozen=True)
@@ -256,5 +258,5 @@ class EvaluationSums(EvaluationMethod):
             rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
             rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
             clipped = clip_rows(owners, rows, self.clip)
-            # The weight is a public constant, so it is a part of the factor: no silo has to be told weights.
+            # The weight is a public constant and becomes a part of the factor, so the server sends no weights.
             yield replace(clipped, factors=clipped.factors / spread, clip=self.clip / spread)

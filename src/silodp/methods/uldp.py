@@ -49,9 +49,10 @@ if TYPE_CHECKING:
 
 
 LEAST_GRADIENT = 0.01
-"""With `step`, updates shorter than that of one local step along a gradient of this norm become shorter than 1. Such
-updates are mostly rounding, which depends on what else is computed beside it, and directions without a length pull the
-model away from those who still learn. The value is that of AUTO-S (Bu et al. 2023)."""
+"""A gradient norm. With `step`, an update is scaled to norm 1 unless it is shorter than one local step along a gradient
+of this norm; then it stays shorter than 1 in proportion. Such an update consists mostly of rounding errors, and scaled
+to norm 1 it would move the model as far as the updates of users who still learn. The value is that of AUTO-S (Bu et
+al., Automatic Clipping, 2023)."""
 
 Weighting = Literal["uniform", "present", "records", "home"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
@@ -311,8 +312,8 @@ class UldpAvg(Method):
     def server_scale(self, population: Population) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
-        Neither the realized number of participants nor the mean of all q_u may divide: the first is private, and the
-        second depends on budgets.
+        The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,
+        which depends on budgets.
         """
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean
@@ -323,7 +324,7 @@ class UldpAvg(Method):
     def dp_event(self, view: View) -> Event:
         """Return the event of one round (docs/privacy.md, section 3).
 
-        With per-user budgets it is the event of a person who is always in, with the whole clip.
+        With per-user budgets it is the event of a person who takes part in every round with the full clip.
         """
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
@@ -339,12 +340,13 @@ class UldpAvg(Method):
             if others < 1:
                 return ALL_NOISE_KNOWN
             if uniform:
-                # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
+                # The part of the sum that colluding silos do not know moves by others/S at most. That is largest where
+                # the colluding silos are not in the sum themselves.
                 others = min(view.n, view.silos - view.colluding)
                 reach = others / view.silos
             else:
-                # Emptying the other silos raises the weight of a person's own update, hidden from them but known to be
-                # theirs: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
+                # Removing a person's records from the other silos raises the weight of their update in the colluding
+                # silo, which that silo knows: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
                 if (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
                     return SampledReplacement(self.user_sampling, Gaussian(share * math.sqrt(others)))
                 reach = 2.0
