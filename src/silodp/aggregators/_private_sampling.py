@@ -41,7 +41,7 @@ from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, is_digest
-from silodp.wire.store import RoundStore, claim
+from silodp.wire.store import RoundStore, claim, get_or_make
 
 V = TypeVar("V")
 ASSUMPTION = (
@@ -144,6 +144,29 @@ def box_blob(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     return {} if name == spec.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
 
 
+def ask_first_silo(
+    spec: RunSpec,
+    context: ServerContext,
+    info: SessionInfo,
+    kind: str,
+    round_: int | None = None,
+    **blobs: bytes,
+) -> Message:
+    """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
+
+    Args:
+        spec: public constants.
+        context: the server.
+        info: of the session.
+        kind: of the request.
+        round_: counted from 0; None at the set-up, whose requests bear the number of the session.
+        blobs: of the request.
+    """
+    place = (0, info.number) if round_ is None else (round_, 0)
+    request = Message(kind, spec.run, *place, {"session": info.session}, blobs=blobs)
+    return context.ask_all({spec.names[0]: request})[spec.names[0]]
+
+
 @dataclass(frozen=True)
 class OtServer:
     """The server's side: it offers tables to silo 0, and does not learn which entries silo 0 takes."""
@@ -154,18 +177,19 @@ class OtServer:
     def set_up(self, info: SessionInfo) -> None:
         """Make the base transfers; the server's part of them is stored before silo 0 can use them."""
         zero = self.spec.names[0]
-        offer = self._ask("choice base", info, 0, info.number).blobs["offer"]
+        offer = ask_first_silo(self.spec, self.context, info, "choice base").blobs["offer"]
         session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
         self.context.store.run.put("hidden/transfers", sender.pack())
-        self._ask("choice keys", info, 0, info.number, reply=reply)
+        ask_first_silo(self.spec, self.context, info, "choice keys", reply=reply)
 
     def request_sample(self, round_: int, **request: bytes) -> Message:
         """Ask silo 0 to send its request for entries of this round's tables.
 
         `request` holds the server's own lookup request to silo 0, where the aggregator has one.
         """
-        return self._ask("sample", current_session(self.context.store.run), round_, 0, **request)
+        info = current_session(self.context.store.run)
+        return ask_first_silo(self.spec, self.context, info, "sample", round_, **request)
 
     def relay_entries(
         self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
@@ -206,13 +230,9 @@ class OtServer:
             else:
                 self.context.store.round(round_).drop("hidden choice")
             raise
-        answer = self._ask("chosen", current_session(store), round_, 0, answer=offered)
+        info = current_session(store)
+        answer = ask_first_silo(self.spec, self.context, info, "chosen", round_, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.spec.names[1:]}
-
-    def _ask(self, kind: str, info: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
-        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.spec.names[0]
-        return self.context.ask_all({zero: request})[zero]
 
 
 @dataclass(frozen=True)
@@ -294,15 +314,16 @@ class OtClient:
         return f"{what}/{request.fields['session']}"
 
     def _lookup(self, request: Message) -> Lookup:
-        stored = self.store.round(request.round).get("choice")
-        if stored is not None:
-            return Lookup.unpack(stored)
-        receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
-        session = self.member.session(request.run)
-        secret, users = self.member.group_secret(request.run), self.spec.population.users
-        part = private_sampling.ask(receiver, secret, session.transcript, users, self.ratio, request.round)
-        self.store.round(request.round).put("choice", part.pack())
-        return part
+        def ask() -> bytes:
+            receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
+            transcript, secret = (
+                self.member.session(request.run).transcript,
+                self.member.group_secret(request.run),
+            )
+            users = self.spec.population.users
+            return private_sampling.ask(receiver, secret, transcript, users, self.ratio, request.round).pack()
+
+        return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
 
     def _stored(self, key: str) -> bytes:
         stored = self.store.run.get(key)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
@@ -21,6 +22,8 @@ from silodp.aggregators.base import RECIPIENT, Aggregator, LocalUpdateFn, Sample
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
@@ -131,6 +134,24 @@ class PrivateWeighting(MaskedAggregator):
                 field="aggregator",
             )
         return bounds
+
+    @abstractmethod
+    def parameters(self, spec: RunSpec) -> LatticeParameters | PaillierParameters:
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: there are none for these constants.
+        """
+
+    def event(self, spec: RunSpec, view: View) -> Event:
+        """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
+
+        The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
+        rounded sum by up to √d more, which the sensitivity includes.
+        """
+        p = self.parameters(spec)
+        event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
+        return to_discrete(event, int(p.sensitivity), spec.sum_size, reach)
 
     def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
         """Return the first lines of `describe`; `units`: grid steps to the clip."""

@@ -20,6 +20,7 @@ from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, cur
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
+    ask_first_silo,
     blame_silo,
     choice_blob,
     choice_kinds,
@@ -104,7 +105,7 @@ class ServerShares:
         plan, run = self.constants.reciprocals(self.spec, info.session), self.spec.run
         zero = self.spec.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
-        offered = self._ask_zero("base", info, offer=base.offer)
+        offered = ask_first_silo(self.spec, self.context, info, "base", offer=base.offer)
         receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all({name: request for name in self.spec.names})
@@ -112,7 +113,7 @@ class ServerShares:
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
-        answer = self._ask_zero("reciprocals", info, request=awaited.message)
+        answer = ask_first_silo(self.spec, self.context, info, "reciprocals", request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
         if self.constants.sampling_ratio(self.spec) is not None:
             OtServer(self.spec, self.context).set_up(info)
@@ -133,9 +134,8 @@ class ServerShares:
         if done is not None:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
-        answer = self._ask_zero(
-            "sample", current_session(self.context.store.run), round_, request=awaited.message
-        )
+        info = current_session(self.context.store.run)
+        answer = ask_first_silo(self.spec, self.context, info, "sample", round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(answer.blobs["answer"]))
         self._keep(self.context.store.round(round_), "weights", {"shares": shares})
         return shares
@@ -175,12 +175,6 @@ class ServerShares:
             return awaited
         old = Message.decode(stored)
         return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
-
-    def _ask_zero(self, kind: str, info: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
-        number = 0 if kind == "sample" else info.number
-        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.spec.names[0]
-        return self.context.ask_all({zero: request})[zero]
 
     def _keep(
         self,

@@ -21,13 +21,12 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import (
-    Event,
     NonPrivate,
     find_costliest_event,
     remove_amplification,
     to_discrete,
 )
-from silodp.accounting.guarantee import TECHNICAL, Adversary, View
+from silodp.accounting.guarantee import TECHNICAL, Adversary
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
@@ -59,7 +58,7 @@ from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Schema, Script
-from silodp.wire.store import claim
+from silodp.wire.store import claim, get_or_make
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -146,16 +145,6 @@ class Lattice(PrivateWeighting):
     def disclosure(self, spec: RunSpec) -> Mapping[Adversary, float]:
         """Return the total variation by which errors of decryption, which the server alone sees, betray more."""
         return {"server": 2.0 ** self.parameters(spec).log2_tv}
-
-    def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise in units of 2^r.
-
-        The uniform part of the noise, of width 2^r, is not counted as protection. It lets a row move the
-        rounded sum by up to √d more, which the sensitivity includes.
-        """
-        p = self.parameters(spec)
-        reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, reach)
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
@@ -245,8 +234,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
 
 def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
     """Return the standard deviation of one silo's Skellam share, in units of 2^r."""
-    scale = math.ldexp(parameters.clip_units, parameters.weight_bits - parameters.noise_shift)
-    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * scale
+    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * parameters.row_bound
 
 
 @dataclass(frozen=True)
@@ -294,13 +282,12 @@ class _Server(MaskedServer):
         The seed is stored before it is used, so that a repeated request has the same bytes. It is deleted with
         its round. Whoever learns the seed of one attempt cannot read any other attempt.
         """
-        store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
-        key = store.get(name)
-        if key is None:
+
+        def draw() -> bytes:
             self._count(context, attempt)
-            key = secrets.token_bytes(KEY_BYTES)
-            store.put(name, key)
-        return key
+            return secrets.token_bytes(KEY_BYTES)
+
+        return get_or_make(context.store.round(attempt.round), f"request/{attempt.attempt}", draw)
 
     def _count(self, context: ServerContext, attempt: RoundAttempt) -> None:
         """Count an attempt on disk before its key is made; the count is kept when keys are deleted.

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import TECHNICAL, View
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import (
     OtClient,
@@ -47,6 +46,7 @@ from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
+from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -139,17 +139,6 @@ class Paillier(PrivateWeighting):
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise in units of C_LCM.
-
-        The uniform part of the noise, of width C_LCM, is not counted as protection. It lets a row move the
-        rounded sum by up to √d more, which the sensitivity includes.
-        """
-        p = self.parameters(spec)
-        return to_discrete(
-            spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, p.sensitivity / p.row_bound
-        )
-
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes and limits."""
         p = self.parameters(spec)
@@ -235,11 +224,7 @@ class _Server(MaskedServer):
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
             store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
-            stored = store.get(name)
-            if stored is None:
-                stored = server.encrypt_inverses(sampled)
-                store.put(name, stored)
-            return {"inverses": stored}
+            return {"inverses": get_or_make(store, name, lambda: server.encrypt_inverses(sampled))}
 
         return RoundRequest(sent, encrypted)
 
@@ -265,36 +250,28 @@ class _Server(MaskedServer):
         self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = context.store.round(round_).get("hidden")
-        if done is not None:
-            return Message.decode(done).blobs
-        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.spec, context)
-        places = drawn.arrays["places"]
-        tables = server.tables(ratio, places, drawn.blobs["pairs"])
-        boxes = offers.relay_entries(
-            round_,
-            offers.request_sample(round_),
-            lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
-        )
-        context.store.round(round_).put("hidden", Message("kept", self.spec.run, blobs=boxes).encode())
-        return boxes
+        run, store = self.spec.run, context.store.round(round_)
 
-    def _drawn(
-        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
-    ) -> Message:
-        """Return i_u and the ciphertexts of a round; both are stored before they are used.
-
-        If a restart drew them again, silo 0 could open entries of two different tables of a user.
-        """
-        stored = context.store.round(round_).get("hidden drawn")
-        if stored is None:
+        def draw() -> bytes:
             places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
-            kept = Message(
-                "kept", self.spec.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
+            blobs = {"pairs": server.encrypt_pairs()}
+            return Message("kept", run, arrays={"places": places}, blobs=blobs).encode()
+
+        def choose() -> bytes:
+            # If a restart drew i_u and the ciphertexts again, silo 0 could open entries of two tables of a user.
+            drawn, offers = (
+                Message.decode(get_or_make(store, "hidden drawn", draw)),
+                OtServer(self.spec, context),
             )
-            stored = kept.encode()
-            context.store.round(round_).put("hidden drawn", stored)
-        return Message.decode(stored)
+            tables = server.tables(ratio, drawn.arrays["places"], drawn.blobs["pairs"])
+            boxes = offers.relay_entries(
+                round_,
+                offers.request_sample(round_),
+                lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
+            )
+            return Message("kept", run, blobs=boxes).encode()
+
+        return Message.decode(get_or_make(store, "hidden", choose)).blobs
 
 
 class _Silo(PrivateWeightingSilo):

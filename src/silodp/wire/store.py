@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -164,6 +164,24 @@ class _Namespace:
     def names(self) -> list[str]:
         """Return the keys of this part, without the prefix."""
         return [key.removeprefix(self._prefix) for key in self._store.names() if key.startswith(self._prefix)]
+
+
+def get_or_make(store: Store, key: str, make: Callable[[], bytes]) -> bytes:
+    """Return what is stored under a key; if nothing is, make it, and store it before it is used.
+
+    So a process that was restarted sends the same bytes again. Fresh random values in a repeated message would show
+    more than was charged, or two openings of one secret.
+
+    Args:
+        store: of the round, or of the run.
+        key: in the store.
+        make: makes the value.
+    """
+    stored = store.get(key)
+    if stored is None:
+        stored = make()
+        store.put(key, stored)
+    return stored
 
 
 def claim(store: Store, key: str, owner: bytes) -> bool:
