@@ -18,7 +18,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_mask
 from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
-from silodp.methods import Ddp, LocalContext, Population
+from silodp.methods import Ddp, FederationSize, LocalContext
 from silodp.training import Task, cross_entropy
 from silodp.training.models import cnn_fashion
 from silodp.training.sgd import RecordGradients
@@ -49,7 +49,7 @@ def measure() -> list[dict[str, Any]]:
     torch.manual_seed(0)
     task = Task(cnn_fashion(), cross_entropy())
     x, y = torch.randn(RECORDS, 1, 28, 28), torch.randint(0, 10, (RECORDS,))
-    params, population = task.initial(0), Population(CLIENTS, 1)
+    params, population = task.initial(0), FederationSize(CLIENTS, 1)
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
     grid = Quantizer.for_(bounds)

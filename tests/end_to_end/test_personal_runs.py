@@ -15,7 +15,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
-from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods import FederationSize, Method, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
 from silodp.runtime.checkpoint import Checkpoint
@@ -163,7 +163,7 @@ def test_a_silo_that_is_not_drawn_sends_zeros_and_nobody_else_is_scaled_up(monke
     assert any(empty), "an empty round is a round, and it is charged"
     assert not all(empty)
     assert result.guarantees["released"].rounds == 12
-    assert method.server_scale(Population(3, 12)) == pytest.approx(1 / 0.6)
+    assert method.server_scale(FederationSize(3, 12)) == pytest.approx(1 / 0.6)
 
 
 class Dies(Exception):

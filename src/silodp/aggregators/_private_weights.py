@@ -109,9 +109,9 @@ class PrivateWeighting(MaskedAggregator):
         """
         m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
-            "released": View("released", silos, shares_for=m, survivors=survivors),
-            "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
-            "silo": View("silo", silos, shares_for=m, survivors=survivors),
+            "released": View("released", silos, noise_sized_for=m, survivors=survivors),
+            "server": View("server", silos, knows_sample=known, noise_sized_for=m, survivors=survivors),
+            "silo": View("silo", silos, noise_sized_for=m, survivors=survivors),
         }
 
     def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
@@ -156,7 +156,7 @@ class PrivateWeighting(MaskedAggregator):
     def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
         """Return the first lines of `describe`; `units`: grid steps to the clip."""
         return {
-            "silos needed in a sum": spec.population.m,
+            "silos needed in a sum": spec.population.min_survivors,
             "count cap per person and silo": self.count_cap,
             "grid steps to the clip": units,
         }

@@ -108,7 +108,7 @@ class MaskedAggregator(Aggregator):
         Raises:
             SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
         """
-        silos, fewest = spec.population.silos, spec.population.m
+        silos, fewest = spec.population.silos, spec.population.min_survivors
         if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
             raise SilodpError(
                 f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
@@ -367,7 +367,7 @@ class MaskedServer(ABC):
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
         import torch
 
-        attempts = ServerAttempts(self.spec, context, self.spec.population.m)
+        attempts = ServerAttempts(self.spec, context, self.spec.population.min_survivors)
         result = attempts.collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 

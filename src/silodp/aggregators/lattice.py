@@ -203,14 +203,17 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     bounds = aggregator.bounds_of(spec)
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
-    views = (aggregator.views(spec.method, silos, n)["server"] for n in range(spec.population.m, silos + 1))
+    views = (
+        aggregator.views(spec.method, silos, n)["server"]
+        for n in range(spec.population.min_survivors, silos + 1)
+    )
     event, spent = find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
         release = to_discrete(event, _FEWEST_UNITS, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
-        most_in_a_round = 1 + silos - spec.population.m
+        most_in_a_round = 1 + silos - spec.population.min_survivors
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
         charges = [(release, rounds), (remove_amplification(release), further)]

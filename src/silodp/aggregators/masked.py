@@ -79,7 +79,7 @@ class Masked(MaskedAggregator):
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return what each sees: everyone sees the sum, the first column of docs/privacy.md, section 3."""
         m, disclosed = self.min_silos_for(silos), method.needs_counts
-        released = View("released", silos, shares_for=m, survivors=survivors)
+        released = View("released", silos, noise_sized_for=m, survivors=survivors)
         return {
             "released": released,
             "server": replace(released, adversary="server", counts_disclosed=disclosed),
@@ -102,7 +102,7 @@ class Masked(MaskedAggregator):
             units //= silos
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
-            units = units * min(view.n, spread_over) // spread_over
+            units = units * min(view.shares_in_sum, spread_over) // spread_over
         return to_discrete(event, max(1, units), spec.sum_size)
 
     def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
@@ -120,7 +120,7 @@ class Masked(MaskedAggregator):
         """Return grid, ring, and what travels."""
         ring, step = self.ring(spec)
         return {
-            "silos needed in a sum": spec.population.m,
+            "silos needed in a sum": spec.population.min_survivors,
             "grid steps to the clip": None if spec.bounds is None else round(spec.bounds.clip / step),
             "sums modulo": f"2^{ring.bits}",
             "bytes up, per silo and round": spec.sum_size * ring.dtype.itemsize,

@@ -44,7 +44,7 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.tables.subgroups import check_group
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
-from silodp.methods import Method, Population
+from silodp.methods import FederationSize, Method
 from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class RunConfig(_Section):
             key, equals, value = one.partition("=")
             given = apply_override(given, f"{ALIASES.get(key, key)}{equals}{value}")
         method = self._build_method(name, merge(inherited, given), f"methods.{name}")
-        people = Population(self.silos, users=3)
+        people = FederationSize(self.silos, users=3)
         same_scale = method.server_scale(people) == self.method().server_scale(people)
         if "server_learning_rate" not in given and not same_scale:
             # A rate has a meaning only with its scale: 20 on 1/(U·S) is not 20 on 1/S.

@@ -8,7 +8,7 @@ from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
 from silodp.methods.group import UldpGroup
 from silodp.methods.naive import UldpNaive
-from silodp.methods.roles import Population, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
+from silodp.methods.roles import FederationSize, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
 from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
 from silodp.methods.rpdp.method import Rpdp
 from silodp.methods.rpdp.renyi_filter import RpdpFilter
@@ -33,9 +33,9 @@ METHODS: dict[str, type[Method]] = {
 __all__ = [
     "Ddp",
     "Default",
+    "FederationSize",
     "LocalContext",
     "Method",
-    "Population",
     "PublicState",
     "Rpdp",
     "RpdpDropout",

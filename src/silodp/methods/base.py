@@ -24,8 +24,8 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import (
     NO_BUDGETS,
     EventsBySurvivors,
+    FederationSize,
     MethodState,
-    Population,
     PublicState,
     Sampling,
     ServerStep,
@@ -74,7 +74,7 @@ class LocalContext:
     y: Tensor
     user: Tensor
     weights: Tensor
-    population: Population
+    population: FederationSize
     randomness: Randomness
     silo: int = 0
     budget: Tensor | None = None
@@ -151,7 +151,7 @@ class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
         """
 
     @abstractmethod
-    def bounds(self, population: Population) -> Bounds | None:
+    def bounds(self, population: FederationSize) -> Bounds | None:
         """Return what holds for the rows of `local_update` in every round.
 
         Clip, sensitivity and noise are constants of a run. A method whose clip changes scales its rows to a unit clip.
@@ -237,7 +237,7 @@ class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
         """The budgets of single units that the method keeps, with these settings; by default none."""
         return NO_BUDGETS
 
-    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
         """Return the method with what the units' own budgets allow, found from what a round costs.
 
         It is called where `budgets.max_rounds` is a number.

@@ -36,7 +36,7 @@ from silodp.mechanisms.clipping import (
     clip_rows,
 )
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
 from silodp.training.counts import CountTable
 
@@ -138,7 +138,7 @@ class EvaluationMethod(Method):
 
     ROUNDS: ClassVar[str] = "rounds"
 
-    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+    def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
         """Return what a request carries beside the model: the number of rounds that led to it."""
         return {self.ROUNDS: np.zeros(1, np.int64)}
 
@@ -159,7 +159,7 @@ class SilentEvaluation(EvaluationMethod):
 
         return LocallyNoisedUpdate(torch.zeros(0, dtype=torch.float64))
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: there are no rows."""
 
     def dp_event(self, view: View) -> Event:
@@ -203,11 +203,11 @@ class EvaluationSums(EvaluationMethod):
             f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics",
         )
 
-    def spread(self, population: Population) -> int:
+    def spread(self, population: FederationSize) -> int:
         """Return the number of silos that a unit's weight is spread over: S for persons, 1 for records."""
         return population.silos if self.unit == "user" else 1
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
         total = max(population.users, _ROOM) * self.clip
@@ -223,11 +223,11 @@ class EvaluationSums(EvaluationMethod):
         unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
             return ALL_NOISE_KNOWN
-        return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.m))
+        return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.min_survivors))
 
-    def count_std(self, population: Population) -> float:
+    def count_std(self, population: FederationSize) -> float:
         """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
-        share = self.noise_multiplier * self.clip / math.sqrt(population.m)
+        share = self.noise_multiplier * self.clip / math.sqrt(population.min_survivors)
         return share * math.sqrt(population.silos) * self.spread(population)
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:

@@ -9,7 +9,7 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.errors import check_type
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.training.sgd import LocalTraining
 
 
@@ -47,7 +47,7 @@ class Default(Method):
         ).double()
         return LocallyNoisedUpdate(delta.cpu())
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: no noise is added."""
 
     def dp_event(self, view: View) -> Event:

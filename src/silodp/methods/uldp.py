@@ -39,7 +39,7 @@ from silodp.methods.base import (
     LocalContext,
     Method,
 )
-from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, Population, UnitBudgets
+from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, FederationSize, UnitBudgets
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
 from silodp.training.sgd import LocalTraining
@@ -189,7 +189,7 @@ class UldpAvg(Method):
                 field="rounds",
             )
 
-    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
         """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
@@ -199,7 +199,7 @@ class UldpAvg(Method):
         object.__setattr__(method, "allowances", found)
         return method
 
-    def _own(self, population: Population) -> np.ndarray:
+    def _own(self, population: FederationSize) -> np.ndarray:
         if self.allowances is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
@@ -229,7 +229,7 @@ class UldpAvg(Method):
         """Return the counts, or 1 for each that is above 0 where only presence matters."""
         return np.minimum(counts, 1) if self.weighting == "present" else counts
 
-    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
+    def user_weights(self, counts: np.ndarray | None, population: FederationSize) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
             return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
@@ -260,7 +260,7 @@ class UldpAvg(Method):
         """q."""
         return self.user_sampling
 
-    def sampling_rates(self, population: Population) -> float | np.ndarray:
+    def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
         return self._own(population) if self._own_rates else self.user_sampling
 
@@ -299,17 +299,17 @@ class UldpAvg(Method):
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
-        share = self.share_multiplier(population.m)
+        share = self.share_multiplier(population.min_survivors)
         spread_over = population.silos if self.weighting == "uniform" else 1
         return Bounds(self.clip, self.clip, share, population.users * self.clip, spread_over=spread_over)
 
-    def share_multiplier(self, shares_for: int) -> float:
+    def share_multiplier(self, noise_sized_for: int) -> float:
         """Return one silo's noise in units of C, such that m shares add to σ."""
-        return self.noise_multiplier / math.sqrt(shares_for)
+        return self.noise_multiplier / math.sqrt(noise_sized_for)
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
         The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,
@@ -333,7 +333,7 @@ class UldpAvg(Method):
             return NonPrivate(
                 f"counts disclosed: weighting {by} in clear shows it {_DISCLOSED[self.weighting]}"
             )
-        share = self.share_multiplier(view.m)
+        share = self.share_multiplier(view.min_survivors)
         uniform = self.weighting == "uniform"
         if view.adversary == "silo":
             others = view.unknown_shares
@@ -342,7 +342,7 @@ class UldpAvg(Method):
             if uniform:
                 # The part of the sum that colluding silos do not know moves by others/S at most. That is largest where
                 # the colluding silos are not in the sum themselves.
-                others = min(view.n, view.silos - view.colluding)
+                others = min(view.shares_in_sum, view.silos - view.colluding)
                 reach = others / view.silos
             else:
                 # Removing a person's records from the other silos raises the weight of their update in the colluding
@@ -357,8 +357,8 @@ class UldpAvg(Method):
             seen = Gaussian(share / spread)
         else:
             # Uniform weights: each of the n silos in the sum carries 1/S of the clip. By records, one may carry all.
-            reach = view.n / view.silos if uniform else 1.0
-            seen = Gaussian(share * math.sqrt(view.n) / reach)
+            reach = view.shares_in_sum / view.silos if uniform else 1.0
+            seen = Gaussian(share * math.sqrt(view.shares_in_sum) / reach)
         if self.user_sampling == 1:
             return seen
         sampled = RevealedSample if view.knows_sample else PoissonSampled
@@ -369,8 +369,8 @@ class UldpAvg(Method):
         if explain_not_private(event) is not None:
             return ()
         if self.weighting == "uniform":
-            others = view.silos - view.colluding if view.adversary == "silo" else view.n
-            in_sum = min(others, view.n)
+            others = view.silos - view.colluding if view.adversary == "silo" else view.shares_in_sum
+            in_sum = min(others, view.shares_in_sum)
             # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
             one = math.sqrt((view.silos + 3) / view.silos) if view.sees_shares else (in_sum + 1) / in_sum
             factors = {"two ids in one silo": one, "two ids in every silo": 2.0}

@@ -24,7 +24,7 @@ from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.errors import SilodpError, check_choice, counted
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
+from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
@@ -414,10 +414,10 @@ def train_without_parties(
     Returns:
         The parameters (d,) after the last round.
     """
-    population = Population(len(federation.silos), federation.users)
+    population = FederationSize(len(federation.silos), federation.users)
     weights = torch.from_numpy(np.array(method.user_weights(federation.counts(), population))).flatten()
     # One silo that has every pair of silo and person as a person: the same rows and weights, added up at once.
-    merged = Population(1, population.silos * population.users)
+    merged = FederationSize(1, population.silos * population.users)
     x, y = (concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
     table = task.tensors(x, y)
     owners = [s * population.users + silo.user for s, silo in enumerate(federation.silos)]

@@ -289,7 +289,7 @@ class Gate:
         if request.kind == "open":
             self._refuse("gate.order", f"was asked to open round {request.round + 1}, which it never masked")
         population = self._spec.population
-        if request.round > state.round + 1 and population.m == population.silos:
+        if request.round > state.round + 1 and population.min_survivors == population.silos:
             self._refuse(
                 "gate.round_left_out",
                 f"last answered round {state.round + 1} and was asked for round {request.round + 1}, although every "
@@ -354,7 +354,7 @@ class Gate:
         )  # fmt: skip
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
-        fewest = self._spec.population.m
+        fewest = self._spec.population.min_survivors
         if self._name not in roster or len(roster) < fewest:
             self._refuse(
                 "gate.roster",

@@ -31,7 +31,7 @@ from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.methods.ddp import method as ddp_method
 from silodp.methods.ddp.method import CLAIM, Ddp
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update
 from silodp.training.task import Task
@@ -59,7 +59,7 @@ def work_of(federation: Federation, task: Task, randomness: Randomness, silo: in
         y=torch.from_numpy(data.y),
         user=torch.from_numpy(data.user),
         weights=torch.ones(federation.users, dtype=torch.float64),
-        population=Population(len(federation.silos), federation.users),
+        population=FederationSize(len(federation.silos), federation.users),
         randomness=randomness.child(data.name),
         silo=silo,
     )
@@ -151,7 +151,7 @@ def test_with_full_batches_and_no_noise_a_round_is_fedavg():
     )
     federation, task = Federation(silos, 20, None, classes=2), logistic_task()
     method = replace(QUIET, clip=1e6, record_sampling=1.0, expected_batch_size=20.0)
-    step = total(method, federation, task) * method.server_scale(Population(3, 20))
+    step = total(method, federation, task) * method.server_scale(FederationSize(3, 20))
     local = LocalTraining(0.5, epochs=4)
     start, generator = torch.zeros(task.size), torch.Generator()
     models = [silo_update(task, start, silo.x, silo.y, local, generator) for silo in silos]
@@ -274,7 +274,7 @@ OWN = replace(
 def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
     """c_i = C_i·γ_i/γ_ref: .25, .1 and .05 here, and C* = .25 is what noise is measured in."""
     federation, task = small_federation(), logistic_task()
-    population = Population(3, 12)
+    population = FederationSize(3, 12)
     bounds = OWN.bounds(population)
     assert bounds.clip == bounds.sensitivity == 0.25
     assert bounds.min_clip_ratio == pytest.approx(0.2)
@@ -384,8 +384,8 @@ def test_coupled_steps_are_charged_at_one_clients_noise(trajectory):
         (View("server", 10, sees_shares=True), 1.0),
         (View("silo", 10, colluding=1), 3.0),
         (View("silo", 10, colluding=4), math.sqrt(6)),
-        (View("released", 10, shares_for=6, survivors=7), math.sqrt(7)),
-        (View("silo", 10, shares_for=6, survivors=7, colluding=2), math.sqrt(5)),
+        (View("released", 10, noise_sized_for=6, survivors=7), math.sqrt(7)),
+        (View("silo", 10, noise_sized_for=6, survivors=7, colluding=2), math.sqrt(5)),
     ],
 )
 def test_views(view, last):
@@ -461,7 +461,7 @@ def test_the_claim_is_a_method_that_says_what_it_is():
     assert claimed is not None
     assert claimed.assumptions[-1] == CLAIM
     assert claimed.paper_claim is None
-    assert claimed.bounds(Population(3, 1)) == paper.bounds(Population(3, 1))
+    assert claimed.bounds(FederationSize(3, 1)) == paper.bounds(FederationSize(3, 1))
     assert multipliers(claimed, SUM) == pytest.approx((0.8 * math.sqrt(10),) * 2)
     assert DDP.paper_claim is replace(DDP, trajectory="local").paper_claim is None
 
@@ -588,23 +588,23 @@ def test_the_decoupled_trajectory_withstands_the_same_attack():
 
 def test_the_ring_has_room_for_every_step_and_its_noise():
     """2^b > 2(N·J·B_max·s + z√(NJ)·σ_i·s)."""
-    bounds = replace(DDP, most_batch=100).bounds(Population(10, 1))
+    bounds = replace(DDP, most_batch=100).bounds(FederationSize(10, 1))
     assert bounds.total == pytest.approx(10 * 4 * 100 * 0.5)
     assert bounds.noise_multiplier == pytest.approx(0.8 * 2)
     assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 18), 10) == 32
     assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 20), 10) == 64
     close = replace(DDP, most_batch=101)
-    assert choose_ring_bits(close.bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
+    assert choose_ring_bits(close.bounds(FederationSize(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
     assert (
         choose_ring_bits(
-            replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10
+            replace(close, noise_multiplier=0.0).bounds(FederationSize(10, 1)), Quantizer(0.5, 1 << 19), 10
         )
         == 32
     )
-    assert DDP.bounds(Population(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
+    assert DDP.bounds(FederationSize(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
     with pytest.raises(SilodpError, match="cannot be drawn exactly"):
-        Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(Population(10, 1)))
-    Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(Population(10, 1)))
+        Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(FederationSize(10, 1)))
+    Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(FederationSize(10, 1)))
 
 
 @pytest.mark.parametrize(
@@ -636,7 +636,7 @@ def test_settings_that_cannot_be(wrong, says):
 def test_as_many_settings_as_clients():
     method = replace(DDP, clip=(1.0, 2.0))
     with pytest.raises(SilodpError, match="clip has 2 values for 3 clients"):
-        method.bounds(Population(3, 1))
+        method.bounds(FederationSize(3, 1))
     with pytest.raises(SilodpError, match="clip has 2 values for 3 clients"):
         method.dp_event(View("released", 3))
 

@@ -21,7 +21,7 @@ from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import release
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import LocalContext, Population, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -79,7 +79,7 @@ def test_a_run_that_dies_and_is_resumed_ends_as_one_that_does_not(name, aggregat
 
 def context_of(method: AdaptiveClipping, clip: float, seed: int = 0) -> LocalContext:
     federation, task = small_federation(), logistic_task()
-    silo, population = federation.silos[0], Population(3, federation.users)
+    silo, population = federation.silos[0], FederationSize(3, federation.users)
     return LocalContext(
         task,
         torch.zeros(task.size),
@@ -125,7 +125,7 @@ def test_rows_are_of_norm_one_at_most_and_say_whether_the_update_was_clipped(cli
 @pytest.mark.parametrize("integers", [False, True])
 def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
     """m shares of standard deviation σ/√m unit clips: on floats, and on the grid of secure aggregation."""
-    bounds = ADAPTIVE.bounds(Population(3, 12))
+    bounds = ADAPTIVE.bounds(FederationSize(3, 12))
     assert bounds.clip == bounds.sensitivity == 1
     grid, noise = Quantizer.for_(bounds), Randomness.from_seed(1).stream("noise")
     stream = ADAPTIVE.local_update(context_of(ADAPTIVE, 0.05))

@@ -25,8 +25,8 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import (
     METHODS,
+    FederationSize,
     LocalContext,
-    Population,
     Rpdp,
     RpdpDropout,
     RpdpFilter,
@@ -70,7 +70,7 @@ def work_of(task: Task, silo: SiloData, **changes: object) -> LocalContext:
         torch.from_numpy(silo.y),
         torch.from_numpy(silo.user),
         torch.ones(len(silo), dtype=torch.float64),
-        Population(3, len(silo)),
+        FederationSize(3, len(silo)),
         RANDOM,
         budget=None if silo.budget is None else torch.from_numpy(silo.budget),
     )
@@ -185,16 +185,18 @@ def test_adam_is_torchs_adam_on_the_noisy_mean_gradients():
 
 
 def test_the_server_divides_by_the_expected_number_of_silos():
-    assert replace(RPDP, client_sampling=0.8).server_scale(Population(10, 5)) == pytest.approx(1 / 8)
-    assert RPDP.server_scale(Population(4, 5)) == FILTER.server_scale(Population(4, 5)) == 0.25
+    assert replace(RPDP, client_sampling=0.8).server_scale(FederationSize(10, 5)) == pytest.approx(1 / 8)
+    assert RPDP.server_scale(FederationSize(4, 5)) == FILTER.server_scale(FederationSize(4, 5)) == 0.25
 
 
 def test_silos_toss_one_coin_a_round_and_an_empty_round_is_one():
     method = replace(RPDP, client_sampling=0.3)
-    rounds = np.stack([method.sample_silos(Population(10, 5), RANDOM.stream("c", r)) for r in range(2000)])
+    rounds = np.stack(
+        [method.sample_silos(FederationSize(10, 5), RANDOM.stream("c", r)) for r in range(2000)]
+    )
     assert stats.binomtest(int(rounds.sum()), rounds.size, 0.3).pvalue > 1e-6
     assert (~rounds.any(axis=1)).any(), "nobody joined, and nobody was drawn again"
-    assert RPDP.sample_silos(Population(10, 5), RANDOM.stream("c")) is None
+    assert RPDP.sample_silos(FederationSize(10, 5), RANDOM.stream("c")) is None
 
 
 # --- retirement and charges ---------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
     )
     budgets = np.array(budgets)
     q, last = method.accounts.rates_and_retirement(method.cap_budgets(budgets))
-    population = Population(1, 1)
+    population = FederationSize(1, 1)
     joined = [
         coin == 1 or bool(method.sample_silos(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
         for r in range(2 * rounds + 3)
@@ -396,7 +398,7 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     q = minimum.accounts.rates_and_retirement(minimum.cap_budgets(budgets))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([0.3]))[0][0]
-    admitted = dropout.select_records(silo.user, 0, Population(3, 60), RANDOM.stream("a"), budgets)
+    admitted = dropout.select_records(silo.user, 0, FederationSize(3, 60), RANDOM.stream("a"), budgets)
     np.testing.assert_array_equal(admitted, budgets >= 1.0)
     q = dropout.accounts.rates_and_retirement(dropout.cap_budgets(budgets[admitted]))[0]
     assert len(set(q)) == 1
@@ -570,7 +572,7 @@ def test_what_a_method_cannot_keep_is_refused_before_anything_runs(method):
     with pytest.raises(SilodpError, match="delta = 1e-05 differs"):
         method.check(WHOLE.public(with_records=True), 4, 1e-5)
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
-        method.select_records(np.arange(3), 0, Population(3, 3), RANDOM.stream("a"))
+        method.select_records(np.arange(3), 0, FederationSize(3, 3), RANDOM.stream("a"))
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
         method.local_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
 

@@ -22,7 +22,7 @@ from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.coins import PersonCoins
 from silodp.errors import SilodpError
-from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
+from silodp.methods import FederationSize, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost
 from support.examples import few_or_many
 from support.refusals import refused
@@ -38,7 +38,7 @@ def own(by="sampling", rounds=20, largest=20.0, **more) -> UserBudgets:
 
 def spec(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> RunSpec:
     aggregator = aggregator or Plain()
-    population = Population(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
+    population = FederationSize(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
     names = tuple(f"silo{s}" for s in range(silos))
     return make_spec("", names, method, population, size, delta=DELTA, aggregator=aggregator).calibrate()
 
@@ -175,8 +175,8 @@ def _rdp(found, rounds):
 VIEWS = [
     View("released", 5),
     View("server", 5, sees_shares=True, knows_sample=True),
-    View("server", 5, shares_for=3, survivors=4, knows_sample=True),
-    View("silo", 5, shares_for=3, survivors=4),
+    View("server", 5, noise_sized_for=3, survivors=4, knows_sample=True),
+    View("silo", 5, noise_sized_for=3, survivors=4),
     View("silo", 5, colluding=2, knows_sample=True),
 ]
 
@@ -336,7 +336,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
         pytest.approx(1.0)
     ), "of anyone, at most"
     with pytest.raises(SilodpError, match="sampling probabilities or clips"):
-        replace(method, personal=own("sampling")).sampling_rates(Population(3, 1, budgets=(1.0,)))
+        replace(method, personal=own("sampling")).sampling_rates(FederationSize(3, 1, budgets=(1.0,)))
 
 
 # --- what a guarantee shows ---
@@ -438,7 +438,7 @@ def test_rates_of_ones_own_are_charged_as_the_rate_of_one_to_whom_it_is_secret_o
     aggregator, weighting, drawn
 ):
     method = UldpAvg(5.0, 1.0, weighting=weighting, personal=own("sampling", largest=2.0))
-    aggregator.check(make_spec("", ("a", "b", "c"), method, Population(3, 1), 9))
+    aggregator.check(make_spec("", ("a", "b", "c"), method, FederationSize(3, 1), 9))
     known = spec(method, (1.5, 2.0), aggregator)
     least, most = parameters(known)
     assert 0 < least < most < 1
@@ -452,7 +452,7 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
     method = UldpAvg(5.0, 1.0, weighting="records")
     with refused("argument.conflict") as caught:
         hidden.check(
-            make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), Population(3, 1), 9)
+            make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), FederationSize(3, 1), 9)
         )
     assert caught.value.field == "personal.by"
     clips = replace(method, user_sampling=0.5, personal=own("clip", largest=0.7))

@@ -53,7 +53,7 @@ from silodp.methods.ddp.clients import (
     validate_per_client,
 )
 from silodp.methods.dp_sgd import check_batch
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -176,7 +176,7 @@ class Ddp(Method):
             released = yield ClippedRowStream(rows, context.task.size, bounds, weighted=False)
             local.move(released / own.rate)
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return bounds with C* = max_i c_i and the largest noise share of a client, all steps together."""
         clients = self.clients_of(population.silos)
         reach = max(client.reach for client in clients)
@@ -185,7 +185,7 @@ class Ddp(Method):
         total = batch * sum(client.steps * client.reach for client in clients)
         return Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return γ_ref/(K·N), with the largest of the clients' learning rates."""
         rate = max(client.learning_rate for client in self.clients_of(population.silos))
         return rate / (self.expected_batch_size * population.silos)

@@ -25,7 +25,7 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.roles import Population, UnitBudgets
+from silodp.methods.roles import FederationSize, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
@@ -164,7 +164,7 @@ class TwoStageSampling(Method):
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -176,7 +176,7 @@ class TwoStageSampling(Method):
         """Whether λ is below 1."""
         return self.client_sampling != 1
 
-    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+    def sample_silos(self, population: FederationSize, stream: np.random.Generator) -> np.ndarray | None:
         """Toss one coin per silo."""
         if self.client_sampling == 1:
             return None
@@ -201,10 +201,10 @@ class TwoStageSampling(Method):
         finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
         return replace(finished, memory=_Kept(context.round, joined + 1, finished.value.numpy()).array())
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return 1/(λ·S), by the expected, public number of silos, never by those that joined."""
         return 1.0 / (self.client_sampling * population.silos)
 

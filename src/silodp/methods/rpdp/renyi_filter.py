@@ -36,7 +36,7 @@ from silodp.errors import SilodpError, check_delta, check_epsilon
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.roles import Population, UnitBudgets
+from silodp.methods.roles import FederationSize, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     bins,
@@ -119,7 +119,7 @@ class RpdpFilter(Method):
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -141,7 +141,7 @@ class RpdpFilter(Method):
         finished = self._dp_sgd.train(context, rates, lambda rows: account.charge_rows(rows, cost))
         return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
