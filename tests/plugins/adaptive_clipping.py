@@ -63,7 +63,7 @@ class AdaptiveClipping(UldpAvg):
         """Return C of the first round."""
         return {"clip": np.array([self.clip])}
 
-    def state_problem(self, state: MethodState, population: FederationSize) -> str | None:
+    def check_state(self, state: MethodState, population: FederationSize) -> str | None:
         """Check that C lies within its range."""
         least, most = self.clip_range
         return None if least <= state["clip"][0] <= most else f"is not a clip from {least:g} to {most:g}"
@@ -86,7 +86,7 @@ class AdaptiveClipping(UldpAvg):
         """Return the bounds of ULDP-AVG with a unit clip; `dp_event` is ULDP-AVG's, whatever the clip."""
         return replace(super().bounds(population), clip=1.0, sensitivity=1.0, total=float(population.users))
 
-    def read_sum(
+    def split_sum(
         self, total: Tensor, state: MethodState, population: FederationSize
     ) -> tuple[Tensor, dict[str, np.ndarray]]:
         """Scale the update back by this round's C, and find the next one."""

@@ -48,6 +48,18 @@ ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do
 """The event where `View.unknown_shares` is below 1."""
 
 
+_RENAMED = {
+    "weights_problem": "check_weights",
+    "state_problem": "check_state",
+    "read_sum": "split_sum",
+    **dict.fromkeys(
+        ("budget_unit", "budget_adversary", "max_rounds", "budgeted_rounds", "event_for_largest_budget"),
+        "budgets (silodp.methods.UnitBudgets)",
+    ),
+}
+"""Earlier names of members on which a guarantee rests, each with what takes its place."""
+
+
 @dataclass(frozen=True)
 class LocalContext:
     """All that a silo's part of one round depends on.
@@ -254,6 +266,16 @@ class Method(ServerStep, Sampling, UserWeights, PublicState, ABC):
         return self
 
     # --- Not to be overridden ---
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a class that was written for earlier names of members: nothing would ask for its overrides.
+
+        Raises:
+            TypeError: the class defines such a name.
+        """
+        super().__init_subclass__()
+        for name in vars(cls).keys() & _RENAMED.keys():
+            raise TypeError(f"{cls.__name__}.{name} has no effect any more: define {_RENAMED[name]}.")
 
     def __post_init__(self) -> None:
         """Check the settings of the server's step; subclasses call it from theirs."""

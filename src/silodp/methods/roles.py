@@ -166,7 +166,7 @@ class UserWeights:
         """
         return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
-    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check the weights that the server sends to a silo; a silo does not trust the server.
 
         A silo sees its own weights only, so it cannot check that a user's weights add to at most 1 over all silos.
@@ -200,7 +200,7 @@ class PublicState:
         """
         return {}
 
-    def state_problem(self, state: MethodState, population: FederationSize) -> str | None:
+    def check_state(self, state: MethodState, population: FederationSize) -> str | None:
         """Check the values that the server sends, of the right types and shapes and finite, on the silo's side.
 
         Returns:
@@ -208,7 +208,7 @@ class PublicState:
         """
         return None
 
-    def read_sum(
+    def split_sum(
         self, total: Tensor, state: MethodState, population: FederationSize
     ) -> tuple[Tensor, dict[str, np.ndarray]]:
         """Split a round's noisy sum into the update of the model and the next state.

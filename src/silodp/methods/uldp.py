@@ -241,9 +241,9 @@ class UldpAvg(Method):
         counted = self.count_for_weights(counts)
         return weigh_at_home(counted) if self.weighting == "home" else weigh_by_records(counted)
 
-    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
-        problem = super().weights_problem(weights, counts)
+        problem = super().check_weights(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
             return "is for a person who has no record here"
         if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, 1.0)).all():

@@ -221,7 +221,7 @@ class Gate:
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
         if kind is self.script.update:
-            problem = self._spec.method.state_problem(state_of(request), self._spec.population)
+            problem = self._spec.method.check_state(state_of(request), self._spec.population)
             if problem is not None:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
@@ -270,7 +270,7 @@ class Gate:
         weights = request.arrays.get("weights")
         if weights is None:
             return
-        problem = self._spec.method.weights_problem(weights, self._counts)
+        problem = self._spec.method.check_weights(weights, self._counts)
         if problem is not None:
             self._refuse("gate.allotment", f"was given weights of which one {problem}")
 

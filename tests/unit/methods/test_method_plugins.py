@@ -312,3 +312,12 @@ def test_a_configuration_refers_to_plug_ins_of_a_file():
     with refused("config.value"):
         fields = {"noise_multiplier": 5.0, "clip": 0.5}
         build_method("uldp-avg", {**fields, "server_optimizer": {"name": resolved["name"]}}, "method")
+
+
+@pytest.mark.parametrize(
+    "earlier", ["state_problem", "weights_problem", "read_sum", "max_rounds", "event_for_largest_budget"]
+)
+def test_a_class_written_for_earlier_names_is_refused_and_not_ignored(earlier):
+    """A check of the server's state, or a limit of rounds, that nobody asks for would be no protection."""
+    with pytest.raises(TypeError, match=earlier):
+        type("Old", (UldpAvg,), {earlier: None})
