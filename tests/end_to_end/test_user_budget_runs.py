@@ -61,7 +61,7 @@ def known(method, path="plain", whole=None) -> RunSpec:
 
 
 def parameters(spec: RunSpec) -> np.ndarray:
-    return spec.method.allowances.parameters(np.array(spec.population.budgets))
+    return spec.method.budget_calibration.parameters(np.array(spec.population.budgets))
 
 
 @dataclass(frozen=True)

@@ -97,12 +97,12 @@ class Masked(MaskedAggregator):
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
         units = math.floor(Quantizer.for_(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
-        silos, spread_over = spec.population.silos, spec.bounds.spread_over
+        silos, sharing = spec.population.silos, spec.bounds.silos_sharing_weight
         if view.adversary == "silo" and spec.method.unit != "record":
             units //= silos
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
-            units = units * min(view.shares_in_sum, spread_over) // spread_over
+            units = units * min(view.shares_in_sum, sharing) // sharing
         return to_discrete(event, max(1, units), spec.sum_size)
 
     def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:

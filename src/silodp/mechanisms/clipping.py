@@ -82,8 +82,8 @@ class Bounds:
         noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
         total: the 2-norm that the sum over all silos cannot exceed, noise aside.
         min_clip_ratio: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
-        spread_over: the number of silos over which a unit's weight is spread evenly (uniform weights: S); a sum over n
-            silos moves by min(n, spread_over)/spread_over of the sensitivity. 1: one silo may carry all of it.
+        silos_sharing_weight: k, the number of silos over which a unit's weight is spread evenly (uniform weights: S). One
+            unit moves a sum over n silos by min(n, k)/k of the sensitivity. 1: one silo may carry the whole weight.
     """
 
     clip: float
@@ -91,7 +91,7 @@ class Bounds:
     noise_multiplier: float
     total: float
     min_clip_ratio: float = 1.0
-    spread_over: int = 1
+    silos_sharing_weight: int = 1
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class EvaluationSums(EvaluationMethod):
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
         total = max(population.users, _ROOM) * self.clip
-        return replace(bounds, total=total, spread_over=self.spread(population))
+        return replace(bounds, total=total, silos_sharing_weight=self.spread(population))
 
     def dp_event(self, view: View) -> Event:
         """Return the event of one evaluation: all units are in, so nothing is amplified."""

@@ -102,7 +102,7 @@ class UldpAvg(Method):
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
     # Found from the constants above and the run's (`calibrate`); a copy made by `replace` begins without.
-    allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
+    budget_calibration: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.clip is None and self.step is None:
@@ -164,7 +164,7 @@ class UldpAvg(Method):
         """The persons' budgets, where `personal` is set."""
         if self.personal is None:
             return NO_BUDGETS
-        return self.allowances or UnitBudgets(**self.personal.role)
+        return self.budget_calibration or UnitBudgets(**self.personal.role)
 
     def without_budgets(self) -> Self:
         """Return the method without `personal`."""
@@ -196,17 +196,17 @@ class UldpAvg(Method):
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
         found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
-        object.__setattr__(method, "allowances", found)
+        object.__setattr__(method, "budget_calibration", found)
         return method
 
     def _own(self, population: FederationSize) -> np.ndarray:
-        if self.allowances is None or population.budgets is None:
+        if self.budget_calibration is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
                 "silodp.train, or to prepare_run first.",
                 code="method.not_set_up",
             )
-        return self.allowances.parameters(np.array(population.budgets))
+        return self.budget_calibration.parameters(np.array(population.budgets))
 
     # --- Weights and samples ---
 
@@ -302,8 +302,8 @@ class UldpAvg(Method):
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
         share = self.share_multiplier(population.min_survivors)
-        spread_over = population.silos if self.weighting == "uniform" else 1
-        return Bounds(self.clip, self.clip, share, population.users * self.clip, spread_over=spread_over)
+        sharing, total = population.silos if self.weighting == "uniform" else 1, population.users * self.clip
+        return Bounds(self.clip, self.clip, share, total, silos_sharing_weight=sharing)
 
     def share_multiplier(self, noise_sized_for: int) -> float:
         """Return one silo's noise in units of C, such that m shares add to σ."""
