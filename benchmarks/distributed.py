@@ -73,14 +73,14 @@ def measure() -> list[dict[str, Any]]:
                     yield clipped
 
         stream = ClippedRowStream(chunks(), task.size, bounds, weighted=False)
-        share = grid.release(stream, weights, Randomness.secret().stream())
+        share = grid.add_noise(stream, weights, Randomness.secret().stream())
         apply_masks(ring.from_integers(share.value), ring, met["silo0"], attempt)
 
     def whole() -> None:
         work = LocalContext(
             task, params, x, y, torch.zeros(RECORDS), weights, population, Randomness.secret()
         )
-        grid.release(method.local_update(work), weights, work.randomness.stream("share noise"))
+        grid.add_noise(method.local_update(work), weights, work.randomness.stream("share noise"))
 
     cases: dict[str, Callable[[], None]] = {"gradients": gradients, "integers": integers, "a round": whole}
     for batch in (128, 256, 512, 2048):

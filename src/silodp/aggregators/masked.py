@@ -174,6 +174,6 @@ class _Silo(MaskedSilo):
             value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
             grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
-            share = grid.release(update, weights, noise)
+            share = grid.add_noise(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

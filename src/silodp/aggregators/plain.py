@@ -21,7 +21,7 @@ from silodp.aggregators.base import (
     setup_kinds,
 )
 from silodp.aggregators.run_spec import RunSpec
-from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
+from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, add_noise
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Check, Kind, Schema, Script, is_digest
 
@@ -123,4 +123,4 @@ def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) 
     """
     if isinstance(update, LocallyNoisedUpdate):
         return Share(update.value, 0.0, update.refused)
-    return release(update, weights, noise)
+    return add_noise(update, weights, noise)

@@ -106,7 +106,7 @@ class DpSgd:
             batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
             clipped = self._clipped(gradients, params, batch, keep)
             step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
-            noisy = add_weighted_rows(step).release(self.noise_multiplier, noise)
+            noisy = add_weighted_rows(step).add_noise(self.noise_multiplier, noise)
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
         return LocallyNoisedUpdate((params - context.params).double().cpu(), refused)

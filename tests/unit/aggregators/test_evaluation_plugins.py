@@ -75,7 +75,7 @@ class IntegerSilo:
         assert self.spec.bounds is not None
         grid = Quantizer.for_(self.spec.bounds)
         update, weights, noise = work(0)
-        share = grid.release(update, weights, noise)  # type: ignore[arg-type]
+        share = grid.add_noise(update, weights, noise)  # type: ignore[arg-type]
         return request.answer(share=share.value * grid.step), share.refused
 
 

@@ -117,7 +117,7 @@ def test_rows_clipped_elsewhere_are_refused():
 def test_released_integers_carry_the_noise_of_the_share():
     bounds, grid = Bounds(0.5, 1.0, 2.0, 3.0), Quantizer(0.5, 1 << 12)
     stream = ClippedRowStream([], 20_000, bounds, True)
-    share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).release(Randomness.secret().stream())
+    share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).add_noise(Randomness.secret().stream())
     assert share.noise_std == 2.0 * 2 * 4096
     assert compute_noise_variance(bounds, grid) == share.noise_std**2
     assert judges_std(share.value, share.noise_std)
@@ -189,7 +189,7 @@ def test_steps_are_added_up_with_the_noise_that_they_were_shown():
             shown.append((yield stream))
 
     stream = Randomness.secret().stream()
-    share = grid.release(MultiStepUpdate(steps(), 4000, bounds), torch.ones(1), stream)
+    share = grid.add_noise(MultiStepUpdate(steps(), 4000, bounds), torch.ones(1), stream)
     assert share.noise_std == pytest.approx(3.0 * 4096)
     np.testing.assert_array_equal(share.value * grid.step, torch.stack(shown).sum(0).numpy())
     assert judges_std(

@@ -24,7 +24,7 @@ from silodp.accounting.events import (
 from silodp.accounting.guarantee import View
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import release
+from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.mechanisms.sampling import draw_poisson_sample
@@ -69,7 +69,7 @@ def sent(method: Ddp, federation: Federation, task: Task, seed: int = 0, silo: i
     """One silo's share in clear."""
     work = work_of(federation, task, Randomness.from_seed(seed), silo)
     noise = work.randomness.stream("share noise")
-    return release(method.local_update(work), work.weights, noise).value.numpy()
+    return add_noise(method.local_update(work), work.weights, noise).value.numpy()
 
 
 def total(method: Ddp, federation: Federation, task: Task, seed: int = 0) -> np.ndarray:
@@ -242,7 +242,7 @@ def test_in_integers_the_same(trajectory, monkeypatch):
     method = replace(DDP, trajectory=trajectory)
     work = work_of(federation, task, Randomness.from_seed(0))
     grid = Quantizer.for_(method.bounds(work.population), 1 << 14)
-    share = grid.release(method.local_update(work), work.weights, work.randomness.stream("share noise"))
+    share = grid.add_noise(method.local_update(work), work.weights, work.randomness.stream("share noise"))
     assert share.noise_std == pytest.approx(math.sqrt(4) * 0.8 * grid.units)
     assert judges_std(share.value, math.sqrt(4) * 0.8 * grid.units)
 
@@ -284,8 +284,8 @@ def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
         work = work_of(where, task, Randomness.from_seed(0), silo)
         update, noise = OWN.local_update(work), np.random.default_rng(0)
         if exact:
-            return grid.release(update, work.weights, noise).value * grid.step
-        return release(update, work.weights, noise).value.numpy()
+            return grid.add_noise(update, work.weights, noise).value * grid.step
+        return add_noise(update, work.weights, noise).value.numpy()
 
     for silo, reach in enumerate((0.25, 0.1, 0.05)):
         whole = value(federation, silo)

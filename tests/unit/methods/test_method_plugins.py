@@ -18,7 +18,7 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
 from silodp.config.build import build_method
 from silodp.config.toml_values import resolve_paths
-from silodp.mechanisms.clipping import release
+from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
@@ -133,7 +133,7 @@ def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
     drawn = []
     for _ in range(2000):
         stream = replace(stream, chunks=rows)
-        made = grid.release(stream, weights, noise) if integers else release(stream, weights, noise)
+        made = grid.add_noise(stream, weights, noise) if integers else add_noise(stream, weights, noise)
         drawn.append(np.asarray(made.value) * (grid.step if integers else 1))
     samples = np.stack(drawn) * math.sqrt(3)
     for coordinate in (samples - samples.mean(axis=0)).T:
