@@ -151,7 +151,7 @@ def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
 def test_the_survivors_send_the_same_noisy_integers_again(wire, tmp_path):  # noqa: F811
     """Fresh noise for an attempt of which nothing was seen would be a second look for one charge."""
     drawn: dict[tuple[str, int], int] = {}
-    noisy = masked._Silo._noisy
+    noisy = masked._Silo._draw_noisy
 
     def counted(self, work, release):
         key = (self._member.identity.name, len(drawn) // 4)
@@ -162,7 +162,7 @@ def test_the_survivors_send_the_same_noisy_integers_again(wire, tmp_path):  # no
         lambda name, request: "after" if (name, request.kind) == ("silo3", "update") else None
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked._Silo, "_noisy", counted)
+        patch.setattr(masked._Silo, "_draw_noisy", counted)
         run(Masked(min_silos=3), rounds=2, silos=4, out=tmp_path)
     assert set(drawn.values()) == {1}
     assert len(charges(tmp_path)) == 2

@@ -256,7 +256,7 @@ class OtClient:
     @property
     def handlers(self) -> dict[str, Handler]:
         """The functions that answer silo 0's requests, by kind of request."""
-        return {"choice base": self._base, "choice keys": self._keys, "chosen": self._chosen}
+        return {"choice base": self._base, "choice keys": self._keys, "chosen": self._answer_chosen}
 
     def sample(self, request: Message) -> Message:
         """Answer "sample" with silo 0's request for a round's entries, where nothing else is asked."""
@@ -292,13 +292,13 @@ class OtClient:
 
     def _keys(self, request: Message) -> Message:
         self._session(request)
-        base = BaseTransfers.unpack(self._stored(self._place(request, "choice base")))
+        base = BaseTransfers.unpack(self._load_stored(self._place(request, "choice base")))
         receiver = base.receiver(request.blobs["reply"])
         self.store.run.put(self._place(request, "choices"), receiver.pack())
         self.store.run.drop(self._place(request, "choice base"))
         return request.reply()
 
-    def _chosen(self, request: Message) -> Message:
+    def _answer_chosen(self, request: Message) -> Message:
         session = self._session(request)
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.round(request.round).put("drawn", drawn)
@@ -315,7 +315,7 @@ class OtClient:
 
     def _lookup(self, request: Message) -> Lookup:
         def ask() -> bytes:
-            receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
+            receiver = TransferReceiver.unpack(self._load_stored(self._place(request, "choices")), 0)
             transcript, secret = (
                 self.member.session(request.run).transcript,
                 self.member.group_secret(request.run),
@@ -325,7 +325,7 @@ class OtClient:
 
         return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
 
-    def _stored(self, key: str) -> bytes:
+    def _load_stored(self, key: str) -> bytes:
         stored = self.store.run.get(key)
         if stored is None:
             raise SilodpError(

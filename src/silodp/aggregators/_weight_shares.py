@@ -88,7 +88,7 @@ class ShareConstants:
         return sampling_ratio(spec.method, self.places)
 
 
-def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+def _make_count_group(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
     return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
@@ -109,7 +109,7 @@ class ServerShares:
         receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all({name: request for name in self.spec.names})
-        group, _ = _counted(plan, self.spec.names)
+        group, _ = _make_count_group(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
@@ -127,13 +127,13 @@ class ServerShares:
 
     def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
         """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
-        kept = self._kept()
+        kept = self._load_kept()
         if sample is None:
             return kept.arrays["shares"]
         done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"]
-        awaited = self._awaited(round_, sample, kept)
+        awaited = self._load_or_make_lookup(round_, sample, kept)
         info = current_session(self.context.store.run)
         answer = ask_first_silo(self.spec, self.context, info, "sample", round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(answer.blobs["answer"]))
@@ -145,8 +145,8 @@ class ServerShares:
         done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept(), OtServer(self.spec, self.context)
-        awaited = self._awaited(round_, ratio, kept)
+        kept, offers = self._load_kept(), OtServer(self.spec, self.context)
+        awaited = self._load_or_make_lookup(round_, ratio, kept)
         asked = offers.request_sample(round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         weights = kept.arrays["shares"]
@@ -158,7 +158,9 @@ class ServerShares:
         self._keep(self.context.store.round(round_), "weights", {"shares": shares}, boxes)
         return shares, boxes
 
-    def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
+    def _load_or_make_lookup(
+        self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message
+    ) -> PendingLookup:
         """Return the request of a round, stored before it is sent: a second one would show where the samples differ."""
         plan = self.constants.reciprocals(self.spec, current_session(self.context.store.run).session)
         stored = self.context.store.round(round_).get("weights asked")
@@ -187,7 +189,7 @@ class ServerShares:
         kept = Message("kept", self.spec.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
         store.put(key, kept.encode())
 
-    def _kept(self) -> Message:
+    def _load_kept(self) -> Message:
         stored = self.context.store.run.get(_SHARES)
         if stored is None:
             raise SilodpError(
@@ -235,9 +237,9 @@ class SiloWeights:
         ratio = self.constants.sampling_ratio(self.spec)
         if ratio is None:
             return None
-        return OtClient(self.spec, ratio, self.member, self.store, self._chosen)
+        return OtClient(self.spec, ratio, self.member, self.store, self._open_chosen)
 
-    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
@@ -249,7 +251,7 @@ class SiloWeights:
 
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
-        group, attempt = _counted(silo.parameters, session.roster)
+        group, attempt = _make_count_group(silo.parameters, session.roster)
         value = group.from_integers(self.capped_counts)
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
@@ -258,22 +260,22 @@ class SiloWeights:
     def _base(self, request: Message) -> Message:
         session = self._session(request)
         sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
-        self.store.run.put(self._transfers(request), sender.pack())
+        self.store.run.put(self._transfers_key(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
-        return self._offered(request, self._zero(request).set_up)
+        return self._answer_offer(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
         zero, choices = self._zero(request), self._choices
         if choices is None:
-            return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
-        answer = self._offered(
+            return self._answer_offer(request, lambda asked: zero.sample(request.round, _USE, asked))
+        answer = self._answer_offer(
             request, lambda asked: zero.sample_unknown(request.round, _USE, choices.ratio, asked)
         )
         return replace(answer, blobs={**answer.blobs, "choice": choices.choice(request)})
 
-    def _offered(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
+    def _answer_offer(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
         """Return the answer; end the session's transfers durably if the request fails the consistency check.
 
         A failed check tells a cheating server one bit of the secret that all transfers rest on, so there is one at
@@ -282,25 +284,25 @@ class SiloWeights:
         try:
             return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
-            self.store.run.put(self._ended(request), b"ended")
+            self.store.run.put(self._ended_key(request), b"ended")
             raise
 
-    def _ended(self, request: Message) -> str:
+    def _ended_key(self, request: Message) -> str:
         return f"transfers ended/{request.fields['session']}"
 
-    def _transfers(self, request: Message) -> str:
+    def _transfers_key(self, request: Message) -> str:
         """Return a key for one session: pads used again in another session would show counts."""
         return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> FirstSilo:
         session = self._session(request)
-        if self.store.run.get(self._ended(request)) is not None:
+        if self.store.run.get(self._ended_key(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = self.store.run.get(self._transfers(request))
+        packed = self.store.run.get(self._transfers_key(request))
         if packed is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
@@ -316,7 +318,7 @@ def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[K
     """Return the messages of the set-up of shares, as the silo of this name is asked them."""
     plan, users = constants.reciprocals(spec, bytes(32).hex()), spec.population.users
     session: dict[str, Check] = {"session": is_digest}
-    group, _ = _counted(plan, spec.names)
+    group, _ = _make_count_group(plan, spec.names)
     counts = Kind(
         "masked counts", Schema(session), Schema(arrays={"masked": Array(group.dtype.name, (users,))})
     )

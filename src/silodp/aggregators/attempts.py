@@ -224,7 +224,7 @@ class ServerAttempts:
             }
             answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
-                now = self._without(now, failures, now.release + self.context.charged(round_, now.release))
+                now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
                 continue
             if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
@@ -232,7 +232,7 @@ class ServerAttempts:
             opening = Message("open", self.spec.run, round_, now.attempt, about)
             opened, failures = self.context.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
-                now = self._without(now, failures, now.release + 1)
+                now = self._drop_silos(now, failures, now.release + 1)
                 continue
             return OpenedAttempt(
                 now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
@@ -245,7 +245,7 @@ class ServerAttempts:
         fields = Message.decode(stored).fields
         return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
-    def _without(self, last: RoundAttempt, failures: Mapping[str, Failure], release: int) -> RoundAttempt:
+    def _drop_silos(self, last: RoundAttempt, failures: Mapping[str, Failure], release: int) -> RoundAttempt:
         for name, failure in failures.items():
             if failure.kind == "refused":
                 raise SilodpError(

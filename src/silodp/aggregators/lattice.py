@@ -259,11 +259,11 @@ class _Server(MaskedServer):
             shares, boxes = held.private_round_shares(round_, ratio)
         session = current_session(context.store.run).session
 
-        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
             return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
-        return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypted, boxes)
+        return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypt, boxes)
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""

@@ -221,12 +221,12 @@ class _Server(MaskedServer):
         if ratio is not None:
             return RoundRequest(sent, boxes=self._boxes(context, round_, server, ratio))
 
-        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
             store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
             return {"inverses": get_or_make(store, name, lambda: server.encrypt_inverses(sampled))}
 
-        return RoundRequest(sent, encrypted)
+        return RoundRequest(sent, encrypt)
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
@@ -280,7 +280,7 @@ class _Silo(PrivateWeightingSilo):
         self._aggregator = aggregator
         ratio = aggregator.sampling_ratio(spec.method)
         self._choices = (
-            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._chosen)
+            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._open_chosen)
         )
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
@@ -308,7 +308,7 @@ class _Silo(PrivateWeightingSilo):
         uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
-    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._spec)
         return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 

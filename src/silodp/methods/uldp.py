@@ -199,7 +199,7 @@ class UldpAvg(Method):
         object.__setattr__(method, "budget_calibration", found)
         return method
 
-    def _own(self, population: FederationSize) -> np.ndarray:
+    def _find_own_parameters(self, population: FederationSize) -> np.ndarray:
         if self.budget_calibration is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
@@ -262,7 +262,7 @@ class UldpAvg(Method):
 
     def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
-        return self._own(population) if self._own_rates else self.user_sampling
+        return self._find_own_parameters(population) if self._own_rates else self.user_sampling
 
     # --- A round ---
 
@@ -273,7 +273,7 @@ class UldpAvg(Method):
         present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
-            own = torch.from_numpy(self._own(context.population))
+            own = torch.from_numpy(self._find_own_parameters(context.population))
             present = present & (own > 0)[context.user]
         from silodp.training.sgd import user_updates
 

@@ -132,12 +132,12 @@ class FullParticipationCost:
         if isinstance(self.event, NonPrivate):
             return self.event
         return (
-            self._sampled(parameter)
+            self._with_sampling(parameter)
             if by == "sampling"
             else _with_smaller_clip(self.event, self.extra, parameter)
         )
 
-    def _sampled(self, q: float) -> Event:
+    def _with_sampling(self, q: float) -> Event:
         if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
             return replace(self.event, sampling_probability=q)
         if not isinstance(self.event, Gaussian | Skellam):
@@ -293,16 +293,16 @@ class BudgetCalibration(UnitBudgets):
             own = float(self.parameters(np.array([budget]))[0])
             event = self.wholes[adversary].at(self.personal.by, own)
 
-            def spent(count: int, event: Event = event) -> float | None:
+            def compute_spent(count: int, event: Event = event) -> float | None:
                 found = compute_epsilon([(event, count)], delta, accountant)
                 return found if math.isfinite(found) else None
 
-            planned = spent(self.personal.rounds)
+            planned = compute_spent(self.personal.rounds)
             entry = {
                 "budget": budget,
                 "units": int((place == i).sum()),
                 "planned": planned,
-                "realized": spent(rounds),
+                "realized": compute_spent(rounds),
                 _SHOWN[self.personal.by]: own,
             }
             least = float(everyone[place == i].min())

@@ -30,8 +30,8 @@ from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
     SamplingRates,
-    bins,
     check_records,
+    group_into_bins,
     require_record_budgets,
 )
 
@@ -307,7 +307,7 @@ class RecordBudgets(UnitBudgets):
         rates, cap = self.method.accounts, self.method.cap_budgets
         known = {accountant, rates.accountant}
         entries = []
-        for least, budget in bins(budgets):
+        for least, budget in group_into_bins(budgets):
             asked = float(cap(np.array([budget]))[0])
             inside = [own[(own >= least) & (own <= budget)] for own in budgets]
             units = [len(own) for own in inside]
@@ -342,7 +342,7 @@ class RecordBudgets(UnitBudgets):
             )
             if rates.calibration == "scf":
                 own = np.concatenate(inside)
-                entries[-1]["overspent"] = int((rates.spent(cap(own), rounds) > own).sum())
+                entries[-1]["overspent"] = int((rates.compute_spent(cap(own), rounds) > own).sum())
         return tuple(entries)
 
     def record_accounts(
@@ -353,7 +353,9 @@ class RecordBudgets(UnitBudgets):
             return {}
         joined = 0 if memory is None else _Kept.of(memory).joined
         protected = self.method.cap_budgets(budget)
-        spent = self.method.accounts.spent(protected, rounds if self.method.ledger == "planned" else joined)
+        spent = self.method.accounts.compute_spent(
+            protected, rounds if self.method.ledger == "planned" else joined
+        )
         sampling = self.method.accounts.rates_and_retirement(protected)[0]
         return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
 

@@ -39,8 +39,8 @@ from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.roles import FederationSize, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
-    bins,
     check_records,
+    group_into_bins,
     require_record_budgets,
 )
 
@@ -102,7 +102,7 @@ class RpdpFilter(Method):
     def limits(self, budget: np.ndarray) -> np.ndarray:
         """Return R, (n,), of records with these budgets: the largest Σ‖g‖²/(2σ²C²)."""
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
-        return _limits(capped.tobytes(), self.delta)
+        return _compute_limits(capped.tobytes(), self.delta)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Every record has a budget, every silo at least a batch, and δ is the filter's."""
@@ -195,7 +195,7 @@ class _FilterBudgets(UnitBudgets):
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
         entries = []
-        for least, budget in bins(budgets):
+        for least, budget in group_into_bins(budgets):
             limit = float(self.method.limits(np.array([budget]))[0])
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
@@ -270,5 +270,5 @@ class _Filter:
 
 
 @lru_cache(maxsize=256)
-def _limits(budgets: bytes, delta: float) -> np.ndarray:
+def _compute_limits(budgets: bytes, delta: float) -> np.ndarray:
     return compute_filter_budget(np.frombuffer(budgets), delta)

@@ -79,7 +79,7 @@ class SamplingRates:
         distinct, which = np.unique(capped, return_inverse=True)
         if not len(distinct):
             return np.empty(0), np.empty(0, np.int64)
-        q, rounds = _terms(self, distinct.tobytes())
+        q, rounds = _compute_terms(self, distinct.tobytes())
         if len(distinct) > 1 or distinct[0] != self.largest:
             # Found one by one, probabilities need not be in the order of budgets to the last digit.
             q, rounds = np.minimum(q, self.most), np.minimum(rounds, self.last)
@@ -90,7 +90,7 @@ class SamplingRates:
         steps = SelfComposed(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
         return steps if realized else RevealedSample(self.client_sampling, steps)
 
-    def spent(self, asked: np.ndarray, used: int) -> np.ndarray:
+    def compute_spent(self, asked: np.ndarray, used: int) -> np.ndarray:
         """Return ε, (n,), of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
 
         Where the budget is less, it is returned: exact calibration has made sure of it.
@@ -112,7 +112,7 @@ class SamplingRates:
         return found_of_all
 
 
-def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
+def group_into_bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """Return (least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
     distinct = np.unique(np.concatenate(list(budgets)))
     parts = np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS)
@@ -154,10 +154,10 @@ def check_records(name: str, data: PublicData, own_delta: float, delta: float, b
 
 
 @lru_cache(maxsize=256)
-def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _compute_terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return rates and retirements of distinct budgets, given as bytes; the same in every round, hence cached."""
     a, budgets = accounts, np.frombuffer(distinct)
-    q = _probabilities(a, budgets)
+    q = _compute_probabilities(a, budgets)
     if (
         a.calibration == "scf"
     ):  # as published: no record retires before the last of T rounds, whatever it has cost
@@ -177,7 +177,7 @@ def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.nda
     return q, np.where(q > 0, rounds, 0)
 
 
-def _probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
+def _compute_probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
     """Return q, (n,), for distinct budgets (n,)."""
     run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
     if a.calibration == "scf":
