@@ -70,7 +70,7 @@ def test_a_question_and_a_plan_have_one_answer(name: str, adversary: Any, aggreg
     made = METHODS[name](**{**of(name, FILLED), **fields})
     expected = planned(made, aggregator)
     if isinstance(made, TwoStageSampling):
-        fields["record_sampling"] = made.accounts.most  # the plan is about the record of the largest budget
+        fields["record_sampling"] = made.budgets.most  # the plan is about the record of the largest budget
     if name == "rpdp-filter":
         fields["largest_budget"] = FILLED["largest_budget"]
     found = compute_epsilon(
