@@ -196,7 +196,7 @@ class PrivateWeightingSilo(MaskedSilo):
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-        drawn = self._seals.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
+        drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
         refused = [0]
         rows = integer_rows(update, self.grid(update.bounds), refused)
         blobs = self.multiply(

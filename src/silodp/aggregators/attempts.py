@@ -41,7 +41,6 @@ from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
-from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 if TYPE_CHECKING:
@@ -267,84 +266,6 @@ class ServerAttempts:
 
 
 @dataclass(frozen=True)
-class SiloAttempts:
-    """A silo's side: noise drawn for a release, and seals. The silo's gate decides what may be asked.
-
-    Attributes:
-        member: its key agreement.
-        store: its memory of the run.
-        masked: returns the digest of the update that it masked last.
-    """
-
-    member: SiloKeyAgreement
-    store: RoundStore
-    masked: Callable[[], str]
-
-    @classmethod
-    def of(cls, spec: RunSpec, context: SiloContext) -> SiloAttempts:
-        """Return the side of one silo in a run."""
-        return cls(
-            SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run),
-            context.store,
-            context.masked,
-        )
-
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        """By kind of request: of the key agreement, and "open"."""
-        return {**self.member.handlers, "open": self.open}
-
-    def session(self, request: Message) -> Session:
-        """Return the session that a request names.
-
-        Raises:
-            SilodpError: the silo's session is another one.
-        """
-        return self.member.session(request.run, request.fields["session"])
-
-    def attempt(self, request: Message) -> RoundAttempt:
-        """Return the attempt that an update belongs to."""
-        return self._attempt(request, common_digest(request))
-
-    def get_or_draw(
-        self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
-    ) -> dict[str, np.ndarray]:
-        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
-
-        Args:
-            request: the update.
-            attempt: of the release.
-            draw: draws named arrays, the noisy integers or the noise.
-        """
-        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
-        store = self.store.round(attempt.round)
-        stored = store.get(key)
-        if stored is not None:
-            kept = Message.decode(stored)
-            if kept.fields["asked"] == asked:
-                return kept.arrays
-            # The gate lets no round be asked with two models; what was drawn for one serves no other.
-            raise SilodpError(
-                f"silo '{self.member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
-                "or sample; nothing was sent.",
-                code="gate.model",
-            )
-        arrays = draw()
-        store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
-        return arrays
-
-    def open(self, request: Message) -> Message:
-        """Answer "open" with this silo's seal key of the attempt that it masked last."""
-        attempt = self._attempt(request, request.fields["request"])
-        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
-        return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
-
-    def _attempt(self, request: Message, digest: str) -> RoundAttempt:
-        release, roster = request.fields["release"], tuple(request.fields["roster"])
-        return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)
-
-
-@dataclass(frozen=True)
 class MaskedServer(ABC):
     """The server's side of an aggregator whose rounds are attempts."""
 
@@ -381,13 +302,15 @@ class MaskedServer(ABC):
 
 
 class MaskedSilo(ABC):
-    """A silo's side of an aggregator whose rounds are attempts."""
+    """A silo's side of an aggregator whose rounds are attempts. The silo's gate decides what may be asked.
+
+    It draws noise once for a release, and opens the seal of the attempt that it masked last.
+    """
 
     def __init__(self, spec: RunSpec, context: SiloContext) -> None:
         self._spec, self._context = spec, context
-        self._seals = SiloAttempts.of(spec, context)
-        self._member = self._seals.member
-        self.handlers: Mapping[str, Handler] = self._seals.handlers
+        self._member = SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run)
+        self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self.open}
 
     def group_secret(self, run: str) -> bytes:
         """Return the secret of the session that all silos share."""
@@ -395,10 +318,59 @@ class MaskedSilo(ABC):
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Answer an update with this silo's noisy integers under the attempt's masks and seal."""
-        return self.answer(request, self._seals.session(request), self._seals.attempt(request), work)
+        return self.answer(request, self.session(request), self.attempt(request), work)
 
     @abstractmethod
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
         """Return the answer to an update, and how many rows were not finite."""
+
+    def session(self, request: Message) -> Session:
+        """Return the session that a request names.
+
+        Raises:
+            SilodpError: the silo's session is another one.
+        """
+        return self._member.session(request.run, request.fields["session"])
+
+    def attempt(self, request: Message) -> RoundAttempt:
+        """Return the attempt that an update belongs to."""
+        return self._attempt(request, common_digest(request))
+
+    def get_or_draw(
+        self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
+
+        Args:
+            request: the update.
+            attempt: of the release.
+            draw: draws named arrays, the noisy integers or the noise.
+        """
+        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
+        store = self._context.store.round(attempt.round)
+        stored = store.get(key)
+        if stored is not None:
+            kept = Message.decode(stored)
+            if kept.fields["asked"] == asked:
+                return kept.arrays
+            # The gate lets no round be asked with two models; what was drawn for one serves no other.
+            raise SilodpError(
+                f"silo '{self._member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
+                "or sample; nothing was sent.",
+                code="gate.model",
+            )
+        arrays = draw()
+        store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
+        return arrays
+
+    def open(self, request: Message) -> Message:
+        """Answer "open" with this silo's seal key of the attempt that it masked last."""
+        attempt = self._attempt(request, request.fields["request"])
+        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
+        return request.reply(seal=self.session(request).seal_key(*attempt.use, self._context.masked()))
+
+    def _attempt(self, request: Message, digest: str) -> RoundAttempt:
+        release, roster = request.fields["release"], tuple(request.fields["roster"])
+        return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)

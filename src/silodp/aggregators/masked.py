@@ -162,7 +162,7 @@ class _Silo(MaskedSilo):
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
-        drawn = self._seals.get_or_draw(request, attempt, lambda: self._draw_noisy(work, attempt.release))
+        drawn = self.get_or_draw(request, attempt, lambda: self._draw_noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])

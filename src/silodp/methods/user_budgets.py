@@ -224,10 +224,7 @@ class BudgetCalibration(UnitBudgets):
             SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
                 meets the largest budget.
         """
-        wholes = {
-            adversary: _costliest([(view, event, exact_event(view)) for view, event in known])
-            for adversary, known in costs.items()
-        }
+        wholes = {adversary: _costliest(known, exact_event) for adversary, known in costs.items()}
         whole = wholes[personal.adversary]
         if isinstance(whole.event, NonPrivate):
             raise SilodpError(
@@ -345,8 +342,10 @@ def _curve(
     return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
 
 
-def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> FullParticipationCost:
+def _costliest(
+    known: Sequence[tuple[View, Event]], exact_event: Callable[[View], Event]
+) -> FullParticipationCost:
     """Return what covers a round however many silos answer it."""
-    wholes = [FullParticipationCost.of(event, exact, view) for view, event, exact in cases]
+    wholes = [FullParticipationCost.of(event, exact_event(view), view) for view, event in known]
     event = find_costliest_event([whole.event for whole in wholes])
     return FullParticipationCost(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)
