@@ -169,11 +169,7 @@ class PrivateWeighting(MaskedAggregator):
             entry: number of bytes of an entry that silo 0 chooses for one person.
             lookups: number of tables per person and round from which silo 0 and the server choose.
         """
-        ratio, silos, users = (
-            self.sampling_ratio(spec.method),
-            spec.population.silos,
-            spec.population.users,
-        )
+        ratio, silos, users = self.sampling_ratio(spec.method), spec.population.silos, spec.population.users
         if ratio is None:
             return {}
         table = (

@@ -25,7 +25,6 @@ from silodp.aggregators._private_sampling import (
     choice_blob,
     choice_kinds,
     chosen_kind,
-    sampling_ratio,
 )
 from silodp.aggregators.base import ServerContext
 from silodp.aggregators.run_spec import RunSpec
@@ -68,13 +67,13 @@ class ShareConstants:
         count_cap: n_max.
         weight_bits: k.
         word_bits: T; shares are modulo 2^T.
-        places: P, where nobody may know the sample; None where the server draws it.
+        ratio: k of P, where nobody may know the sample; None where the server draws it.
     """
 
     count_cap: int
     weight_bits: int
     word_bits: int
-    places: int | None = None
+    ratio: SamplingRatio | None = None
 
     def reciprocals(self, spec: RunSpec, session: str) -> ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
@@ -82,10 +81,6 @@ class ShareConstants:
         return ReciprocalParameters(
             bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
         )
-
-    def sampling_ratio(self, spec: RunSpec) -> SamplingRatio | None:
-        """Return k of P, where nobody is to know the sample; None where the server draws it."""
-        return sampling_ratio(spec.method, self.places)
 
 
 def _make_count_group(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
@@ -115,7 +110,7 @@ class ServerShares:
         awaited = Server(plan, receiver).set_up(counted)
         answer = ask_first_silo(self.spec, self.context, info, "reciprocals", request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
-        if self.constants.sampling_ratio(self.spec) is not None:
+        if self.constants.ratio is not None:
             OtServer(self.spec, self.context).set_up(info)
         self._keep(
             self.context.store.run,
@@ -234,7 +229,7 @@ class SiloWeights:
 
     @cached_property
     def _choices(self) -> OtClient | None:
-        ratio = self.constants.sampling_ratio(self.spec)
+        ratio = self.constants.ratio
         if ratio is None:
             return None
         return OtClient(self.spec, ratio, self.member, self.store, self._open_chosen)
@@ -330,12 +325,12 @@ def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[K
         Schema(blobs={"reply": Blob.of(REPLY_BYTES)}),
     )
     reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
-    return (base, counts, reciprocals, *(() if constants.sampling_ratio(spec) is None else choice_kinds()))
+    return (base, counts, reciprocals, *(() if constants.ratio is None else choice_kinds()))
 
 
 def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
     """Return the messages that the silo of this name is asked in a round before its update."""
-    ratio, users = constants.sampling_ratio(spec), spec.population.users
+    ratio, users = constants.ratio, spec.population.users
     if name != spec.names[0] or not spec.method.samples_users:
         return ()
     if ratio is None:

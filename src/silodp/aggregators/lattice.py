@@ -165,17 +165,13 @@ class Lattice(PrivateWeighting):
     def constants(self, spec: RunSpec) -> ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
+        return ShareConstants(self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method))
 
     def script(self, spec: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
-        p, constants, ratio = (
-            self.parameters(spec),
-            self.constants(spec),
-            self.sampling_ratio(spec.method),
-        )
+        p, constants = self.parameters(spec), self.constants(spec)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if ratio is None else box_blob(spec, name, 8)
+        box = {} if constants.ratio is None else box_blob(spec, name, 8)
         return self.attempt_script(
             spec,
             name,

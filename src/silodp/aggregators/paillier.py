@@ -158,11 +158,7 @@ class Paillier(PrivateWeighting):
 
     def script(self, spec: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
-        p, ratio, first = (
-            self.parameters(spec),
-            self.sampling_ratio(spec.method),
-            name == spec.names[0],
-        )
+        p, ratio, first = self.parameters(spec), self.sampling_ratio(spec.method), name == spec.names[0]
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
         counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
@@ -211,10 +207,7 @@ class _Server(MaskedServer):
 
     def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
-        p, ratio = (
-            self.aggregator.parameters(self.spec),
-            self.aggregator.sampling_ratio(self.spec.method),
-        )
+        p, ratio = self.aggregator.parameters(self.spec), self.aggregator.sampling_ratio(self.spec.method)
         server = self._party(context)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
         sent = {name: array for name, array in arrays.items() if name != "sample"}

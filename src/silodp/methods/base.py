@@ -52,11 +52,10 @@ _RENAMED = {
     "weights_problem": "check_weights",
     "state_problem": "check_state",
     "read_sum": "split_sum",
-    **dict.fromkeys(
-        ("budget_unit", "budget_adversary", "max_rounds", "budgeted_rounds", "event_for_largest_budget"),
-        "budgets (silodp.methods.UnitBudgets)",
-    ),
-}
+} | dict.fromkeys(
+    ("budget_unit", "budget_adversary", "max_rounds", "budgeted_rounds", "event_for_largest_budget"),
+    "budgets",
+)
 """Earlier names of members on which a guarantee rests, each with what takes its place."""
 
 

@@ -9,11 +9,7 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.errors import check_clip, check_fields, check_noise_multiplier, check_type
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods.base import (
-    ALL_NOISE_KNOWN,
-    LocalContext,
-    Method,
-)
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.training.sgd import LocalTraining
 

@@ -32,13 +32,7 @@ from silodp.errors import (
     check_type,
 )
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods.base import (
-    ALL_NOISE_KNOWN,
-    OMIT_NONE,
-    LinkageCase,
-    LocalContext,
-    Method,
-)
+from silodp.methods.base import ALL_NOISE_KNOWN, OMIT_NONE, LinkageCase, LocalContext, Method
 from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, FederationSize, UnitBudgets
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records

@@ -23,11 +23,6 @@ class RpdpMinimum(TwoStageSampling):
         super().__post_init__()
         check_epsilon("budget", self.budget)
 
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.budget
-
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the same ε for all."""
         return np.full(len(budget), self.budget)
@@ -56,11 +51,6 @@ class RpdpDropout(TwoStageSampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_epsilon("threshold", self.threshold)
-
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.threshold
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the threshold, or 0 below it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, get_args
 
@@ -100,8 +101,8 @@ class TwoStageSampling(Method):
 
     @property
     def largest_epsilon(self) -> float:
-        """The largest ε that any record is protected at; a public constant."""
-        raise NotImplementedError
+        """The largest ε that any record is protected at, a public constant: that of an unlimited budget."""
+        return float(self.cap_budgets(np.array([math.inf]))[0])
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
@@ -245,11 +246,6 @@ class Rpdp(TwoStageSampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_epsilon("largest_budget", self.largest_budget)
-
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.largest_budget
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the record's own budget, up to the largest."""
