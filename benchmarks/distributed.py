@@ -52,7 +52,7 @@ def measure() -> list[dict[str, Any]]:
     params, population = task.initial(0), FederationSize(CLIENTS, 1)
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
-    grid = Quantizer.for_(bounds)
+    grid = Quantizer.from_bounds(bounds)
     ring, met = WordGroup(task.size, choose_ring_bits(bounds, grid, CLIENTS)), _session()
     attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
     gradient = RecordGradients(task, x, y, STEPS, torch.Generator())

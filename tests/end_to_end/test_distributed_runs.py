@@ -133,9 +133,9 @@ def test_noise_of_different_silos_lies_on_one_grid(monkeypatch):
     own = replace(METHODS[3], noise_multiplier=(4.0, 8.0, 16.0))
     bounds = own.bounds(FederationSize(3, 1))
     alone = [math.sqrt(client.variance) / bounds.clip for client in own.clients_of(3)]
-    grids = {Quantizer.for_(replace(bounds, noise_multiplier=share)).units for share in alone}
+    grids = {Quantizer.from_bounds(replace(bounds, noise_multiplier=share)).units for share in alone}
     assert len(grids) > 1
-    assert Quantizer.for_(bounds).units == min(grids)
+    assert Quantizer.from_bounds(bounds).units == min(grids)
     variance = (4.0 * 0.5) ** 2 + 2 * (8.0 * 0.3 * 0.4) ** 2 + 3 * (16.0 * 0.2 * 0.2) ** 2
     assert judges_std(released(monkeypatch, "masked", own), math.sqrt(variance))
     event = charged(own, Masked(), View("released", 3))

@@ -136,7 +136,7 @@ def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
     """Uniform weights over 10 silos; every silo has the person's whole clip in one coordinate."""
     known = spec(AVG, 10, 3)
     event = Masked(min_silos=3).event(known, View("released", 10, noise_sized_for=3, survivors=n))
-    grid = Quantizer.for_(known.bounds)
+    grid = Quantizer.from_bounds(known.bounds)
     clipped = clip_rows(
         torch.zeros(1, dtype=torch.int64), torch.tensor([[9.0, 0, 0, 0, 0]]), known.bounds.clip
     )

@@ -138,7 +138,7 @@ def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
     return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
 
-def box_blob(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
+def sealed_sample_type(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
     size = spec.population.users * entry + OVERHEAD_BYTES
     return {} if name == spec.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}

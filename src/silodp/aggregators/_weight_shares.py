@@ -145,13 +145,13 @@ class ServerShares:
         asked = offers.request_sample(round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         weights = kept.arrays["shares"]
-        boxes = offers.relay_entries(
+        sealed_samples = offers.relay_entries(
             round_,
             asked,
             lambda sender, choice: answer_unknown(sender, awaited, ratio, weights, choice),
         )
-        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, boxes)
-        return shares, boxes
+        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, sealed_samples)
+        return shares, sealed_samples
 
     def _load_or_make_lookup(
         self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message

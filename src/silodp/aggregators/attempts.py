@@ -157,12 +157,12 @@ class RoundRequest:
     Attributes:
         arrays: the same in every attempt.
         blobs: of an attempt, the same for all silos; a repeated call returns the same bytes.
-        boxes: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+        sealed_samples: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
     blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = field(default=lambda attempt: {}, repr=False)
-    boxes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    sealed_samples: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class ServerAttempts:
                 dict(sent.blobs(now)),
             )
             requests = {
-                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.boxes[name]})
-                if name in sent.boxes
+                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.sealed_samples[name]})
+                if name in sent.sealed_samples
                 else request
                 for name in now.roster
             }

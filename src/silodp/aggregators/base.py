@@ -253,11 +253,12 @@ class Aggregator(ABC):
         """Return the aggregator that adds up the counts of an evaluation by sums, in a run under this one.
 
         It must add: its total is the sum of the silos' shares, each a sum of clipped rows and its noise, and nothing
-        else. ε of an evaluation is computed from its `views` and `event`, as for a round of training. An aggregator
-        that adds may return itself. One that is returned in its place must not weaken what this one promises:
-        `derive_evaluation` refuses it where it lets an adversary see single shares who otherwise would not, adds noise
-        in floating point where this one adds integers, rests on assumptions that this one does not state, or has a
-        `disclosure` of its own.
+        else. ε of an evaluation is computed from its `views` and `event`, which get the method and the specification
+        of the evaluation. An aggregator that adds may return itself.
+
+        One that is returned in its place must not weaken what this one promises. `derive_evaluation` refuses it where
+        it lets an adversary see single shares who otherwise would not, adds noise in floating point where this one
+        adds integers, rests on assumptions that this one does not state, or has a `disclosure` of its own.
 
         Args:
             spec: of the run.

@@ -28,7 +28,7 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary
 from silodp.aggregators._key_agreement import SessionInfo, current_session
-from silodp.aggregators._private_sampling import box_blob
+from silodp.aggregators._private_sampling import sealed_sample_type
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators._weight_shares import (
     ServerShares,
@@ -171,7 +171,7 @@ class Lattice(PrivateWeighting):
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
         p, constants = self.parameters(spec), self.constants(spec)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if constants.ratio is None else box_blob(spec, name, 8)
+        box = {} if constants.ratio is None else sealed_sample_type(spec, name, 8)
         return self.attempt_script(
             spec,
             name,
@@ -248,18 +248,20 @@ class _Server(MaskedServer):
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
         p, held = self.aggregator.parameters(self.spec), self._shares(context)
         ratio = self.aggregator.sampling_ratio(self.spec.method)
-        boxes: Mapping[str, bytes] = {}
+        sealed_samples: Mapping[str, bytes] = {}
         if ratio is None:
             shares = held.round_shares(round_, arrays.get("sample"))
         else:
-            shares, boxes = held.private_round_shares(round_, ratio)
+            shares, sealed_samples = held.private_round_shares(round_, ratio)
         session = current_session(context.store.run).session
 
         def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
             return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
-        return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypt, boxes)
+        return RoundRequest(
+            {n: array for n, array in arrays.items() if n != "sample"}, encrypt, sealed_samples
+        )
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""

@@ -96,7 +96,7 @@ class Masked(MaskedAggregator):
         if spec.bounds is None:
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
-        units = math.floor(Quantizer.for_(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
+        units = math.floor(Quantizer.from_bounds(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
         silos, sharing = spec.population.silos, spec.bounds.silos_sharing_weight
         if view.adversary == "silo" and spec.method.unit != "record":
             units //= silos
@@ -113,7 +113,7 @@ class Masked(MaskedAggregator):
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if spec.bounds is None:
             return WordGroup(spec.sum_size, 64), FIXED_POINT_STEP
-        grid = Quantizer.for_(spec.bounds, self.units)
+        grid = Quantizer.from_bounds(spec.bounds, self.units)
         return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class _Silo(MaskedSilo):
         if isinstance(update, LocallyNoisedUpdate):
             value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
-            grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
+            grid = Quantizer.from_bounds(self._spec.bounds or update.bounds, self._aggregator.units)
             share = grid.add_noise(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

@@ -23,10 +23,10 @@ from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
-    box_blob,
     choice_blob,
     choice_kinds,
     chosen_kind,
+    sealed_sample_type,
 )
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
@@ -109,8 +109,8 @@ class Paillier(PrivateWeighting):
                 more than 1/64 to the sensitivity.
         """
         bounds = self.bounds_of(spec)
-        finest = Quantizer.for_(bounds).units
-        grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
+        finest = Quantizer.from_bounds(bounds).units
+        grid = Quantizer.from_bounds(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(spec.sum_size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {spec.sum_size} parameters under "
@@ -168,7 +168,7 @@ class Paillier(PrivateWeighting):
             sample = Kind("sample", Schema(session), choice)
             prepare = (sample, chosen_kind(spec, ratio, p.entry_words, p.key_bits // 4))
         sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if ratio is None else box_blob(spec, name, p.key_bits // 4)
+        box = {} if ratio is None else sealed_sample_type(spec, name, p.key_bits // 4)
         blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
         return self.attempt_script(
             spec,
@@ -212,7 +212,9 @@ class _Server(MaskedServer):
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
         sent = {name: array for name, array in arrays.items() if name != "sample"}
         if ratio is not None:
-            return RoundRequest(sent, boxes=self._boxes(context, round_, server, ratio))
+            return RoundRequest(
+                sent, sealed_samples=self._get_or_make_samples(context, round_, server, ratio)
+            )
 
         def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
@@ -239,7 +241,7 @@ class _Server(MaskedServer):
             self.aggregator.parameters(self.spec), context.store.run.get("paillier") or b""
         )
 
-    def _boxes(
+    def _get_or_make_samples(
         self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
@@ -257,12 +259,12 @@ class _Server(MaskedServer):
                 OtServer(self.spec, context),
             )
             tables = server.tables(ratio, drawn.arrays["places"], drawn.blobs["pairs"])
-            boxes = offers.relay_entries(
+            sealed_samples = offers.relay_entries(
                 round_,
                 offers.request_sample(round_),
                 lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
             )
-            return Message("kept", run, blobs=boxes).encode()
+            return Message("kept", run, blobs=sealed_samples).encode()
 
         return Message.decode(get_or_make(store, "hidden", choose)).blobs
 

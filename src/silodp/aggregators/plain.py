@@ -109,11 +109,11 @@ class _PlainSilo:
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         if "session" in request.fields:  # silos of different sessions would toss different coins
             self._member.session(request.run, request.fields["session"])
-        share = share_in_clear(*work(0))
+        share = make_noisy_share(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 
 
-def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+def make_noisy_share(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
     """Return Σ weight·clipped row + Gaussian noise, in floating point.
 
     Args:

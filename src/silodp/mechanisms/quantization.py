@@ -45,7 +45,7 @@ class Quantizer:
     units: int
 
     @classmethod
-    def for_(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
+    def from_bounds(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
         """Return the finest grid, a power of two, whose noise can be drawn exactly, or the grid of the given `units`.
 
         Raises:

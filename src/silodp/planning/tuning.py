@@ -15,7 +15,7 @@ from silodp.accounting.accountant import Accountant, choose_accountant, find_acc
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.aggregators.plain import share_in_clear
+from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task
 from silodp.config.schema import RunConfig
@@ -429,7 +429,7 @@ def train_without_parties(
     for round_ in range(rounds):
         own = randomness.child("round", round_)
         context = LocalContext(task, params, *table, pair, weights, merged, own)
-        total = share_in_clear(method.local_update(context), weights, own.stream("noise")).value
+        total = make_noisy_share(method.local_update(context), weights, own.stream("noise")).value
         params, state = optimizer.step(params, total, state, method.server_learning_rate, scale)
     return params
 

@@ -53,7 +53,7 @@ class Integers(Plain):
     def event(self, spec: RunSpec, view: View) -> Event:
         assert spec.bounds is not None
         # Every share moves by an S-th of the clip at least, and fewer grid steps cost more.
-        units = Quantizer.for_(spec.bounds).units // spec.population.silos
+        units = Quantizer.from_bounds(spec.bounds).units // spec.population.silos
         return to_discrete(spec.method.dp_event(view), units, spec.sum_size)
 
     def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
@@ -73,7 +73,7 @@ class IntegerSilo:
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         assert self.spec.bounds is not None
-        grid = Quantizer.for_(self.spec.bounds)
+        grid = Quantizer.from_bounds(self.spec.bounds)
         update, weights, noise = work(0)
         share = grid.add_noise(update, weights, noise)  # type: ignore[arg-type]
         return request.answer(share=share.value * grid.step), share.refused

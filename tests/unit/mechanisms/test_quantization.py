@@ -146,15 +146,15 @@ def test_noise_that_cannot_be_drawn_is_refused():
 
 
 def test_the_finest_grid_that_can_be_drawn_is_taken():
-    assert Quantizer.for_(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
-    assert Quantizer.for_(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
-    assert Quantizer.for_(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
+    assert Quantizer.from_bounds(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
+    assert Quantizer.from_bounds(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
+    assert Quantizer.from_bounds(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
     with pytest.raises(SilodpError, match="grid of 0 steps"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1e9, 100.0))
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1e9, 100.0))
     with pytest.raises(SilodpError, match="units = 5000"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
     with pytest.raises(SilodpError, match="grid of 256 steps"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 256)
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 100.0), 256)
 
 
 def test_the_ring_has_room_for_the_sum_and_its_noise():

@@ -241,7 +241,7 @@ def test_in_integers_the_same(trajectory, monkeypatch):
     federation, task = silent(), logistic_task(4000)
     method = replace(DDP, trajectory=trajectory)
     work = work_of(federation, task, Randomness.from_seed(0))
-    grid = Quantizer.for_(method.bounds(work.population), 1 << 14)
+    grid = Quantizer.from_bounds(method.bounds(work.population), 1 << 14)
     share = grid.add_noise(method.local_update(work), work.weights, work.randomness.stream("share noise"))
     assert share.noise_std == pytest.approx(math.sqrt(4) * 0.8 * grid.units)
     assert judges_std(share.value, math.sqrt(4) * 0.8 * grid.units)
@@ -603,8 +603,10 @@ def test_the_ring_has_room_for_every_step_and_its_noise():
     )
     assert DDP.bounds(FederationSize(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
     with pytest.raises(SilodpError, match="cannot be drawn exactly"):
-        Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(FederationSize(10, 1)))
-    Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(FederationSize(10, 1)))
+        Quantizer.from_bounds(
+            replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(FederationSize(10, 1))
+        )
+    Quantizer.from_bounds(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(FederationSize(10, 1)))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
     """m shares of standard deviation σ/√m unit clips: on floats, and on the grid of secure aggregation."""
     bounds = ADAPTIVE.bounds(FederationSize(3, 12))
     assert bounds.clip == bounds.sensitivity == 1
-    grid, noise = Quantizer.for_(bounds), Randomness.from_seed(1).stream("noise")
+    grid, noise = Quantizer.from_bounds(bounds), Randomness.from_seed(1).stream("noise")
     stream = ADAPTIVE.local_update(context_of(ADAPTIVE, 0.05))
     rows, weights = list(stream.chunks), torch.full((12,), 1 / 3, dtype=torch.float64)
     drawn = []

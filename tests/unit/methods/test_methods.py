@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.aggregators.plain import share_in_clear
+from silodp.aggregators.plain import make_noisy_share
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
@@ -62,7 +62,7 @@ def shares(
             population,
             own,
         )
-        result.append(share_in_clear(method.local_update(work), work.weights, own.stream("noise")))
+        result.append(make_noisy_share(method.local_update(work), work.weights, own.stream("noise")))
     return result
 
 
