@@ -18,7 +18,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_mask
 from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
-from silodp.methods import Ddp, LocalContext, Population
+from silodp.methods import Ddp, FederationSize, LocalContext
 from silodp.training import Task, cross_entropy
 from silodp.training.models import cnn_fashion
 from silodp.training.sgd import RecordGradients
@@ -49,10 +49,10 @@ def measure() -> list[dict[str, Any]]:
     torch.manual_seed(0)
     task = Task(cnn_fashion(), cross_entropy())
     x, y = torch.randn(RECORDS, 1, 28, 28), torch.randint(0, 10, (RECORDS,))
-    params, population = task.initial(0), Population(CLIENTS, 1)
+    params, population = task.initial(0), FederationSize(CLIENTS, 1)
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
-    grid = Quantizer.for_(bounds)
+    grid = Quantizer.from_bounds(bounds)
     ring, met = WordGroup(task.size, choose_ring_bits(bounds, grid, CLIENTS)), _session()
     attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
     gradient = RecordGradients(task, x, y, STEPS, torch.Generator())
@@ -73,14 +73,14 @@ def measure() -> list[dict[str, Any]]:
                     yield clipped
 
         stream = ClippedRowStream(chunks(), task.size, bounds, weighted=False)
-        share = grid.release(stream, weights, Randomness.secret().stream())
+        share = grid.add_noise(stream, weights, Randomness.secret().stream())
         apply_masks(ring.from_integers(share.value), ring, met["silo0"], attempt)
 
     def whole() -> None:
         work = LocalContext(
             task, params, x, y, torch.zeros(RECORDS), weights, population, Randomness.secret()
         )
-        grid.release(method.local_update(work), weights, work.randomness.stream("share noise"))
+        grid.add_noise(method.local_update(work), weights, work.randomness.stream("share noise"))
 
     cases: dict[str, Callable[[], None]] = {"gradients": gradients, "integers": integers, "a round": whole}
     for batch in (128, 256, 512, 2048):

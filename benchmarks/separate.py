@@ -16,7 +16,7 @@ from silodp.config.resolve import load_config
 from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from timing import measure_in_turn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -38,7 +38,7 @@ def measure(name: str, settings: list[str]) -> dict[bool, float]:
     config = load_config(EXAMPLES / f"{name}.toml", settings)
     federation = config.load_federation()
     task, method = config.build_task(federation), config.method
-    population = Population(len(federation.silos), federation.users)
+    population = FederationSize(len(federation.silos), federation.users)
     weights = torch.from_numpy(method.user_weights(federation.counts(), population).copy())
     params = task.initial(0)
 

@@ -26,7 +26,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd, uldp
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.evaluation import EvaluationSums
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients
@@ -80,7 +80,7 @@ def add_rows(
     """Return the sum, before noise, of what a method computes of one silo's records (x, y, user), all of weight 1."""
     weights = torch.ones(PERSONS, dtype=torch.float64)
     context = LocalContext(
-        task, params, *data, weights, Population(1, PERSONS), Randomness.from_seed(0), separate=separate
+        task, params, *data, weights, FederationSize(1, PERSONS), Randomness.from_seed(0), separate=separate
     )
     return add_weighted_rows(method.local_update(context), weights).value
 

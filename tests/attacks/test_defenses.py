@@ -19,7 +19,7 @@ from silodp.accounting.guarantee import View
 from silodp.aggregators import Plain
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
-from silodp.methods import Population, UldpAvg, UldpGroup
+from silodp.methods import FederationSize, UldpAvg, UldpGroup
 from silodp.methods.weights import validate_weights
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
@@ -43,7 +43,7 @@ def quiet_party(method, store=None, place=0) -> Silo:
     return Silo(
         federation.silos[place],
         logistic_task(),
-        make_spec("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
+        make_spec("run", tuple(silo.name for silo in federation.silos), quiet, FederationSize(3, 12), 5),
         Randomness.secret(),
         store or MemoryStore(),
     )

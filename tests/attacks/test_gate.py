@@ -437,7 +437,7 @@ def test_what_stored_answers_refuse_the_gate_and_the_seals_refuse_too():
     silo, asked = parties.silos["silo0"], parties.last("update")
     with refused("gate.open"):
         silo.gate.next_state(parties.last("open"))
-    seals = silo._side._seals
+    seals = silo._side
     drawn = seals.get_or_draw(asked, seals.attempt(asked), dict)
     assert drawn["noisy"].any()
     with refused("gate.model"):
@@ -498,7 +498,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
         ring, step = Masked().ring(parties.spec)
         total = sum(message.arrays["masked"] for message in masked.values())
         for name in masked:
-            opened = parties.silos[name]._side._seals
+            opened = parties.silos[name]._side
             request = (
                 next(
                     m for n, m in parties.transport.asked if n == name and (m.kind, m.round) == ("update", 1)
@@ -738,7 +738,7 @@ def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
     seals = []
     for update in ("0" * 64, asked.digest()):
         set_state(silo, update=update)
-        seals.append(silo._side._seals.open(opening).blobs["seal"])
+        seals.append(silo._side.open(opening).blobs["seal"])
     parties.stores["silo1"]._values = before
     assert seals[0] != seals[1]
 

@@ -54,7 +54,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     total = p.digits.zero()
     for name, answer in zip(parties.names, answers, strict=True):
         total = p.digits.add(total, p.digits.from_bytes(answer.blobs["masked"]))
-        seals = parties.silos[name]._side._seals
+        seals = parties.silos[name]._side
         request = parties.last("update", name, 1)
         total = p.digits.mask(
             total, seals.session(request).seal_key(*seals.attempt(request).use, request.digest()), -1

@@ -73,8 +73,8 @@ def test_one_failed_check_ends_the_transfers_of_a_session():
     outcomes: list[str] = []
     zero = parties.silos["silo0"]
     for column in range(24):
-        kept = parties.shares._kept()
-        request = parties.shares._awaited(column + 1, everyone, kept).message
+        kept = parties.shares._load_kept()
+        request = parties.shares._load_or_make_lookup(column + 1, everyone, kept).message
         altered = {"request": with_a_flipped_bit(request, column)}
         try:
             set_state(zero, round=column, attempt=0)

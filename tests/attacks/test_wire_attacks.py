@@ -17,7 +17,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Population, UldpSgd
+from silodp.methods import FederationSize, UldpSgd
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
@@ -165,7 +165,7 @@ class Parties:
             "run",
             self.names,
             AVG,
-            Population(silos, 12, aggregator.min_silos_for(silos)),
+            FederationSize(silos, 12, aggregator.min_silos_for(silos)),
             5,
             aggregator=aggregator,
         )

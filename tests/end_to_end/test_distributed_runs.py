@@ -17,7 +17,7 @@ from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import Population
+from silodp.methods import FederationSize
 from silodp.methods.ddp.method import CLAIM
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
@@ -104,7 +104,7 @@ def released(monkeypatch, aggregator, method, silos: int = 3) -> np.ndarray:
 
 def charged(method, aggregator: Masked, view: View):
     names = tuple(f"silo{s}" for s in range(view.silos))
-    population = Population(view.silos, 1, view.shares_for)
+    population = FederationSize(view.silos, 1, view.noise_sized_for)
     return aggregator.event(make_spec("", names, method, population, WIDTH), view)
 
 
@@ -131,11 +131,11 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(trajectory, monkeypatch
 def test_noise_of_different_silos_lies_on_one_grid(monkeypatch):
     """Each silo alone could draw its noise on a finer grid, and then would send in other units than the rest."""
     own = replace(METHODS[3], noise_multiplier=(4.0, 8.0, 16.0))
-    bounds = own.bounds(Population(3, 1))
+    bounds = own.bounds(FederationSize(3, 1))
     alone = [math.sqrt(client.variance) / bounds.clip for client in own.clients_of(3)]
-    grids = {Quantizer.for_(replace(bounds, noise_multiplier=share)).units for share in alone}
+    grids = {Quantizer.from_bounds(replace(bounds, noise_multiplier=share)).units for share in alone}
     assert len(grids) > 1
-    assert Quantizer.for_(bounds).units == min(grids)
+    assert Quantizer.from_bounds(bounds).units == min(grids)
     variance = (4.0 * 0.5) ** 2 + 2 * (8.0 * 0.3 * 0.4) ** 2 + 3 * (16.0 * 0.2 * 0.2) ** 2
     assert judges_std(released(monkeypatch, "masked", own), math.sqrt(variance))
     event = charged(own, Masked(), View("released", 3))
@@ -146,11 +146,11 @@ def test_noise_of_different_silos_lies_on_one_grid(monkeypatch):
 
 def test_integer_steps_of_the_smallest_clip_are_what_is_charged():
     own = METHODS[3]
-    assert own.bounds(Population(3, 1)).min_clip_ratio == pytest.approx(
+    assert own.bounds(FederationSize(3, 1)).min_clip_ratio == pytest.approx(
         0.08
     )  # .2·.2 of the third against .5 of the first
     units = {one.event.units for one in charged(own, Masked(), View("released", 3)).alternatives[:1]}
-    grid = round(0.5 / Masked().ring(make_spec("", ("a", "b", "c"), own, Population(3, 1), WIDTH))[1])
+    grid = round(0.5 / Masked().ring(make_spec("", ("a", "b", "c"), own, FederationSize(3, 1), WIDTH))[1])
     assert units == {math.floor(grid * 0.08)}
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.trimmed import Trimmed
 from silodp.accounting.events import Skellam
 from silodp.aggregators.masked import Masked
 from silodp.config.resolve import load_config
@@ -249,8 +248,6 @@ def test_counts_are_masked_wherever_updates_are_hidden() -> None:
     assert derived is not None
     assert isinstance(derived.aggregator, Masked)
     assert all(isinstance(event, Skellam) for event in derived.round_events().values())
-    with refused("evaluation.aggregator"):
-        prepare_run(federation, logistic_task(), AVG, aggregator=Trimmed(), **settings)  # type: ignore[arg-type]
 
 
 def test_dropouts_are_charged_with_the_noise_that_is_left() -> None:

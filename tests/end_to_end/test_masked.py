@@ -18,7 +18,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
-from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import Default, FederationSize, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -84,9 +84,9 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     assert judges_std(noise, event.noise_multiplier * sensitivity)
 
 
-def spec(method, silos=3, shares_for=None) -> RunSpec:
+def spec(method, silos=3, noise_sized_for=None) -> RunSpec:
     names = tuple(f"silo{s}" for s in range(silos))
-    return make_spec("", names, method, Population(silos, 12, shares_for), 5)
+    return make_spec("", names, method, FederationSize(silos, 12, noise_sized_for), 5)
 
 
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811
@@ -119,7 +119,7 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
     # Three of four silos move by 3/4 of the clip: fewer grid steps, and more noise for each of them.
     four, three = 5.0 * np.sqrt(4 / 3), 5.0 / (3 / 4)
     assert multipliers(tmp_path) == pytest.approx([four, three, four])
-    units = Masked(min_silos=3).event(spec(AVG, 4, 3), View("released", 4, shares_for=3)).units
+    units = Masked(min_silos=3).event(spec(AVG, 4, 3), View("released", 4, noise_sized_for=3)).units
     assert charges(tmp_path)[1]["events"]["released"]["units"] == units * 3 // 4
     expected = compute_epsilon(
         [(Skellam(four, units, 5), 2), (Skellam(three, units * 3 // 4, 5), 1)], 1e-5, "rdp"
@@ -135,8 +135,8 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
 def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
     """Uniform weights over 10 silos; every silo has the person's whole clip in one coordinate."""
     known = spec(AVG, 10, 3)
-    event = Masked(min_silos=3).event(known, View("released", 10, shares_for=3, survivors=n))
-    grid = Quantizer.for_(known.bounds)
+    event = Masked(min_silos=3).event(known, View("released", 10, noise_sized_for=3, survivors=n))
+    grid = Quantizer.from_bounds(known.bounds)
     clipped = clip_rows(
         torch.zeros(1, dtype=torch.int64), torch.tensor([[9.0, 0, 0, 0, 0]]), known.bounds.clip
     )
@@ -151,7 +151,7 @@ def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
 def test_the_survivors_send_the_same_noisy_integers_again(wire, tmp_path):  # noqa: F811
     """Fresh noise for an attempt of which nothing was seen would be a second look for one charge."""
     drawn: dict[tuple[str, int], int] = {}
-    noisy = masked._Silo._noisy
+    noisy = masked._Silo._draw_noisy
 
     def counted(self, work, release):
         key = (self._member.identity.name, len(drawn) // 4)
@@ -162,7 +162,7 @@ def test_the_survivors_send_the_same_noisy_integers_again(wire, tmp_path):  # no
         lambda name, request: "after" if (name, request.kind) == ("silo3", "update") else None
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked._Silo, "_noisy", counted)
+        patch.setattr(masked._Silo, "_draw_noisy", counted)
         run(Masked(min_silos=3), rounds=2, silos=4, out=tmp_path)
     assert set(drawn.values()) == {1}
     assert len(charges(tmp_path)) == 2

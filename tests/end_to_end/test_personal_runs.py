@@ -15,7 +15,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
-from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods import FederationSize, Method, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
 from silodp.runtime.checkpoint import Checkpoint
@@ -92,11 +92,11 @@ def test_every_method_runs_repeats_with_its_seed_and_promises_to_everyone(method
 
 def test_the_ledger_charges_the_two_stage_event_of_the_largest_budget_and_ends_with_the_last_record(tmp_path):
     method = replace(RPDP, client_sampling=0.6)
-    last = method.accounts.last
+    last = method.budgets.last
     result = run(method, last + 3, out=tmp_path)
     with Ledger(tmp_path / "checkpoint" / "ledger.jsonl", DELTA, "rdp", run=run_id(tmp_path)) as ledger:
         charged = [charge.events["released"] for charge in ledger.history]
-    steps = SelfComposed(PoissonSampled(method.accounts.most, Gaussian(4.0)), 5)
+    steps = SelfComposed(PoissonSampled(method.budgets.most, Gaussian(4.0)), 5)
     assert charged[:last] == [RevealedSample(0.6, steps)] * last
     assert charged[last:] == [Gaussian(float("inf"))] * 3
     spent = [row["epsilon"]["released"] for row in result.metrics]
@@ -123,7 +123,7 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
         return plain(self, work, own, keep)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DpSgd, "train", spied)
-    rounds = method.accounts.last + 4
+    rounds = method.budgets.last + 4
     result = run(method, rounds, federation=MIXED)
     for s, silo in enumerate(MIXED.silos):
         joined = np.stack([own for _, own in rates[s]])
@@ -132,11 +132,11 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
             drawn = joined[:, record]
             q = float(drawn.max())
             if book == "realized":
-                events = [(method.accounts.event(q, True), int((drawn > 0).sum()))]
+                events = [(method.budgets.event(q, True), int((drawn > 0).sum()))]
             else:
-                last = method.accounts.rates_and_retirement(silo.budget[record : record + 1])[1][0]
+                last = method.budgets.rates_and_retirement(silo.budget[record : record + 1])[1][0]
                 assert not any(own[record] for round_, own in rates[s] if round_ >= last)
-                events = [(method.accounts.event(q, False), int(last))]
+                events = [(method.budgets.event(q, False), int(last))]
             assert compute_epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
             if record % 40 == 0:  # it takes longer
                 assert compute_epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)
@@ -163,7 +163,7 @@ def test_a_silo_that_is_not_drawn_sends_zeros_and_nobody_else_is_scaled_up(monke
     assert any(empty), "an empty round is a round, and it is charged"
     assert not all(empty)
     assert result.guarantees["released"].rounds == 12
-    assert method.server_scale(Population(3, 12)) == pytest.approx(1 / 0.6)
+    assert method.server_scale(FederationSize(3, 12)) == pytest.approx(1 / 0.6)
 
 
 class Dies(Exception):

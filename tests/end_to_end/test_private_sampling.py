@@ -178,7 +178,7 @@ def test_flooding_is_weighed_against_releases_that_lost_a_silo_too():
     """The ε it is chosen for is at least that of any run of so many attempts, charged as the ledger would."""
     method = replace(RECORDS, user_sampling=0.1)
     private = replace(HIDDEN["lattice"], min_silos=3, attempts=20)
-    known = spec(method, silos=4, shares_for=3)
+    known = spec(method, silos=4, noise_sized_for=3)
     event = private.event(known, private.views(method, 4, survivors=3)["server"])
     delta = known.delta * private.delta_share
     worst = compute_epsilon([(event, 10), (remove_amplification(event), 10)], delta, "rdp")

@@ -9,7 +9,7 @@ from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Population
+from silodp.methods import FederationSize
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.wire.store import MemoryStore, RoundStore
@@ -32,7 +32,12 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
     federation, task = small_federation(), logistic_task()
     names = tuple(silo.name for silo in federation.silos)
     spec = make_spec(
-        "run", names, method, Population(3, 12, aggregator.min_silos_for(3)), task.size, aggregator=aggregator
+        "run",
+        names,
+        method,
+        FederationSize(3, 12, aggregator.min_silos_for(3)),
+        task.size,
+        aggregator=aggregator,
     )
     identity = Identity.fresh("server")
     processes = Processes(spec, identity.public, seed=1)

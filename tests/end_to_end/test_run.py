@@ -21,7 +21,7 @@ from silodp.aggregators import Plain
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import Default, FederationSize, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
@@ -216,7 +216,7 @@ def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path
 
 
 NAMES = tuple(silo.name for silo in small_federation().silos)
-SETTING = make_spec("run", NAMES, AVG, Population(3, 12), 5)
+SETTING = make_spec("run", NAMES, AVG, FederationSize(3, 12), 5)
 
 
 def party(store: MemoryStore | None = None) -> Silo:

@@ -14,7 +14,7 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Population, UldpAvg, UserBudgets
+from silodp.methods import FederationSize, UldpAvg, UserBudgets
 from silodp.runtime.gate import Gate
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
@@ -51,7 +51,7 @@ def known(method, path="plain", whole=None) -> RunSpec:
     whole = whole or federation()
     aggregator = {"plain": Plain(), "masked": Masked()}.get(path, path) if isinstance(path, str) else path
     names = tuple(silo.name for silo in whole.silos)
-    population = Population(
+    population = FederationSize(
         len(names), whole.users, aggregator.min_silos_for(len(names)), tuple(whole.user_budgets.tolist())
     )
     size = logistic_task(whole.silos[0].x.shape[1]).size
@@ -61,7 +61,7 @@ def known(method, path="plain", whole=None) -> RunSpec:
 
 
 def parameters(spec: RunSpec) -> np.ndarray:
-    return spec.method.allowances.parameters(np.array(spec.population.budgets))
+    return spec.method.budget_calibration.parameters(np.array(spec.population.budgets))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.mechanisms import Bounds, ClippedRows, ClippedRowStream, clip_rows
-from silodp.methods import LocalContext, Population, UldpAvg
+from silodp.methods import FederationSize, LocalContext, UldpAvg
 from silodp.methods.roles import MethodState
 
 
@@ -59,11 +59,11 @@ class AdaptiveClipping(UldpAvg):
         """The largest |b − γ|."""
         return max(self.quantile, 1 - self.quantile)
 
-    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+    def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
         """Return C of the first round."""
         return {"clip": np.array([self.clip])}
 
-    def state_problem(self, state: MethodState, population: Population) -> str | None:
+    def check_state(self, state: MethodState, population: FederationSize) -> str | None:
         """Check that C lies within its range."""
         least, most = self.clip_range
         return None if least <= state["clip"][0] <= most else f"is not a clip from {least:g} to {most:g}"
@@ -82,12 +82,12 @@ class AdaptiveClipping(UldpAvg):
         rows = torch.cat([update, math.sqrt(self.bit_share) * bits[:, None]], dim=1)
         return clip_rows(chunk.owners, rows, 1.0)  # once more, since the parts were rounded
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of ULDP-AVG with a unit clip; `dp_event` is ULDP-AVG's, whatever the clip."""
         return replace(super().bounds(population), clip=1.0, sensitivity=1.0, total=float(population.users))
 
-    def read_sum(
-        self, total: Tensor, state: MethodState, population: Population
+    def split_sum(
+        self, total: Tensor, state: MethodState, population: FederationSize
     ) -> tuple[Tensor, dict[str, np.ndarray]]:
         """Scale the update back by this round's C, and find the next one."""
         clip, expected = float(state["clip"][0]), self.user_sampling * population.users

@@ -18,7 +18,7 @@ from silodp.accounting.events import Gaussian
 from silodp.aggregators import Lattice, Masked, Paillier
 from silodp.data import load_profile
 from silodp.data.benchmarks import embedded
-from silodp.methods import METHODS, Population, ServerAdam, ServerSgd, TailAverage, UldpAvg, UserBudgets
+from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, UserBudgets
 from silodp.methods.evaluation import Evaluation
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
@@ -98,7 +98,7 @@ def list_calls(folder: Path) -> dict[str, Call]:
         "ServerSgd": (ServerSgd, {}),
         "TailAverage": (TailAverage, {"last": 2}),
         "UserBudgets": (UserBudgets, {"by": "clip", "rounds": 2, "largest_budget": 2.0}),
-        "Population": (Population, {"silos": 3, "users": 12}),
+        "FederationSize": (FederationSize, {"silos": 3, "users": 12}),
         "compute_epsilon": (compute_epsilon, {"charges": [(Gaussian(5.0), 3)], "delta": 1e-5}),
         "compute_delta": (compute_delta, {"charges": [(Gaussian(5.0), 3)], "epsilon": 1.0}),
         "make_tracker": (make_tracker, {"text": "x", "directory": folder, "private": False}),

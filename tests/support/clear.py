@@ -69,7 +69,9 @@ class _Silo:
             return request.answer(
                 integers=to_fixed_point(update.value, self.spec.population.silos)
             ), update.refused
-        share = Quantizer.for_(self.spec.bounds, self.aggregator.units).release(update, weights, noise)
+        share = Quantizer.from_bounds(self.spec.bounds, self.aggregator.units).add_noise(
+            update, weights, noise
+        )
         return request.answer(integers=share.value), share.refused
 
 

@@ -22,7 +22,7 @@ from silodp.crypto.keys import Identity
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Population
+from silodp.methods import FederationSize
 from silodp.runtime.gate import State
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
@@ -104,10 +104,10 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
         yield seen
 
 
-def spec(method=RECORDS, silos=3, shares_for=None, size=5) -> RunSpec:
+def spec(method=RECORDS, silos=3, noise_sized_for=None, size=5) -> RunSpec:
     """As every party of a small run knows it."""
     names = tuple(f"silo{s}" for s in range(silos))
-    return make_spec("", names, method, Population(silos, 12, shares_for), size)
+    return make_spec("", names, method, FederationSize(silos, 12, noise_sized_for), size)
 
 
 def counts_of(federation: Federation, cap: int | None = None) -> np.ndarray:
@@ -151,7 +151,9 @@ class Parties:
         federation = federation or small_federation(silos=silos)
         task = logistic_task(federation.silos[0].x.shape[1])
         self.names = tuple(silo.name for silo in federation.silos)
-        population = Population(len(self.names), federation.users, aggregator.min_silos_for(len(self.names)))
+        population = FederationSize(
+            len(self.names), federation.users, aggregator.min_silos_for(len(self.names))
+        )
         self.spec = make_spec(
             "run", self.names, method, population, task.size, rounds=rounds, aggregator=aggregator
         )

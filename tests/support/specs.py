@@ -6,14 +6,14 @@ from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.data.public import PublicData
 from silodp.methods.base import Method
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 
 
 def make_spec(
     run: str,
     names: tuple[str, ...],
     method: Method,
-    population: Population,
+    population: FederationSize,
     size: int,
     index: str = "",
     delta: float = 1e-5,
@@ -33,5 +33,12 @@ def make_spec(
     )
     model = ModelSpec(size, dtype)
     return RunSpec(
-        data, model, method, aggregator or Plain(), population.m, rounds=rounds, delta=delta, run=run
+        data,
+        model,
+        method,
+        aggregator or Plain(),
+        population.min_survivors,
+        rounds=rounds,
+        delta=delta,
+        run=run,
     )

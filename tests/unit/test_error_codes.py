@@ -238,9 +238,9 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
     ("code", "field", "make"),
     [
         ("argument.value", "user_sampling", lambda: check_value("user_sampling", 1.5, Probability)),
-        ("argument.value", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 3000)),
-        ("argument.grid", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 1 << 20)),
-        ("argument.grid", "noise_multiplier", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1e6, 1.0))),
+        ("argument.value", "units", lambda: Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 1.0), 3000)),
+        ("argument.grid", "units", lambda: Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 1.0), 1 << 20)),
+        ("argument.grid", "noise_multiplier", lambda: Quantizer.from_bounds(Bounds(1.0, 1.0, 1e6, 1.0))),
         ("argument.value", "key_bits", lambda: PaillierParameters(2, 3, 4, 1, 1 << 16, 1.0, key_bits=1024)),
         ("argument.value", "users", lambda: PaillierParameters(2, 0, 4, 1, 1 << 16, 1.0)),
         ("crypto.parameters", None, lambda: PaillierParameters(9, 3, 4, 999, 1 << 16, 1.0)),

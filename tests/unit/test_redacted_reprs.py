@@ -28,7 +28,7 @@ import torch
 from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.aggregators._private_sampling import OtServer
 from silodp.aggregators._weight_shares import ServerShares
-from silodp.aggregators.attempts import ServerAttempts, SiloAttempts
+from silodp.aggregators.attempts import MaskedSilo, ServerAttempts
 from silodp.aggregators.base import SiloContext
 from silodp.crypto.keys import HandshakeState, Identity, Session
 from silodp.crypto.lattice._plaintexts import Plaintexts
@@ -474,8 +474,8 @@ def member():
 
 @case
 def seals():
-    held = parties().silos["silo0"]._side._seals
-    assert isinstance(held, SiloAttempts)
+    held = parties().silos["silo0"]._side
+    assert isinstance(held, MaskedSilo)
     return held, [seed(), group_secret()]
 
 

@@ -186,8 +186,8 @@ class SiloKeyAgreement:
     def group_secret(self, run: str) -> bytes:
         """Return R (32 bytes), which all silos of the session know and the server does not."""
         self.session(run)
-        number = int(self._kept("confirmed"))
-        return Message.decode(self._kept(f"group/{number}")).blobs["group"]
+        number = int(self._load_kept("confirmed"))
+        return Message.decode(self._load_kept(f"group/{number}")).blobs["group"]
 
     def _hello(self, request: Message) -> Message:
         opening = HandshakeState.fresh(self.identity, request.run)
@@ -219,7 +219,7 @@ class SiloKeyAgreement:
         Its signatures are verified and its keys derived once in a process, and again if any input differs from that
         time: the stored secrets and roster, or a pin.
         """
-        opening, roster = self._kept(f"opening/{number}"), self._kept(f"roster/{number}")
+        opening, roster = self._load_kept(f"opening/{number}"), self._load_kept(f"roster/{number}")
         read = (run, number, opening, roster, tuple(sorted(self.pins.items())))
         session = self._last_session.get(read)
         if session is None:
@@ -235,7 +235,7 @@ class SiloKeyAgreement:
         ]
         return HandshakeState(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
 
-    def _kept(self, what: str) -> bytes:
+    def _load_kept(self, what: str) -> bytes:
         kept = self.store.get(f"session/{what}")
         if kept is None:
             raise SilodpError(

@@ -41,7 +41,7 @@ from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, MessageSchema, MessageType, is_digest
-from silodp.wire.store import RoundStore, set_once
+from silodp.wire.store import RoundStore, get_or_make, set_once
 
 V = TypeVar("V")
 ASSUMPTION = (
@@ -140,10 +140,33 @@ def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
     return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
 
-def box_blob(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
+def sealed_sample_type(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
     size = spec.population.users * entry + OVERHEAD_BYTES
     return {} if name == spec.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
+
+
+def ask_first_silo(
+    spec: RunSpec,
+    context: ServerContext,
+    info: SessionInfo,
+    kind: str,
+    round_: int | None = None,
+    **blobs: bytes,
+) -> Message:
+    """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
+
+    Args:
+        spec: public constants.
+        context: the server.
+        info: of the session.
+        kind: of the request.
+        round_: counted from 0; None at the set-up, whose requests bear the number of the session.
+        blobs: of the request.
+    """
+    place = (0, info.number) if round_ is None else (round_, 0)
+    request = Message(kind, spec.run, *place, {"session": info.session}, blobs=blobs)
+    return context.ask_all({spec.names[0]: request})[spec.names[0]]
 
 
 @dataclass(frozen=True)
@@ -156,18 +179,19 @@ class OtServer:
     def set_up(self, info: SessionInfo) -> None:
         """Make the base transfers; the server's part of them is stored before silo 0 can use them."""
         zero = self.spec.names[0]
-        offer = self._ask("choice base", info, 0, info.number).blobs["offer"]
+        offer = ask_first_silo(self.spec, self.context, info, "choice base").blobs["offer"]
         session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
         self.context.store.run.put("hidden/transfers", sender.pack())
-        self._ask("choice keys", info, 0, info.number, reply=reply)
+        ask_first_silo(self.spec, self.context, info, "choice keys", reply=reply)
 
     def request_sample(self, round_: int, **request: bytes) -> Message:
         """Ask silo 0 to send its request for entries of this round's tables.
 
         `request` holds the server's own lookup request to silo 0, where the aggregator has one.
         """
-        return self._ask("sample", current_session(self.context.store.run), round_, 0, **request)
+        info = current_session(self.context.store.run)
+        return ask_first_silo(self.spec, self.context, info, "sample", round_, **request)
 
     def relay_entries(
         self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
@@ -208,13 +232,9 @@ class OtServer:
             else:
                 self.context.store.round(round_).drop("hidden choice")
             raise
-        answer = self._ask("chosen", current_session(store), round_, 0, answer=offered)
+        info = current_session(store)
+        answer = ask_first_silo(self.spec, self.context, info, "chosen", round_, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.spec.names[1:]}
-
-    def _ask(self, kind: str, info: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
-        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.spec.names[0]
-        return self.context.ask_all({zero: request})[zero]
 
 
 @dataclass(frozen=True)
@@ -238,7 +258,7 @@ class OtClient:
     @property
     def handlers(self) -> dict[str, Handler]:
         """The functions that answer silo 0's requests, by kind of request."""
-        return {"choice base": self._base, "choice keys": self._keys, "chosen": self._chosen}
+        return {"choice base": self._base, "choice keys": self._keys, "chosen": self._answer_chosen}
 
     def sample(self, request: Message) -> Message:
         """Answer "sample" with silo 0's request for a round's entries, where nothing else is asked."""
@@ -274,13 +294,13 @@ class OtClient:
 
     def _keys(self, request: Message) -> Message:
         self._session(request)
-        base = BaseTransfers.unpack(self._stored(self._place(request, "choice base")))
+        base = BaseTransfers.unpack(self._load_stored(self._place(request, "choice base")))
         receiver = base.receiver(request.blobs["reply"])
         self.store.run.put(self._place(request, "choices"), receiver.pack())
         self.store.run.drop(self._place(request, "choice base"))
         return request.reply()
 
-    def _chosen(self, request: Message) -> Message:
+    def _answer_chosen(self, request: Message) -> Message:
         session = self._session(request)
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.round(request.round).put("drawn", drawn)
@@ -296,17 +316,18 @@ class OtClient:
         return f"{what}/{request.fields['session']}"
 
     def _lookup(self, request: Message) -> Lookup:
-        stored = self.store.round(request.round).get("choice")
-        if stored is not None:
-            return Lookup.unpack(stored)
-        receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
-        session = self.member.session(request.run)
-        secret, users = self.member.group_secret(request.run), self.spec.population.users
-        part = private_sampling.ask(receiver, secret, session.transcript, users, self.ratio, request.round)
-        self.store.round(request.round).put("choice", part.pack())
-        return part
+        def ask() -> bytes:
+            receiver = TransferReceiver.unpack(self._load_stored(self._place(request, "choices")), 0)
+            transcript, secret = (
+                self.member.session(request.run).transcript,
+                self.member.group_secret(request.run),
+            )
+            users = self.spec.population.users
+            return private_sampling.ask(receiver, secret, transcript, users, self.ratio, request.round).pack()
 
-    def _stored(self, key: str) -> bytes:
+        return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
+
+    def _load_stored(self, key: str) -> bytes:
         stored = self.store.run.get(key)
         if stored is None:
             raise SilodpError(

@@ -13,13 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
-from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, SampledBy, Visibility
+from silodp.aggregators.base import RECIPIENT, Aggregator, LocalUpdateFn, SampledBy, Visibility
+from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
@@ -105,10 +109,14 @@ class PrivateWeighting(MaskedAggregator):
         """
         m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
-            "released": View("released", silos, shares_for=m, survivors=survivors),
-            "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
-            "silo": View("silo", silos, shares_for=m, survivors=survivors),
+            "released": View("released", silos, noise_sized_for=m, survivors=survivors),
+            "server": View("server", silos, knows_sample=known, noise_sized_for=m, survivors=survivors),
+            "silo": View("silo", silos, noise_sized_for=m, survivors=survivors),
         }
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return `masked`: counts have no weights to hide."""
+        return Masked(min_silos=spec.min_silos)
 
     def bounds_of(self, spec: RunSpec) -> Bounds:
         """Return the bounds of the rows; refuse methods that have no weights to hide.
@@ -127,10 +135,28 @@ class PrivateWeighting(MaskedAggregator):
             )
         return bounds
 
+    @abstractmethod
+    def parameters(self, spec: RunSpec) -> LatticeParameters | PaillierParameters:
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: there are none for these constants.
+        """
+
+    def event(self, spec: RunSpec, view: View) -> Event:
+        """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
+
+        The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
+        rounded sum by up to √d more, which the sensitivity includes.
+        """
+        p = self.parameters(spec)
+        event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
+        return to_discrete(event, int(p.sensitivity), spec.sum_size, reach)
+
     def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
         """Return the first lines of `describe`; `units`: grid steps to the clip."""
         return {
-            "silos needed in a sum": spec.population.m,
+            "silos needed in a sum": spec.population.min_survivors,
             "count cap per person and silo": self.count_cap,
             "grid steps to the clip": units,
         }
@@ -143,11 +169,7 @@ class PrivateWeighting(MaskedAggregator):
             entry: number of bytes of an entry that silo 0 chooses for one person.
             lookups: number of tables per person and round from which silo 0 and the server choose.
         """
-        ratio, silos, users = (
-            self.sampling_ratio(spec.method),
-            spec.population.silos,
-            spec.population.users,
-        )
+        ratio, silos, users = self.sampling_ratio(spec.method), spec.population.silos, spec.population.users
         if ratio is None:
             return {}
         table = (
@@ -170,7 +192,7 @@ class PrivateWeightingSilo(MaskedSilo):
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-        drawn = self._seals.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
+        drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
         refused = [0]
         rows = integer_rows(update, self.grid(update.bounds), refused)
         blobs = self.multiply(

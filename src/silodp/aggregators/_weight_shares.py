@@ -20,11 +20,11 @@ from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, cur
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
+    ask_first_silo,
     blame_silo,
     choice_blob,
     choice_kinds,
     chosen_kind,
-    sampling_ratio,
 )
 from silodp.aggregators.base import ServerContext
 from silodp.aggregators.run_spec import RunSpec
@@ -67,13 +67,13 @@ class ShareConstants:
         count_cap: n_max.
         weight_bits: k.
         word_bits: T; shares are modulo 2^T.
-        places: P, where nobody may know the sample; None where the server draws it.
+        ratio: k of P, where nobody may know the sample; None where the server draws it.
     """
 
     count_cap: int
     weight_bits: int
     word_bits: int
-    places: int | None = None
+    ratio: SamplingRatio | None = None
 
     def reciprocals(self, spec: RunSpec, session: str) -> ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
@@ -82,12 +82,8 @@ class ShareConstants:
             bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def sampling_ratio(self, spec: RunSpec) -> SamplingRatio | None:
-        """Return k of P, where nobody is to know the sample; None where the server draws it."""
-        return sampling_ratio(spec.method, self.places)
 
-
-def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+def _make_count_group(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
     return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
@@ -104,17 +100,17 @@ class ServerShares:
         plan, run = self.constants.reciprocals(self.spec, info.session), self.spec.run
         zero = self.spec.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
-        offered = self._ask_zero("base", info, offer=base.offer)
+        offered = ask_first_silo(self.spec, self.context, info, "base", offer=base.offer)
         receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all({name: request for name in self.spec.names})
-        group, _ = _counted(plan, self.spec.names)
+        group, _ = _make_count_group(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = ReciprocalServer(plan, receiver).set_up(counted)
-        answer = self._ask_zero("reciprocals", info, request=awaited.message)
+        answer = ask_first_silo(self.spec, self.context, info, "reciprocals", request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
-        if self.constants.sampling_ratio(self.spec) is not None:
+        if self.constants.ratio is not None:
             OtServer(self.spec, self.context).set_up(info)
         self._keep(
             self.context.store.run,
@@ -126,16 +122,15 @@ class ServerShares:
 
     def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
         """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
-        kept = self._kept()
+        kept = self._load_kept()
         if sample is None:
             return kept.arrays["shares"]
         done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"]
-        awaited = self._awaited(round_, sample, kept)
-        answer = self._ask_zero(
-            "sample", current_session(self.context.store.run), round_, request=awaited.message
-        )
+        awaited = self._load_or_make_lookup(round_, sample, kept)
+        info = current_session(self.context.store.run)
+        answer = ask_first_silo(self.spec, self.context, info, "sample", round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(answer.blobs["answer"]))
         self._keep(self.context.store.round(round_), "weights", {"shares": shares})
         return shares
@@ -145,20 +140,22 @@ class ServerShares:
         done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept(), OtServer(self.spec, self.context)
-        awaited = self._awaited(round_, ratio, kept)
+        kept, offers = self._load_kept(), OtServer(self.spec, self.context)
+        awaited = self._load_or_make_lookup(round_, ratio, kept)
         asked = offers.request_sample(round_, request=awaited.message)
         shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         weights = kept.arrays["shares"]
-        boxes = offers.relay_entries(
+        sealed_samples = offers.relay_entries(
             round_,
             asked,
             lambda sender, choice: answer_unknown(sender, awaited, ratio, weights, choice),
         )
-        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, boxes)
-        return shares, boxes
+        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, sealed_samples)
+        return shares, sealed_samples
 
-    def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
+    def _load_or_make_lookup(
+        self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message
+    ) -> PendingLookup:
         """Return the request of a round, stored before it is sent: a second one would show where the samples differ."""
         plan = self.constants.reciprocals(self.spec, current_session(self.context.store.run).session)
         stored = self.context.store.round(round_).get("weights asked")
@@ -176,12 +173,6 @@ class ServerShares:
         old = Message.decode(stored)
         return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
 
-    def _ask_zero(self, kind: str, info: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
-        number = 0 if kind == "sample" else info.number
-        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.spec.names[0]
-        return self.context.ask_all({zero: request})[zero]
-
     def _keep(
         self,
         store: Store,
@@ -193,7 +184,7 @@ class ServerShares:
         kept = Message("kept", self.spec.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
         store.put(key, kept.encode())
 
-    def _kept(self) -> Message:
+    def _load_kept(self) -> Message:
         stored = self.context.store.run.get(_SHARES)
         if stored is None:
             raise SilodpError(
@@ -238,12 +229,12 @@ class SiloWeights:
 
     @cached_property
     def _choices(self) -> OtClient | None:
-        ratio = self.constants.sampling_ratio(self.spec)
+        ratio = self.constants.ratio
         if ratio is None:
             return None
-        return OtClient(self.spec, ratio, self.member, self.store, self._chosen)
+        return OtClient(self.spec, ratio, self.member, self.store, self._open_chosen)
 
-    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
@@ -255,7 +246,7 @@ class SiloWeights:
 
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
-        group, attempt = _counted(silo.parameters, session.roster)
+        group, attempt = _make_count_group(silo.parameters, session.roster)
         value = group.from_integers(self.capped_counts)
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
@@ -264,22 +255,22 @@ class SiloWeights:
     def _base(self, request: Message) -> Message:
         session = self._session(request)
         sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
-        self.store.run.put(self._transfers(request), sender.pack())
+        self.store.run.put(self._transfers_key(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
-        return self._offered(request, self._zero(request).set_up)
+        return self._answer_offer(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
         zero, choices = self._zero(request), self._choices
         if choices is None:
-            return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
-        answer = self._offered(
+            return self._answer_offer(request, lambda asked: zero.sample(request.round, _USE, asked))
+        answer = self._answer_offer(
             request, lambda asked: zero.sample_unknown(request.round, _USE, choices.ratio, asked)
         )
         return replace(answer, blobs={**answer.blobs, "choice": choices.choice(request)})
 
-    def _offered(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
+    def _answer_offer(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
         """Return the answer; end the session's transfers durably if the request fails the consistency check.
 
         A failed check tells a cheating server one bit of the secret that all transfers rest on, so there is one at
@@ -288,25 +279,25 @@ class SiloWeights:
         try:
             return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
-            self.store.run.put(self._ended(request), b"ended")
+            self.store.run.put(self._ended_key(request), b"ended")
             raise
 
-    def _ended(self, request: Message) -> str:
+    def _ended_key(self, request: Message) -> str:
         return f"transfers ended/{request.fields['session']}"
 
-    def _transfers(self, request: Message) -> str:
+    def _transfers_key(self, request: Message) -> str:
         """Return a key for one session: pads used again in another session would show counts."""
         return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> FirstSilo:
         session = self._session(request)
-        if self.store.run.get(self._ended(request)) is not None:
+        if self.store.run.get(self._ended_key(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = self.store.run.get(self._transfers(request))
+        packed = self.store.run.get(self._transfers_key(request))
         if packed is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
@@ -322,7 +313,7 @@ def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[M
     """Return the messages of the set-up of shares, as the silo of this name is asked them."""
     plan, users = constants.reciprocals(spec, bytes(32).hex()), spec.population.users
     session: dict[str, Check] = {"session": is_digest}
-    group, _ = _counted(plan, spec.names)
+    group, _ = _make_count_group(plan, spec.names)
     counts = MessageType(
         "masked counts",
         MessageSchema(session),
@@ -336,12 +327,12 @@ def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[M
         MessageSchema(blobs={"reply": Blob.of(REPLY_BYTES)}),
     )
     reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
-    return (base, counts, reciprocals, *(() if constants.sampling_ratio(spec) is None else choice_kinds()))
+    return (base, counts, reciprocals, *(() if constants.ratio is None else choice_kinds()))
 
 
 def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[MessageType, ...]:
     """Return the messages that the silo of this name is asked in a round before its update."""
-    ratio, users = constants.sampling_ratio(spec), spec.population.users
+    ratio, users = constants.ratio, spec.population.users
     if name != spec.names[0] or not spec.method.samples_users:
         return ()
     if ratio is None:

@@ -51,7 +51,6 @@ from silodp.wire.schemas import (
     is_roster,
     is_whole,
 )
-from silodp.wire.store import RoundStore
 from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class MaskedAggregator(Aggregator):
         Raises:
             SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
         """
-        silos, fewest = spec.population.silos, spec.population.m
+        silos, fewest = spec.population.silos, spec.population.min_survivors
         if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
             raise SilodpError(
                 f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
@@ -168,12 +167,12 @@ class RoundRequest:
     Attributes:
         arrays: the same in every attempt.
         blobs: of an attempt, the same for all silos; a repeated call returns the same bytes.
-        boxes: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+        sealed_samples: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
     blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = field(default=lambda attempt: {}, repr=False)
-    boxes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    sealed_samples: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -227,14 +226,14 @@ class ServerAttempts:
                 dict(sent.blobs(now)),
             )
             requests = {
-                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.boxes[name]})
-                if name in sent.boxes
+                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.sealed_samples[name]})
+                if name in sent.sealed_samples
                 else request
                 for name in now.roster
             }
             answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
-                now = self._without(now, failures, now.release + self.context.charged(round_, now.release))
+                now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
                 continue
             if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
@@ -242,7 +241,7 @@ class ServerAttempts:
             opening = Message("open", self.spec.run, round_, now.attempt, about)
             opened, failures = self.context.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
-                now = self._without(now, failures, now.release + 1)
+                now = self._drop_silos(now, failures, now.release + 1)
                 continue
             return OpenedAttempt(
                 now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
@@ -255,7 +254,7 @@ class ServerAttempts:
         fields = Message.decode(stored).fields
         return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
-    def _without(
+    def _drop_silos(
         self, last: RoundAttempt, failures: Mapping[str, DeliveryFailure], release: int
     ) -> RoundAttempt:
         for name, failure in failures.items():
@@ -276,84 +275,6 @@ class ServerAttempts:
         kept = Message("progress", self.spec.run, last.round, fields=fields)
         self.context.store.round(last.round).put(_PROGRESS, kept.encode())
         return now
-
-
-@dataclass(frozen=True)
-class SiloAttempts:
-    """A silo's side: noise drawn for a release, and seals. The silo's gate decides what may be asked.
-
-    Attributes:
-        member: its key agreement.
-        store: its memory of the run.
-        masked: returns the digest of the update that it masked last.
-    """
-
-    member: SiloKeyAgreement
-    store: RoundStore
-    masked: Callable[[], str]
-
-    @classmethod
-    def of(cls, spec: RunSpec, context: SiloContext) -> SiloAttempts:
-        """Return the side of one silo in a run."""
-        return cls(
-            SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run),
-            context.store,
-            context.masked,
-        )
-
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        """By kind of request: of the key agreement, and "open"."""
-        return {**self.member.handlers, "open": self.open}
-
-    def session(self, request: Message) -> Session:
-        """Return the session that a request names.
-
-        Raises:
-            SilodpError: the silo's session is another one.
-        """
-        return self.member.session(request.run, request.fields["session"])
-
-    def attempt(self, request: Message) -> RoundAttempt:
-        """Return the attempt that an update belongs to."""
-        return self._attempt(request, common_digest(request))
-
-    def get_or_draw(
-        self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
-    ) -> dict[str, np.ndarray]:
-        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
-
-        Args:
-            request: the update.
-            attempt: of the release.
-            draw: draws named arrays, the noisy integers or the noise.
-        """
-        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
-        store = self.store.round(attempt.round)
-        stored = store.get(key)
-        if stored is not None:
-            kept = Message.decode(stored)
-            if kept.fields["asked"] == asked:
-                return kept.arrays
-            # The gate lets no round be asked with two models; what was drawn for one serves no other.
-            raise SilodpError(
-                f"silo '{self.member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
-                "or sample; nothing was sent.",
-                code="gate.model",
-            )
-        arrays = draw()
-        store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
-        return arrays
-
-    def open(self, request: Message) -> Message:
-        """Answer "open" with this silo's seal key of the attempt that it masked last."""
-        attempt = self._attempt(request, request.fields["request"])
-        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
-        return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
-
-    def _attempt(self, request: Message, digest: str) -> RoundAttempt:
-        release, roster = request.fields["release"], tuple(request.fields["roster"])
-        return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)
 
 
 @dataclass(frozen=True)
@@ -379,7 +300,7 @@ class MaskedServer(ABC):
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
         import torch
 
-        attempts = ServerAttempts(self.spec, context, self.spec.population.m)
+        attempts = ServerAttempts(self.spec, context, self.spec.population.min_survivors)
         result = attempts.collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 
@@ -393,13 +314,15 @@ class MaskedServer(ABC):
 
 
 class MaskedSilo(ABC):
-    """A silo's side of an aggregator whose rounds are attempts."""
+    """A silo's side of an aggregator whose rounds are attempts. The silo's gate decides what may be asked.
+
+    It draws noise once for a release, and opens the seal of the attempt that it masked last.
+    """
 
     def __init__(self, spec: RunSpec, context: SiloContext) -> None:
         self._spec, self._context = spec, context
-        self._seals = SiloAttempts.of(spec, context)
-        self._member = self._seals.member
-        self.handlers: Mapping[str, Handler] = self._seals.handlers
+        self._member = SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run)
+        self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self.open}
 
     def group_secret(self, run: str) -> bytes:
         """Return the secret of the session that all silos share."""
@@ -407,10 +330,59 @@ class MaskedSilo(ABC):
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Answer an update with this silo's noisy integers under the attempt's masks and seal."""
-        return self.answer(request, self._seals.session(request), self._seals.attempt(request), work)
+        return self.answer(request, self.session(request), self.attempt(request), work)
 
     @abstractmethod
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
         """Return the answer to an update, and how many rows were not finite."""
+
+    def session(self, request: Message) -> Session:
+        """Return the session that a request names.
+
+        Raises:
+            SilodpError: the silo's session is another one.
+        """
+        return self._member.session(request.run, request.fields["session"])
+
+    def attempt(self, request: Message) -> RoundAttempt:
+        """Return the attempt that an update belongs to."""
+        return self._attempt(request, common_digest(request))
+
+    def get_or_draw(
+        self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
+
+        Args:
+            request: the update.
+            attempt: of the release.
+            draw: draws named arrays, the noisy integers or the noise.
+        """
+        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
+        store = self._context.store.round(attempt.round)
+        stored = store.get(key)
+        if stored is not None:
+            kept = Message.decode(stored)
+            if kept.fields["asked"] == asked:
+                return kept.arrays
+            # The gate lets no round be asked with two models; what was drawn for one serves no other.
+            raise SilodpError(
+                f"silo '{self._member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
+                "or sample; nothing was sent.",
+                code="gate.model",
+            )
+        arrays = draw()
+        store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
+        return arrays
+
+    def open(self, request: Message) -> Message:
+        """Answer "open" with this silo's seal key of the attempt that it masked last."""
+        attempt = self._attempt(request, request.fields["request"])
+        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
+        return request.reply(seal=self.session(request).seal_key(*attempt.use, self._context.masked()))
+
+    def _attempt(self, request: Message, digest: str) -> RoundAttempt:
+        release, roster = request.fields["release"], tuple(request.fields["roster"])
+        return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)

@@ -1,8 +1,8 @@
 """The base class of aggregators: how silos' shares become their sum, and therefore who sees what.
 
-An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
-the same `RunSpec`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
-aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example).
+An aggregator is a frozen dataclass of public constants. It makes two objects for a run, one for the server and one for
+each silo, from the same `RunSpec`. Methods do not depend on the aggregator. Everything that a run, a plan or a report
+needs of an aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example).
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Aggregator(Settings, ABC):
     silo's noisy share: one that hides more overrides `views` and `visibility`, one that draws other noise overrides
     `event`. The three must describe the same protocol, since ε is computed from what they say.
 
-    A field that is a party's private choice, of which the sum does not depend (a device), is declared as
-    `field(compare=False, repr=False)`.
+    A setting that each party may choose for itself because the sum does not depend on it, such as a device, is declared
+    as `field(compare=False, repr=False)`: then it is no part of what silos sign.
     """
 
     @property
@@ -218,17 +218,18 @@ class Aggregator(Settings, ABC):
         return 1.0
 
     def disclosure(self, spec: RunSpec) -> Mapping[Adversary, float]:
-        """Return how far what an adversary sees of a whole run is from what the run's events describe.
+        """Return the distance between what an adversary sees of a whole run and what the run's events describe.
 
-        One who sees it at total variation distance TV from an (ε, δ') private view has (ε, δ' + (1 + e^ε)·TV). What is
-        charged to several runs together adds this up at the ε of all of them (docs/privacy.md, section 3).
+        Let TV be their total variation distance. If the events are (ε, δ')-private, then what the adversary sees is
+        (ε, δ' + (1 + e^ε)·TV)-private. Over several runs the distances add up, at the ε of all runs together
+        (docs/privacy.md, section 3).
 
         Args:
             spec: public constants.
 
         Returns:
-            TV by adversary, 0 where absent. By default there is none, and 1, with which nothing is promised, where
-            `delta_share` keeps a part of δ.
+            TV by adversary; an adversary who is not listed has 0. By default nobody is listed, unless `delta_share`
+            keeps a part of δ: then everyone has 1, with which no ε holds, until a subclass states its distances.
         """
         return {} if self.delta_share == 1 else dict.fromkeys(ADVERSARIES, 1.0)
 
@@ -243,6 +244,25 @@ class Aggregator(Settings, ABC):
         Raises:
             SilodpError: naming the setting at fault and a remedy.
         """
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return the aggregator that adds up the counts of an evaluation by sums, in a run under this one.
+
+        It must add: its total is the sum of the silos' shares, each a sum of clipped rows and its noise, and nothing
+        else. ε of an evaluation is computed from its `views` and `event`, which get the method and the specification
+        of the evaluation. An aggregator that adds may return itself.
+
+        One that is returned in its place must not weaken what this one promises. `derive_evaluation` refuses it where
+        it lets an adversary see single shares who otherwise would not, adds noise in floating point where this one
+        adds integers, rests on assumptions that this one does not state, or has a `disclosure` of its own.
+
+        Args:
+            spec: of the run.
+
+        Returns:
+            None, the default, where no aggregator is known to add counts: evaluation by sums is refused.
+        """
+        return None
 
     def min_silos_for(self, silos: int) -> int:
         """Return m, the fewest silos whose shares are added up, of `silos`; noise is sized for m shares."""

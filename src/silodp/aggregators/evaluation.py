@@ -1,7 +1,7 @@
 """The specification of a run's evaluation: a second run of the same silos, whose method adds up counts.
 
-Nothing of it is new to a party: its messages, masks, gate, stored answers and noise are those of any run, and its
-charges are in the ledger of the run that it belongs to.
+Server and silos treat it as they treat any run: with the same messages, masks, gate, stored answers and noise. Its
+charges are in the ledger of the run that is evaluated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from silodp.aggregators.base import (
     round_arrays,
     setup_kinds,
 )
-from silodp.aggregators.masked import Masked
-from silodp.aggregators.plain import Plain
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -88,6 +86,7 @@ def derive_evaluation(spec: RunSpec) -> RunSpec | None:
     else:
         derived = with_noise(_calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta))
     aggregator.check(derived)
+    _check_promise(spec, derived)
     return derived
 
 
@@ -162,17 +161,54 @@ def _check_sums(spec: RunSpec) -> None:
 
 
 def _find_aggregator(spec: RunSpec) -> Aggregator:
-    """Return the aggregator of the counts: `plain` for a run under `plain`, else `masked` with as many silos."""
-    if type(spec.aggregator) is Plain:
-        return spec.aggregator
-    if spec.aggregator.adds_integers:
-        return Masked(min_silos=spec.min_silos)
-    raise SilodpError(
-        f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
-        'evaluation.across = "local" or "none", or choose plain, masked, lattice or paillier.',
-        code="evaluation.aggregator",
-        field="evaluation.across",
-    )
+    """Return the aggregator of the counts, which the run's names (`Aggregator.evaluation_aggregator`).
+
+    Raises:
+        SilodpError: it names none (code evaluation.aggregator).
+    """
+    found = spec.aggregator.evaluation_aggregator(spec)
+    if found is None:
+        raise SilodpError(
+            f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
+            'evaluation.across = "local" or "none", or choose plain, masked, lattice or paillier.',
+            code="evaluation.aggregator",
+            field="evaluation.across",
+        )
+    return found
+
+
+def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
+    """Refuse an aggregator of counts under which the guarantee and the table of who sees what would be wrong.
+
+    ε counts what an evaluation costs under any aggregator, by its own views and events. All else that a run states is
+    about the aggregator of its training.
+
+    Args:
+        spec: of the run.
+        derived: of its evaluation.
+
+    Raises:
+        SilodpError: an evaluation would show or assume more than a round (code evaluation.aggregator).
+    """
+    ours, theirs, silos = spec.aggregator, derived.aggregator, len(spec.names)
+    seen = ours.views(spec.method, silos)
+    showing = [who for who, view in theirs.views(derived.method, silos).items() if view.sees_shares]
+    why = None
+    if more := [who for who in showing if not seen[who].sees_shares]:
+        why = f"'{more[0]}' would see every silo's sum of counts, and sees no single share in training"
+    elif ours.adds_integers and not theirs.adds_integers:
+        why = "its noise is in floating point, and that of the training in integers"
+    elif not set(theirs.assumptions) <= set(ours.assumptions):
+        why = f"it rests on assumptions that '{ours.name}' does not state"
+    elif any(theirs.disclosure(derived).values()):
+        why = "it discloses more than events describe, and only the training may"
+    if why is not None:
+        raise SilodpError(
+            f"under the aggregator '{ours.name}' counts would be added up by '{theirs.name}', and {why}: set "
+            'evaluation.across = "local" or "none", or return another aggregator from evaluation_aggregator.',
+            code="evaluation.aggregator",
+            field="evaluation.across",
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,15 +21,14 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import (
-    Event,
     NonPrivate,
     find_costliest_event,
     remove_amplification,
     to_discrete,
 )
-from silodp.accounting.guarantee import TECHNICAL, Adversary, View
+from silodp.accounting.guarantee import TECHNICAL, Adversary
 from silodp.aggregators._key_agreement import SessionInfo, current_session
-from silodp.aggregators._private_sampling import box_blob
+from silodp.aggregators._private_sampling import sealed_sample_type
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators._weight_shares import (
     ServerShares,
@@ -60,7 +59,7 @@ from silodp.mechanisms.quantization import Quantizer
 from silodp.settings import Whole
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema
-from silodp.wire.store import set_once
+from silodp.wire.store import get_or_make, set_once
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -148,16 +147,6 @@ class Lattice(PrivateWeighting):
         """Return the total variation by which errors of decryption, which the server alone sees, betray more."""
         return {"server": 2.0 ** self.parameters(spec).log2_tv}
 
-    def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise in units of 2^r.
-
-        The uniform part of the noise, of width 2^r, is not counted as protection. It lets a row move the
-        rounded sum by up to √d more, which the sensitivity includes.
-        """
-        p = self.parameters(spec)
-        reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, reach)
-
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
         p = self.parameters(spec)
@@ -177,17 +166,13 @@ class Lattice(PrivateWeighting):
     def constants(self, spec: RunSpec) -> ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
+        return ShareConstants(self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method))
 
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
-        p, constants, ratio = (
-            self.parameters(spec),
-            self.constants(spec),
-            self.sampling_ratio(spec.method),
-        )
+        p, constants = self.parameters(spec), self.constants(spec)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if ratio is None else box_blob(spec, name, 8)
+        box = {} if constants.ratio is None else sealed_sample_type(spec, name, 8)
         return self.attempt_script(
             spec,
             name,
@@ -215,14 +200,17 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     bounds = aggregator.bounds_of(spec)
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
-    views = (aggregator.views(spec.method, silos, n)["server"] for n in range(spec.population.m, silos + 1))
+    views = (
+        aggregator.views(spec.method, silos, n)["server"]
+        for n in range(spec.population.min_survivors, silos + 1)
+    )
     event, spent = find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
         release = to_discrete(event, _FEWEST_UNITS, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
-        most_in_a_round = 1 + silos - spec.population.m
+        most_in_a_round = 1 + silos - spec.population.min_survivors
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
         charges = [(release, rounds), (remove_amplification(release), further)]
@@ -246,8 +234,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
 
 def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
     """Return the standard deviation of one silo's Skellam share, in units of 2^r."""
-    scale = math.ldexp(parameters.clip_units, parameters.weight_bits - parameters.noise_shift)
-    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * scale
+    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * parameters.row_bound
 
 
 @dataclass(frozen=True)
@@ -262,18 +249,20 @@ class _LatticeServer(MaskedServer):
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
         p, held = self.aggregator.parameters(self.spec), self._shares(context)
         ratio = self.aggregator.sampling_ratio(self.spec.method)
-        boxes: Mapping[str, bytes] = {}
+        sealed_samples: Mapping[str, bytes] = {}
         if ratio is None:
             shares = held.round_shares(round_, arrays.get("sample"))
         else:
-            shares, boxes = held.private_round_shares(round_, ratio)
+            shares, sealed_samples = held.private_round_shares(round_, ratio)
         session = current_session(context.store.run).session
 
-        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
             return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
-        return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypted, boxes)
+        return RoundRequest(
+            {n: array for n, array in arrays.items() if n != "sample"}, encrypt, sealed_samples
+        )
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
@@ -295,13 +284,12 @@ class _LatticeServer(MaskedServer):
         The seed is stored before it is used, so that a repeated request has the same bytes. It is deleted with
         its round. Whoever learns the seed of one attempt cannot read any other attempt.
         """
-        store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
-        key = store.get(name)
-        if key is None:
+
+        def draw() -> bytes:
             self._count(context, attempt)
-            key = secrets.token_bytes(KEY_BYTES)
-            store.put(name, key)
-        return key
+            return secrets.token_bytes(KEY_BYTES)
+
+        return get_or_make(context.store.round(attempt.round), f"request/{attempt.attempt}", draw)
 
     def _count(self, context: ServerContext, attempt: RoundAttempt) -> None:
         """Count an attempt on disk before its key is made; the count is kept when keys are deleted.

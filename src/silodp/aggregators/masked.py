@@ -24,6 +24,7 @@ from silodp.aggregators.attempts import (
 from silodp.aggregators.base import (
     DISCLOSED_COUNTS,
     RECIPIENT,
+    Aggregator,
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
@@ -78,7 +79,7 @@ class Masked(MaskedAggregator):
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return what each sees: everyone sees the sum, the first column of docs/privacy.md, section 3."""
         m, disclosed = self.min_silos_for(silos), method.needs_counts
-        released = View("released", silos, shares_for=m, survivors=survivors)
+        released = View("released", silos, noise_sized_for=m, survivors=survivors)
         return {
             "released": released,
             "server": replace(released, adversary="server", counts_disclosed=disclosed),
@@ -95,27 +96,31 @@ class Masked(MaskedAggregator):
         if spec.bounds is None:
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
-        units = math.floor(Quantizer.for_(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
-        silos, spread_over = spec.population.silos, spec.bounds.spread_over
+        units = math.floor(Quantizer.from_bounds(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
+        silos, sharing = spec.population.silos, spec.bounds.silos_sharing_weight
         if view.adversary == "silo" and spec.method.unit != "record":
             units //= silos
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
-            units = units * min(view.n, spread_over) // spread_over
+            units = units * min(view.shares_in_sum, sharing) // sharing
         return to_discrete(event, max(1, units), spec.sum_size)
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return `masked` itself, also for subclasses, with as many silos in a sum."""
+        return Masked(min_silos=spec.min_silos)
 
     def ring(self, spec: RunSpec) -> tuple[WordGroup, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if spec.bounds is None:
             return WordGroup(spec.sum_size, 64), FIXED_POINT_STEP
-        grid = Quantizer.for_(spec.bounds, self.units)
+        grid = Quantizer.from_bounds(spec.bounds, self.units)
         return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
         ring, step = self.ring(spec)
         return {
-            "silos needed in a sum": spec.population.m,
+            "silos needed in a sum": spec.population.min_survivors,
             "grid steps to the clip": None if spec.bounds is None else round(spec.bounds.clip / step),
             "sums modulo": f"2^{ring.bits}",
             "bytes up, per silo and round": spec.sum_size * ring.dtype.itemsize,
@@ -157,18 +162,18 @@ class _Silo(MaskedSilo):
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
-        drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
+        drawn = self.get_or_draw(request, attempt, lambda: self._draw_noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])
 
-    def _noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
+    def _draw_noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
         """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):
             value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
-            grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
-            share = grid.release(update, weights, noise)
+            grid = Quantizer.from_bounds(self._spec.bounds or update.bounds, self._aggregator.units)
+            share = grid.add_noise(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import TECHNICAL, View
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
-    box_blob,
     choice_blob,
     choice_kinds,
     chosen_kind,
+    sealed_sample_type,
 )
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
@@ -47,6 +46,7 @@ from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, MessageSchedule, MessageSchema, MessageType, is_digest
+from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
@@ -109,8 +109,8 @@ class Paillier(PrivateWeighting):
                 more than 1/64 to the sensitivity.
         """
         bounds = self.bounds_of(spec)
-        finest = Quantizer.for_(bounds).units
-        grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
+        finest = Quantizer.from_bounds(bounds).units
+        grid = Quantizer.from_bounds(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(spec.sum_size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {spec.sum_size} parameters under "
@@ -139,17 +139,6 @@ class Paillier(PrivateWeighting):
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise in units of C_LCM.
-
-        The uniform part of the noise, of width C_LCM, is not counted as protection. It lets a row move the
-        rounded sum by up to √d more, which the sensitivity includes.
-        """
-        p = self.parameters(spec)
-        return to_discrete(
-            spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, p.sensitivity / p.row_bound
-        )
-
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes and limits."""
         p = self.parameters(spec)
@@ -169,11 +158,7 @@ class Paillier(PrivateWeighting):
 
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
-        p, ratio, first = (
-            self.parameters(spec),
-            self.sampling_ratio(spec.method),
-            name == spec.names[0],
-        )
+        p, ratio, first = self.parameters(spec), self.sampling_ratio(spec.method), name == spec.names[0]
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
         counts = MessageSchema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
@@ -183,7 +168,7 @@ class Paillier(PrivateWeighting):
             sample = MessageType("sample", MessageSchema(session), choice)
             prepare = (sample, chosen_kind(spec, ratio, p.entry_words, p.key_bits // 4))
         sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if ratio is None else box_blob(spec, name, p.key_bits // 4)
+        box = {} if ratio is None else sealed_sample_type(spec, name, p.key_bits // 4)
         blinded = MessageType("blinded counts", MessageSchema(session, blobs=key), counts)
         return self.attempt_script(
             spec,
@@ -222,26 +207,21 @@ class _PaillierServer(MaskedServer):
 
     def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
-        p, ratio = (
-            self.aggregator.parameters(self.spec),
-            self.aggregator.sampling_ratio(self.spec.method),
-        )
+        p, ratio = self.aggregator.parameters(self.spec), self.aggregator.sampling_ratio(self.spec.method)
         server = self._party(context)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
         sent = {name: array for name, array in arrays.items() if name != "sample"}
         if ratio is not None:
-            return RoundRequest(sent, boxes=self._boxes(context, round_, server, ratio))
+            return RoundRequest(
+                sent, sealed_samples=self._get_or_make_samples(context, round_, server, ratio)
+            )
 
-        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
             store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
-            stored = store.get(name)
-            if stored is None:
-                stored = server.encrypt_inverses(sampled)
-                store.put(name, stored)
-            return {"inverses": stored}
+            return {"inverses": get_or_make(store, name, lambda: server.encrypt_inverses(sampled))}
 
-        return RoundRequest(sent, encrypted)
+        return RoundRequest(sent, encrypt)
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
@@ -261,40 +241,32 @@ class _PaillierServer(MaskedServer):
             self.aggregator.parameters(self.spec), context.store.run.get("paillier") or b""
         )
 
-    def _boxes(
+    def _get_or_make_samples(
         self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = context.store.round(round_).get("hidden")
-        if done is not None:
-            return Message.decode(done).blobs
-        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.spec, context)
-        places = drawn.arrays["places"]
-        tables = server.tables(ratio, places, drawn.blobs["pairs"])
-        boxes = offers.relay_entries(
-            round_,
-            offers.request_sample(round_),
-            lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
-        )
-        context.store.round(round_).put("hidden", Message("kept", self.spec.run, blobs=boxes).encode())
-        return boxes
+        run, store = self.spec.run, context.store.round(round_)
 
-    def _drawn(
-        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
-    ) -> Message:
-        """Return i_u and the ciphertexts of a round; both are stored before they are used.
-
-        If a restart drew them again, silo 0 could open entries of two different tables of a user.
-        """
-        stored = context.store.round(round_).get("hidden drawn")
-        if stored is None:
+        def draw() -> bytes:
             places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
-            kept = Message(
-                "kept", self.spec.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
+            blobs = {"pairs": server.encrypt_pairs()}
+            return Message("kept", run, arrays={"places": places}, blobs=blobs).encode()
+
+        def choose() -> bytes:
+            # If a restart drew i_u and the ciphertexts again, silo 0 could open entries of two tables of a user.
+            drawn, offers = (
+                Message.decode(get_or_make(store, "hidden drawn", draw)),
+                OtServer(self.spec, context),
             )
-            stored = kept.encode()
-            context.store.round(round_).put("hidden drawn", stored)
-        return Message.decode(stored)
+            tables = server.tables(ratio, drawn.arrays["places"], drawn.blobs["pairs"])
+            sealed_samples = offers.relay_entries(
+                round_,
+                offers.request_sample(round_),
+                lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
+            )
+            return Message("kept", run, blobs=sealed_samples).encode()
+
+        return Message.decode(get_or_make(store, "hidden", choose)).blobs
 
 
 class _Silo(PrivateWeightingSilo):
@@ -303,7 +275,7 @@ class _Silo(PrivateWeightingSilo):
         self._aggregator = aggregator
         ratio = aggregator.sampling_ratio(spec.method)
         self._choices = (
-            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._chosen)
+            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._open_chosen)
         )
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
@@ -331,7 +303,7 @@ class _Silo(PrivateWeightingSilo):
         uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
-    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._spec)
         return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 

@@ -21,7 +21,7 @@ from silodp.aggregators.base import (
     setup_kinds,
 )
 from silodp.aggregators.run_spec import RunSpec
-from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
+from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, add_noise
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Check, MessageSchedule, MessageSchema, MessageType, is_digest
 
@@ -39,6 +39,10 @@ class Plain(Aggregator):
     """
 
     name = "plain"
+
+    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return `plain` itself, also for subclasses: they may combine shares in another way."""
+        return Plain()
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return the size of a share."""
@@ -106,11 +110,11 @@ class _PlainSilo:
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         if "session" in request.fields:  # silos of different sessions would toss different coins
             self._member.session(request.run, request.fields["session"])
-        share = share_in_clear(*work(0))
+        share = make_noisy_share(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 
 
-def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+def make_noisy_share(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
     """Return Σ weight·clipped row + Gaussian noise, in floating point.
 
     Args:
@@ -120,4 +124,4 @@ def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) 
     """
     if isinstance(update, LocallyNoisedUpdate):
         return Share(update.value, 0.0, update.refused)
-    return release(update, weights, noise)
+    return add_noise(update, weights, noise)

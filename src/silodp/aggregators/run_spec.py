@@ -18,7 +18,7 @@ from silodp.data.public import PublicData
 from silodp.mechanisms.clipping import Bounds
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 
 FORMAT = 1
 """Of run_spec.json."""
@@ -98,9 +98,9 @@ class RunSpec:
         return self.data.silos
 
     @cached_property
-    def population(self) -> Population:
+    def population(self) -> FederationSize:
         """The public size of the federation."""
-        return Population(len(self.names), self.data.users or 0, self.min_silos, self.data.user_budgets)
+        return FederationSize(len(self.names), self.data.users or 0, self.min_silos, self.data.user_budgets)
 
     @property
     def size(self) -> int:

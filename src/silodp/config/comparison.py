@@ -12,7 +12,7 @@ from silodp.config.build import build_method, find_method_class
 from silodp.config.resolve import ResolvedRun, split_name
 from silodp.config.toml_values import TomlTable, apply_override, merge
 from silodp.errors import SilodpError
-from silodp.methods import Method, Population
+from silodp.methods import FederationSize, Method
 
 _SPEC_PART = re.compile(r"(?:[^:]*\.py:)?[^:]+")
 """The parts of a method's specification: its name or reference, and its settings."""
@@ -105,7 +105,7 @@ def _parse_spec(resolved: ResolvedRun, text: str) -> MethodSpec:
         return build_method(name, merge(inherited, given), where, config.rounds, config.delta)
 
     method = build_with(inherited)
-    people = Population(len(resolved.silos), users=3)
+    people = FederationSize(len(resolved.silos), users=3)
     same_scale = method.server_scale(people) == resolved.method.server_scale(people)
     if "server_learning_rate" not in given and not same_scale:
         # A rate has a meaning only with its scale: 20 on 1/(U·S) is not 20 on 1/S.

@@ -129,7 +129,7 @@ class IdentityCheck:
         verdict = (
             "fits" if self.fits_population else "does NOT fit: agree on a profile with a larger population"
         )
-        lines.append(f"Population {profile.population:,}: {verdict}")
+        lines.append(f"FederationSize {profile.population:,}: {verdict}")
         if self.dropped:
             lines.append(
                 f"Dropped, because missing = 'drop': {counted(self.dropped, 'row')} without an identifier"

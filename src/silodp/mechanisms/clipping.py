@@ -1,7 +1,7 @@
 """Clipping, weighted sums that carry their sensitivity, and the one place where noise is added to them.
 
-A stream of `ClippedRows` is folded with weights into a `ClippedSum`; `ClippedSum.release` adds the noise and returns a
-`Share`, which cannot be noised again. Noise on a mean, on an unclipped vector, or twice, cannot be written down.
+`add_weighted_rows` adds up a stream of `ClippedRows` to a `ClippedSum`; `ClippedSum.add_noise` returns a `Share`, which
+has no such method. So a program cannot add noise to a mean, to a vector that is not clipped, or twice.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Bounds:
         noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
         total: the 2-norm that the sum over all silos cannot exceed, noise aside.
         min_clip_ratio: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
-        spread_over: the number of silos over which a unit's weight is spread evenly (uniform weights: S); a sum over n
-            silos moves by min(n, spread_over)/spread_over of the sensitivity. 1: one silo may carry all of it.
+        silos_sharing_weight: k, the number of silos over which a unit's weight is spread evenly (uniform weights: S).
+            One unit moves a sum over n silos by min(n, k)/k of the sensitivity. 1: one silo may carry the whole weight.
     """
 
     clip: float
@@ -91,7 +91,7 @@ class Bounds:
     noise_multiplier: float
     total: float
     min_clip_ratio: float = 1.0
-    spread_over: int = 1
+    silos_sharing_weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class ClippedSum:
     sensitivity: float
     refused: int = 0
 
-    def release(self, noise_multiplier: float, stream: np.random.Generator) -> Share:
+    def add_noise(self, noise_multiplier: float, stream: np.random.Generator) -> Share:
         """Add N(0, (noise_multiplier·sensitivity)²) to every coordinate, once."""
         std = noise_multiplier * self.sensitivity
         return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
@@ -267,17 +267,19 @@ def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     return add_rows(rows, coefficients).cpu()
 
 
-def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:
+def add_noise(
+    update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
+) -> Share:
     """Add up the rows in floating point and add this silo's share of Gaussian noise once per step."""
     import torch
 
     if isinstance(update, ClippedRowStream):
-        return add_weighted_rows(update, weights).release(update.bounds.noise_multiplier, noise)
+        return add_weighted_rows(update, weights).add_noise(update.bounds.noise_multiplier, noise)
     shares: list[Share] = []
     whole = torch.zeros(update.size, dtype=torch.float64)
 
     def step(stream: ClippedRowStream) -> Tensor:
-        share = add_weighted_rows(stream, weights).release(stream.bounds.noise_multiplier, noise)
+        share = add_weighted_rows(stream, weights).add_noise(stream.bounds.noise_multiplier, noise)
         whole.add_(share.value)
         shares.append(Share(whole, share.noise_std, share.refused))
         return share.value

@@ -45,7 +45,7 @@ class Quantizer:
     units: int
 
     @classmethod
-    def for_(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
+    def from_bounds(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
         """Return the finest grid, a power of two, whose noise can be drawn exactly, or the grid of the given `units`.
 
         Raises:
@@ -135,19 +135,19 @@ class Quantizer:
             refused += chunk.refused
         return IntegerSum(value, self, stream.bounds, refused)
 
-    def release(
+    def add_noise(
         self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
     ) -> IntegerShare:
         """Add up the rows in integers and add this silo's share of Skellam noise once per step."""
         import torch
 
         if isinstance(update, ClippedRowStream):
-            return self.fold(update, weights).release(noise)
+            return self.fold(update, weights).add_noise(noise)
         shares: list[IntegerShare] = []
         whole = np.zeros(update.size, np.int64)
 
         def step(stream: ClippedRowStream) -> Tensor:
-            share = self.fold(stream, weights).release(noise)
+            share = self.fold(stream, weights).add_noise(noise)
             np.add(whole, share.value, out=whole)
             shares.append(IntegerShare(whole, share.noise_std, share.refused))
             return torch.from_numpy(share.value * self.step)
@@ -181,7 +181,7 @@ class IntegerSum:
     bounds: Bounds
     refused: int = 0
 
-    def release(self, stream: np.random.Generator) -> IntegerShare:
+    def add_noise(self, stream: np.random.Generator) -> IntegerShare:
         """Add this silo's share of Skellam noise to every coordinate, once."""
         variance = compute_noise_variance(self.bounds, self.grid)
         return IntegerShare(

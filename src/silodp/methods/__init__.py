@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from silodp.methods.fedavg import Default
     from silodp.methods.group import UldpGroup
     from silodp.methods.naive import UldpNaive
-    from silodp.methods.roles import Population, PublicState, Sampling, ServerStep, UnitBudgets, UserWeights
+    from silodp.methods.roles import (
+        FederationSize,
+        PublicState,
+        Sampling,
+        ServerStep,
+        UnitBudgets,
+        UserWeights,
+    )
     from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
     from silodp.methods.rpdp.method import Rpdp
     from silodp.methods.rpdp.renyi_filter import RpdpFilter
@@ -43,9 +50,9 @@ METHODS: Registry[type[Method]] = Registry(
 __all__ = [
     "Ddp",
     "Default",
+    "FederationSize",
     "LocalContext",
     "Method",
-    "Population",
     "PublicState",
     "Rpdp",
     "RpdpDropout",
@@ -74,7 +81,7 @@ __getattr__ = export_lazily(
         "fedavg": ("Default",),
         "group": ("UldpGroup",),
         "naive": ("UldpNaive",),
-        "roles": ("Population", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
+        "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
         "rpdp.baselines": ("RpdpDropout", "RpdpMinimum"),
         "rpdp.method": ("Rpdp",),
         "rpdp.renyi_filter": ("RpdpFilter",),

@@ -24,8 +24,8 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import (
     NO_BUDGETS,
     EventsBySurvivors,
+    FederationSize,
     MethodState,
-    Population,
     PublicState,
     Sampling,
     ServerStep,
@@ -47,6 +47,17 @@ OMIT_NONE: Mapping[str, bool] = {"omit_none": True}
 
 ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do not know")
 """The event where `View.unknown_shares` is below 1."""
+
+
+_RENAMED = {
+    "weights_problem": "check_weights",
+    "state_problem": "check_state",
+    "read_sum": "split_sum",
+} | dict.fromkeys(
+    ("budget_unit", "budget_adversary", "max_rounds", "budgeted_rounds", "event_for_largest_budget"),
+    "budgets",
+)
+"""Earlier names of members on which a guarantee rests, each with what takes its place."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class LocalContext:
     y: Tensor
     user: Tensor
     weights: Tensor
-    population: Population
+    population: FederationSize
     randomness: Randomness
     silo: int = 0
     budget: Tensor | None = None
@@ -152,7 +163,7 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         """
 
     @abstractmethod
-    def bounds(self, population: Population) -> Bounds | None:
+    def bounds(self, population: FederationSize) -> Bounds | None:
         """Return what holds for the rows of `local_update` in every round.
 
         Clip, sensitivity and noise are constants of a run. A method whose clip changes scales its rows to a unit clip.
@@ -238,7 +249,7 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         """The budgets of single units that the method keeps, with these settings; by default none."""
         return NO_BUDGETS
 
-    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
         """Return the method with what the units' own budgets allow, found from what a round costs.
 
         It is called where `budgets.max_rounds` is a number.
@@ -255,6 +266,16 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         return self
 
     # --- Not to be overridden ---
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a class that was written for earlier names of members: nothing would ask for its overrides.
+
+        Raises:
+            TypeError: the class defines such a name.
+        """
+        super().__init_subclass__()
+        for name in vars(cls).keys() & _RENAMED.keys():
+            raise TypeError(f"{cls.__name__}.{name} has no effect any more: define {_RENAMED[name]}.")
 
     def __post_init__(self) -> None:
         """Check all settings, and those of the server's step also where they are no fields."""

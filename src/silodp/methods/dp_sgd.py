@@ -98,14 +98,14 @@ class DpSgd(Settings):
         refused = 0
         for _ in range(self.local_steps):
             batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
-            clipped = self._clipped(gradients, params, batch, keep)
+            clipped = self._clip_gradients(gradients, params, batch, keep)
             step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
-            noisy = add_weighted_rows(step).release(self.noise_multiplier, noise)
+            noisy = add_weighted_rows(step).add_noise(self.noise_multiplier, noise)
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
         return LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
 
-    def _clipped(
+    def _clip_gradients(
         self, gradients: RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None
     ) -> Iterator[ClippedRows]:
         for records, rows in gradients.of(params, batch):

@@ -1,7 +1,8 @@
 """Evaluation on the silos' held-out records, written as a method, so that noise, masks and charges are those of a run.
 
-What silos add up is a table of counts (`silodp.training.counts`). A unit's part of it is clipped, silos add noise to
-their sums, and an evaluation is charged like a round of training. Or silos evaluate for themselves, and send nothing.
+By sums: silos add up a table of counts (`silodp.training.counts`). What one unit adds to it is clipped, silos add noise
+to their sums, and an evaluation is charged like a round of training. Locally: every silo evaluates the model by itself
+and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from silodp.mechanisms.clipping import (
     clip_rows,
 )
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
 from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
 from silodp.training.counts import CountTable
@@ -35,8 +36,9 @@ NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
 
 _ROOM = 1 << 20
-"""Units that the ring of secure aggregation has room for at least: test persons may not be on the list of users."""
-_UNITS_AT_ONCE = 1 << 12
+"""The fewest units that the largest sum is computed for. The ring of secure aggregation must have room for the counts
+of all held-out units, and persons with held-out records only are not on the public list of users."""
+_UNITS_AT_ONCE = 1 << 12  # rows that are in memory together
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class EvaluationMethod(Method):
 
     ROUNDS: ClassVar[str] = "rounds"
 
-    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+    def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
         """Return what a request carries beside the model: the number of rounds that led to it."""
         return {self.ROUNDS: np.zeros(1, np.int64)}
 
@@ -138,7 +140,7 @@ class LocalEvaluation(EvaluationMethod):
 
         return LocallyNoisedUpdate(torch.zeros(0, dtype=torch.float64))
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: there are no rows."""
 
     def dp_event(self, view: View) -> Event:
@@ -182,15 +184,15 @@ class EvaluationSums(EvaluationMethod):
             f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics",
         )
 
-    def spread(self, population: Population) -> int:
+    def spread(self, population: FederationSize) -> int:
         """Return the number of silos that a unit's weight is spread over: S for persons, 1 for records."""
         return population.silos if self.unit == "user" else 1
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
         total = max(population.users, _ROOM) * self.clip
-        return replace(bounds, total=total, spread_over=self.spread(population))
+        return replace(bounds, total=total, silos_sharing_weight=self.spread(population))
 
     def dp_event(self, view: View) -> Event:
         """Return the event of one evaluation: all units are in, so nothing is amplified."""
@@ -202,11 +204,11 @@ class EvaluationSums(EvaluationMethod):
         unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
             return ALL_NOISE_KNOWN
-        return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.m))
+        return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.min_survivors))
 
-    def count_std(self, population: Population) -> float:
+    def count_std(self, population: FederationSize) -> float:
         """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
-        share = self.noise_multiplier * self.clip / math.sqrt(population.m)
+        share = self.noise_multiplier * self.clip / math.sqrt(population.min_survivors)
         return share * math.sqrt(population.silos) * self.spread(population)
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
@@ -237,5 +239,5 @@ class EvaluationSums(EvaluationMethod):
             rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
             rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
             clipped = clip_rows(owners, rows, self.clip)
-            # The weight is a public constant, so it is a part of the factor: no silo has to be told weights.
+            # The weight is a public constant and becomes a part of the factor, so the server sends no weights.
             yield replace(clipped, factors=clipped.factors / spread, clip=self.clip / spread)

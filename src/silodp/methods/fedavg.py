@@ -8,7 +8,7 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.training.sgd import LocalTraining
 
 
@@ -42,7 +42,7 @@ class Default(Method):
         ).double()
         return LocallyNoisedUpdate(delta.cpu())
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: no noise is added."""
 
     def dp_event(self, view: View) -> Event:

@@ -23,7 +23,7 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LinkageCase, LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, RecordSampling
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Range, Whole
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
@@ -85,7 +85,7 @@ class UldpGroup(Method):
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -102,7 +102,7 @@ class UldpGroup(Method):
         """Run DP-SGD; the noise is inside, and local states are not released."""
         return self._dp_sgd.train(context, self.record_sampling)
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:

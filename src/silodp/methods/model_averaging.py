@@ -106,9 +106,10 @@ def average_models(
             code="argument.value",
             field="clients",
         )
-    together = _together(noise, unknown)
+    together = _compute_joint_noise(noise, unknown)
     own, whole = (
-        _spent(sigma, local_steps, record_sampling, delta, accountant) for sigma in (min(noise), together)
+        _compute_spent(sigma, local_steps, record_sampling, delta, accountant)
+        for sigma in (min(noise), together)
     )
     spent = whole if local_steps == 1 else own
     claimed = local_steps > 1 and whole is not None and (own is None or whole < own)
@@ -127,23 +128,23 @@ def average_models(
         not_covered=NOT_COVERED,
         claims=({"epsilon": whole, "why": CLAIM},) if claimed else (),
     )
-    return AveragedModel(_mean(given), guarantee)
+    return AveragedModel(_average(given), guarantee)
 
 
-def _together(noise: Sequence[float], unknown: int) -> float:
+def _compute_joint_noise(noise: Sequence[float], unknown: int) -> float:
     """σ_total of a record's own party and of those others that add the least; the worst over the parties."""
     least = sorted(noise)
     return math.sqrt(sum(sigma**2 for sigma in least[:unknown]))
 
 
-def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Accountant) -> float | None:
+def _compute_spent(sigma: float, steps: int, q: float, delta: float, accountant: Accountant) -> float | None:
     if sigma == 0:
         return None
     found = compute_epsilon([(SelfComposed(PoissonSampled(q, Gaussian(sigma)), steps), 1)], delta, accountant)
     return found if math.isfinite(found) else None
 
 
-def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
+def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
     """Average models of the first one's kind, names and shapes; `buffers` names what no gradient has trained."""
     from torch import Tensor, nn
 
@@ -159,7 +160,7 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
         _refuse_hidden_state(first)
         result = copy.deepcopy(first)
         buffers = frozenset(name for name, _ in first.named_buffers())
-        result.load_state_dict(_mean([model.state_dict() for model in models], buffers))
+        result.load_state_dict(_average([model.state_dict() for model in models], buffers))
         return result.eval()
     if isinstance(first, Mapping):
         if not all(isinstance(model, Mapping) and list(model) == list(first) for model in models):
@@ -168,9 +169,11 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
                 code="model.not_averageable",
                 field="models",
             )
-        return {name: _mean_of(name, [model[name] for model in models], name in buffers) for name in first}
+        return {
+            name: _average_values(name, [model[name] for model in models], name in buffers) for name in first
+        }
     if isinstance(first, Tensor | np.ndarray):
-        return _mean_of("the vector", models)
+        return _average_values("the vector", models)
     raise SilodpError(
         f"models[0] is a {type(first).__name__}: give torch modules, state dicts, or vectors of parameters.",
         code="argument.type",
@@ -195,7 +198,7 @@ def _refuse_hidden_state(module: nn.Module) -> None:
             )
 
 
-def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
+def _average_values(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
     """Average in double precision; buffers, and what is no real number, must be the same everywhere."""
     import torch
     from torch import Tensor

@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods.base import (
-    ALL_NOISE_KNOWN,
-    LocalContext,
-    Method,
-)
-from silodp.methods.roles import Population
+from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
+from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, NoiseMultiplier
 from silodp.training.sgd import LocalTraining
 
@@ -62,7 +58,7 @@ class UldpNaive(Method):
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
         return ClippedRowStream([row], context.task.size, self.bounds(context.population), weighted=False)
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds: one person moves every silo's update by up to 2C."""
         share = self.share_multiplier(population.silos)
         return Bounds(self.clip, 2 * self.clip, share, population.silos * self.clip)
@@ -82,7 +78,11 @@ class UldpNaive(Method):
         under noise 2C·share·√n; all shares at once move by 2C√n under 2C·share: the same ratio.
         """
         # Colluding silos may have dropped out of the sum, and still see the models.
-        seen = min(view.n, view.silos - view.colluding) if view.adversary == "silo" else view.n
+        seen = (
+            min(view.shares_in_sum, view.silos - view.colluding)
+            if view.adversary == "silo"
+            else view.shares_in_sum
+        )
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         if seen < 1:

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Population:
+class FederationSize:
     """The public size of a federation.
 
     Attributes:
         silos: S.
         users: U, the length of the public list of ids.
-        shares_for: the number of silos that noise shares are sized for; None: all.
+        noise_sized_for: the number of silos that noise shares are sized for; None: all.
         budgets: (U,) the users' own ε, as public as the list of ids; None where nobody has one.
     """
 
     silos: int
     users: int
-    shares_for: int | None = None
+    noise_sized_for: int | None = None
     budgets: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
-    def m(self) -> int:
-        """The smallest number of silos whose answers may be added up."""
-        return self.silos if self.shares_for is None else self.shares_for
+    def min_survivors(self) -> int:
+        """m, the fewest silos whose answers may be added up."""
+        return self.silos if self.noise_sized_for is None else self.noise_sized_for
 
 
 MethodState = Mapping[str, np.ndarray]
@@ -65,7 +65,7 @@ class ServerStep:
         """Heavy-ball momentum of the default server optimizer, in [0, 1)."""
         return 0.0
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return the public constant that makes the sum over silos a mean: by default 1/S."""
         return 1.0 / population.silos
 
@@ -89,7 +89,7 @@ class Sampling:
         """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
         return self.common_sampling_rate != 1
 
-    def sampling_rates(self, population: Population) -> float | np.ndarray:
+    def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
         """Return the probability with which a user takes part in a round, by one coin for all silos.
 
         It is a function of public constants: one number for all users, or (U,) one each.
@@ -101,7 +101,7 @@ class Sampling:
         """Whether `sample_silos` draws silos in every round."""
         return False
 
-    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+    def sample_silos(self, population: FederationSize, stream: np.random.Generator) -> np.ndarray | None:
         """Draw which silos take part in a round: (S,) bool; None: all."""
         return None
 
@@ -109,7 +109,7 @@ class Sampling:
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -149,7 +149,7 @@ class UserWeights:
         """
         return counts
 
-    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
+    def user_weights(self, counts: np.ndarray | None, population: FederationSize) -> np.ndarray:
         """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1/S.
 
         Without counts the weights are a function of public constants, so that every silo finds those of its users by
@@ -161,7 +161,7 @@ class UserWeights:
         """
         return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
-    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check the weights that the server sends to a silo; a silo does not trust the server.
 
         A silo sees its own weights only, so it cannot check that a user's weights add to at most 1 over all silos.
@@ -187,7 +187,7 @@ class PublicState:
         """Return how many numbers silos add up, for a model of d = `size` parameters."""
         return size + self.extra_coordinates
 
-    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+    def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
         """Return the state before the first round: public arrays by name, none by default.
 
         Names, types and shapes stay the same in all rounds, and silos check them. The state is a function of public
@@ -195,7 +195,7 @@ class PublicState:
         """
         return {}
 
-    def state_problem(self, state: MethodState, population: Population) -> str | None:
+    def check_state(self, state: MethodState, population: FederationSize) -> str | None:
         """Check the values that the server sends, of the right types and shapes and finite, on the silo's side.
 
         Returns:
@@ -203,8 +203,8 @@ class PublicState:
         """
         return None
 
-    def read_sum(
-        self, total: Tensor, state: MethodState, population: Population
+    def split_sum(
+        self, total: Tensor, state: MethodState, population: FederationSize
     ) -> tuple[Tensor, dict[str, np.ndarray]]:
         """Split a round's noisy sum into the update of the model and the next state.
 

@@ -61,8 +61,8 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
             the model (d,), and the state.
         """
 
-    def released(self, params: Tensor, state: State) -> Tensor:
-        """Return the model that a run which ends here gives out: (d,); by default the present one."""
+    def output_params(self, params: Tensor, state: State) -> Tensor:
+        """Return the model (d,) that a run returns if it ends after this step; by default the current one."""
         return params
 
 
@@ -162,7 +162,7 @@ class TailAverage(ServerOptimizer):
         kept = {prefix + name: value for name, value in inner.items()}
         return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
 
-    def released(self, params: Tensor, state: State) -> Tensor:
+    def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the average of the models kept, in double precision and back: (d,)."""
         kept = min(int(state["rounds"]), self.last)
         return params if kept == 0 else state["models"][-kept:].double().mean(dim=0).to(params)

@@ -23,14 +23,8 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods.base import (
-    ALL_NOISE_KNOWN,
-    OMIT_NONE,
-    LinkageCase,
-    LocalContext,
-    Method,
-)
-from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, Population, UnitBudgets
+from silodp.methods.base import ALL_NOISE_KNOWN, OMIT_NONE, LinkageCase, LocalContext, Method
+from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, FederationSize, UnitBudgets
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability
@@ -41,9 +35,10 @@ if TYPE_CHECKING:
 
 
 LEAST_GRADIENT = 0.01
-"""With `step`, updates shorter than that of one local step along a gradient of this norm become shorter than 1. Such
-updates are mostly rounding, which depends on what else is computed beside it, and directions without a length pull the
-model away from those who still learn. The value is that of AUTO-S (Bu et al. 2023)."""
+"""A gradient norm. With `step`, an update is scaled to norm 1 unless it is shorter than one local step along a gradient
+of this norm; then it stays shorter than 1 in proportion. Such an update consists mostly of rounding errors, and scaled
+to norm 1 it would move the model as far as the updates of users who still learn. The value is that of AUTO-S (Bu et
+al., Automatic Clipping, 2023)."""
 
 Weighting = Literal["uniform", "present", "records", "home"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
@@ -93,7 +88,7 @@ class UldpAvg(Method):
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
     # Found from the constants above and the run's (`calibrate`); a copy made by `replace` begins without.
-    allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
+    budget_calibration: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +137,7 @@ class UldpAvg(Method):
         """The persons' budgets, where `personal` is set."""
         if self.personal is None:
             return NO_BUDGETS
-        return self.allowances or UnitBudgets(**self.personal.role)
+        return self.budget_calibration or UnitBudgets(**self.personal.role)
 
     def without_budgets(self) -> Self:
         """Return the method without `personal`."""
@@ -167,24 +162,24 @@ class UldpAvg(Method):
                 field="rounds",
             )
 
-    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
         """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
         found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
-        object.__setattr__(method, "allowances", found)
+        object.__setattr__(method, "budget_calibration", found)
         return method
 
-    def _own(self, population: Population) -> np.ndarray:
-        if self.allowances is None or population.budgets is None:
+    def _find_own_parameters(self, population: FederationSize) -> np.ndarray:
+        if self.budget_calibration is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
                 "silodp.train, or to prepare_run first.",
                 code="method.not_set_up",
             )
-        return self.allowances.parameters(np.array(population.budgets))
+        return self.budget_calibration.parameters(np.array(population.budgets))
 
     # --- Weights and samples ---
 
@@ -202,7 +197,7 @@ class UldpAvg(Method):
         """Return the counts, or 1 for each that is above 0 where only presence matters."""
         return np.minimum(counts, 1) if self.weighting == "present" else counts
 
-    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
+    def user_weights(self, counts: np.ndarray | None, population: FederationSize) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
             return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
@@ -214,9 +209,9 @@ class UldpAvg(Method):
         counted = self.count_for_weights(counts)
         return weigh_at_home(counted) if self.weighting == "home" else weigh_by_records(counted)
 
-    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
-        problem = super().weights_problem(weights, counts)
+        problem = super().check_weights(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
             return "is for a person who has no record here"
         if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, 1.0)).all():
@@ -228,9 +223,9 @@ class UldpAvg(Method):
         """q; None where everyone has their own."""
         return None if self._own_rates else self.user_sampling
 
-    def sampling_rates(self, population: Population) -> float | np.ndarray:
+    def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
-        return self._own(population) if self._own_rates else self.user_sampling
+        return self._find_own_parameters(population) if self._own_rates else self.user_sampling
 
     # --- A round ---
 
@@ -241,7 +236,7 @@ class UldpAvg(Method):
         present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
-            own = torch.from_numpy(self._own(context.population))
+            own = torch.from_numpy(self._find_own_parameters(context.population))
             present = present & (own > 0)[context.user]
         from silodp.training.sgd import user_updates
 
@@ -267,21 +262,21 @@ class UldpAvg(Method):
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
-        share = self.share_multiplier(population.m)
-        spread_over = population.silos if self.weighting == "uniform" else 1
-        return Bounds(self.clip, self.clip, share, population.users * self.clip, spread_over=spread_over)
+        share = self.share_multiplier(population.min_survivors)
+        sharing, total = population.silos if self.weighting == "uniform" else 1, population.users * self.clip
+        return Bounds(self.clip, self.clip, share, total, silos_sharing_weight=sharing)
 
-    def share_multiplier(self, shares_for: int) -> float:
+    def share_multiplier(self, noise_sized_for: int) -> float:
         """Return one silo's noise in units of C, such that m shares add to σ."""
-        return self.noise_multiplier / math.sqrt(shares_for)
+        return self.noise_multiplier / math.sqrt(noise_sized_for)
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
-        Neither the realized number of participants nor the mean of all q_u may divide: the first is private, and the
-        second depends on budgets.
+        The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,
+        which depends on budgets.
         """
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean
@@ -292,7 +287,7 @@ class UldpAvg(Method):
     def dp_event(self, view: View) -> Event:
         """Return the event of one round (docs/privacy.md, section 3).
 
-        With per-user budgets it is the event of a person who is always in, with the whole clip.
+        With per-user budgets it is the event of a person who takes part in every round with the full clip.
         """
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
@@ -301,19 +296,20 @@ class UldpAvg(Method):
             return NonPrivate(
                 f"counts disclosed: weighting {by} in clear shows it {_DISCLOSED[self.weighting]}"
             )
-        share = self.share_multiplier(view.m)
+        share = self.share_multiplier(view.min_survivors)
         uniform = self.weighting == "uniform"
         if view.adversary == "silo":
             others = view.unknown_shares
             if others < 1:
                 return ALL_NOISE_KNOWN
             if uniform:
-                # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
-                others = min(view.n, view.silos - view.colluding)
+                # The part of the sum that colluding silos do not know moves by others/S at most. That is largest where
+                # the colluding silos are not in the sum themselves.
+                others = min(view.shares_in_sum, view.silos - view.colluding)
                 reach = others / view.silos
             else:
-                # Emptying the other silos raises the weight of a person's own update, hidden from them but known to be
-                # theirs: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
+                # Removing a person's records from the other silos raises the weight of their update in the colluding
+                # silo, which that silo knows: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
                 if (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
                     return SampledReplacement(self.user_sampling, Gaussian(share * math.sqrt(others)))
                 reach = 2.0
@@ -324,8 +320,8 @@ class UldpAvg(Method):
             seen = Gaussian(share / spread)
         else:
             # Uniform weights: each of the n silos in the sum carries 1/S of the clip. By records, one may carry all.
-            reach = view.n / view.silos if uniform else 1.0
-            seen = Gaussian(share * math.sqrt(view.n) / reach)
+            reach = view.shares_in_sum / view.silos if uniform else 1.0
+            seen = Gaussian(share * math.sqrt(view.shares_in_sum) / reach)
         if self.user_sampling == 1:
             return seen
         sampled = RevealedSample if view.knows_sample else PoissonSampled
@@ -336,8 +332,8 @@ class UldpAvg(Method):
         if explain_not_private(event) is not None:
             return ()
         if self.weighting == "uniform":
-            others = view.silos - view.colluding if view.adversary == "silo" else view.n
-            in_sum = min(others, view.n)
+            others = view.silos - view.colluding if view.adversary == "silo" else view.shares_in_sum
+            in_sum = min(others, view.shares_in_sum)
             # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
             one = math.sqrt((view.silos + 3) / view.silos) if view.sees_shares else (in_sum + 1) / in_sum
             factors = {"two ids in one silo": one, "two ids in every silo": 2.0}

@@ -121,12 +121,12 @@ class FullParticipationCost:
         if isinstance(self.event, NonPrivate):
             return self.event
         return (
-            self._sampled(parameter)
+            self._with_sampling(parameter)
             if by == "sampling"
             else _with_smaller_clip(self.event, self.extra, parameter)
         )
 
-    def _sampled(self, q: float) -> Event:
+    def _with_sampling(self, q: float) -> Event:
         if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
             return replace(self.event, sampling_probability=q)
         if not isinstance(self.event, Gaussian | Skellam):
@@ -213,10 +213,7 @@ class BudgetCalibration(UnitBudgets):
             SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
                 meets the largest budget.
         """
-        wholes = {
-            adversary: _costliest([(view, event, exact_event(view)) for view, event in known])
-            for adversary, known in costs.items()
-        }
+        wholes = {adversary: _costliest(known, exact_event) for adversary, known in costs.items()}
         whole = wholes[personal.adversary]
         if isinstance(whole.event, NonPrivate):
             raise SilodpError(
@@ -282,16 +279,16 @@ class BudgetCalibration(UnitBudgets):
             own = float(self.parameters(np.array([budget]))[0])
             event = self.wholes[adversary].at(self.personal.by, own)
 
-            def spent(count: int, event: Event = event) -> float | None:
+            def compute_spent(count: int, event: Event = event) -> float | None:
                 found = compute_epsilon([(event, count)], delta, accountant)
                 return found if math.isfinite(found) else None
 
-            planned = spent(self.personal.rounds)
+            planned = compute_spent(self.personal.rounds)
             entry = {
                 "budget": budget,
                 "units": int((place == i).sum()),
                 "planned": planned,
-                "realized": spent(rounds),
+                "realized": compute_spent(rounds),
                 _SHOWN[self.personal.by]: own,
             }
             least = float(everyone[place == i].min())
@@ -334,8 +331,10 @@ def _curve(
     return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
 
 
-def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> FullParticipationCost:
+def _costliest(
+    known: Sequence[tuple[View, Event]], exact_event: Callable[[View], Event]
+) -> FullParticipationCost:
     """Return what covers a round however many silos answer it."""
-    wholes = [FullParticipationCost.of(event, exact, view) for view, event, exact in cases]
+    wholes = [FullParticipationCost.of(event, exact_event(view), view) for view, event in known]
     event = find_costliest_event([whole.event for whole in wholes])
     return FullParticipationCost(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

@@ -9,11 +9,11 @@ import numpy as np
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp.methods.roles import Population, UserWeights
+    from silodp.methods.roles import FederationSize, UserWeights
 
 
 def compute_user_weights(
-    method: UserWeights, counts: np.ndarray | None, population: Population
+    method: UserWeights, counts: np.ndarray | None, population: FederationSize
 ) -> np.ndarray:
     """Return a method's weights, checked: whoever wrote it, noise is sized for users whose weights add to at most 1.
 

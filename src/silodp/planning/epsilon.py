@@ -26,7 +26,7 @@ from silodp.config.resolve import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods import Method, Population
+from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
 from silodp.runtime.prepare import check_attempts
@@ -374,13 +374,13 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
             code="argument.missing",
             field="silos",
         )
-    if silos is None and method.unit == "user" and method.bounds(Population(1, 1)) is None:
+    if silos is None and method.unit == "user" and method.bounds(FederationSize(1, 1)) is None:
         raise SilodpError(
             f"silos is missing: {method.name} splits a person's records over the silos, so ε depends on their number.",
             code="argument.missing",
             field="silos",
         )
-    if silos is None and method.unit == "record" and method.bounds(Population(1, 1)) is not None:
+    if silos is None and method.unit == "record" and method.bounds(FederationSize(1, 1)) is not None:
         raise SilodpError(
             f"clients is missing: in {method.name} the noise of all clients adds up, so ε depends on their number.",
             code="argument.missing",

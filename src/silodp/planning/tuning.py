@@ -15,7 +15,7 @@ from silodp.accounting.accountant import Accountant, choose_accountant, find_acc
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.aggregators.plain import share_in_clear
+from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task
 from silodp.config.resolve import ResolvedRun
@@ -24,7 +24,7 @@ from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
+from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
@@ -415,10 +415,10 @@ def train_without_parties(
     Returns:
         The parameters (d,) after the last round.
     """
-    population = Population(len(federation.silos), federation.users)
+    population = FederationSize(len(federation.silos), federation.users)
     weights = torch.from_numpy(np.array(method.user_weights(federation.counts(), population))).flatten()
     # One silo that has every pair of silo and person as a person: the same rows and weights, added up at once.
-    merged = Population(1, population.silos * population.users)
+    merged = FederationSize(1, population.silos * population.users)
     x, y = (concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
     table = task.tensors(x, y)
     owners = [s * population.users + silo.user for s, silo in enumerate(federation.silos)]
@@ -430,7 +430,7 @@ def train_without_parties(
     for round_ in range(rounds):
         own = randomness.child("round", round_)
         context = LocalContext(task, params, *table, pair, weights, merged, own)
-        total = share_in_clear(method.local_update(context), weights, own.stream("noise")).value
+        total = make_noisy_share(method.local_update(context), weights, own.stream("noise")).value
         params, state = optimizer.step(params, total, state, method.server_learning_rate, scale)
     return params
 

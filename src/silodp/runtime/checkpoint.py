@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
-from silodp.methods.roles import MethodState, Population
+from silodp.methods.roles import FederationSize, MethodState
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.files import read_sealed, write_sealed
 
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def initial(
-        cls, run: str, fingerprint: str, params: Tensor, method: Method, population: Population
+        cls, run: str, fingerprint: str, params: Tensor, method: Method, population: FederationSize
     ) -> Self:
         """Return the state before the first round of an untrained model, (d,)."""
         optimizer = method.make_server_optimizer().initial_state(params)

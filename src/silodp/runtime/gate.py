@@ -226,7 +226,7 @@ class Gate:
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
         if kind is self.script.update:
-            problem = self._spec.method.state_problem(state_of(request), self._spec.population)
+            problem = self._spec.method.check_state(state_of(request), self._spec.population)
             if problem is not None:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
@@ -275,7 +275,7 @@ class Gate:
         weights = request.arrays.get("weights")
         if weights is None:
             return
-        problem = self._spec.method.weights_problem(weights, self._counts)
+        problem = self._spec.method.check_weights(weights, self._counts)
         if problem is not None:
             self._refuse("gate.allotment", f"was given weights of which one {problem}")
 
@@ -294,7 +294,7 @@ class Gate:
         if request.kind == "open":
             self._refuse("gate.order", f"was asked to open round {request.round + 1}, which it never masked")
         population = self._spec.population
-        if request.round > state.round + 1 and population.m == population.silos:
+        if request.round > state.round + 1 and population.min_survivors == population.silos:
             self._refuse(
                 "gate.round_left_out",
                 f"last answered round {state.round + 1} and was asked for round {request.round + 1}, although every "
@@ -359,7 +359,7 @@ class Gate:
         )  # fmt: skip
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
-        fewest = self._spec.population.m
+        fewest = self._spec.population.min_survivors
         if self._name not in roster or len(roster) < fewest:
             self._refuse(
                 "gate.roster",

@@ -10,7 +10,7 @@ import numpy as np
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.noise import Randomness
 from silodp.wire.messages import Message
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.store import RoundStore, Store, get_or_make
 
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
@@ -85,8 +85,5 @@ def get_or_draw(store: Store, key: str, run: str, draw: Callable[[], np.ndarray]
         run: Id of the run.
         draw: Returns a new array.
     """
-    stored = store.get(key)
-    if stored is None:
-        stored = Message("kept", run, arrays={"value": draw()}).encode()
-        store.put(key, stored)
+    stored = get_or_make(store, key, lambda: Message("kept", run, arrays={"value": draw()}).encode())
     return Message.decode(stored).arrays["value"]

@@ -29,7 +29,7 @@ from silodp.data.linkage import find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, counted, lookup
-from silodp.methods import METHODS, Population
+from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
@@ -358,8 +358,8 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     """
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
     silos, keys_differ = len(federation.silos), len(doubts) > 1
-    bounds = method.bounds(Population(silos, federation.users))
-    is_shared = bounds is not None and bounds.spread_over > 1
+    bounds = method.bounds(FederationSize(silos, federation.users))
+    is_shared = bounds is not None and bounds.silos_sharing_weight > 1
     if is_shared and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
         doubts.append(
             f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "

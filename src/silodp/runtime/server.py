@@ -174,7 +174,7 @@ class Server:
             total: The noisy sum (d + extra coordinates,), float64.
         """
         method, population = self.spec.method, self.spec.population
-        update, state = method.read_sum(total, before.method, population)
+        update, state = method.split_sum(total, before.method, population)
         rate, scale = method.server_learning_rate, method.server_scale(population)
         optimizer = method.make_server_optimizer()
         params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)

@@ -221,8 +221,8 @@ def run(
         )
     task, optimizer = parties.task, spec.method.make_server_optimizer()
 
-    def released(state: Checkpoint) -> Tensor:
-        return optimizer.released(state.params, state.optimizer)
+    def compute_output(state: Checkpoint) -> Tensor:
+        return optimizer.output_params(state.params, state.optimizer)
 
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
@@ -269,11 +269,11 @@ def run(
                 is_last = state.round == spec.rounds or not server.affords_round(state.round)
                 if evaluation is None:
                     if state.round % evaluate_every == 0 or is_last:
-                        row |= parties.evaluate(released(state))
+                        row |= parties.evaluate(compute_output(state))
                 elif evaluator is not None and (
                     evaluation.is_due(state.round, is_last) or evaluator.is_begun(state.round)
                 ):
-                    row |= evaluator.measure(state.round, released(state), is_last)
+                    row |= evaluator.measure(state.round, compute_output(state), is_last)
                 row["epsilon"] = server.spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
@@ -285,7 +285,7 @@ def run(
                     server.keep_charges()
                     directory.save_state(state)
             guarantees = build_guarantees(spec, ledger, server.participation.count)
-            params = released(state)
+            params = compute_output(state)
             model = task.load(params)
             directory.write(
                 spec,

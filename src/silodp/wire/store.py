@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -75,6 +76,24 @@ class _Namespace:
     def names(self) -> list[str]:
         """Return the keys of this part, without the prefix."""
         return [key.removeprefix(self._prefix) for key in self._store.names() if key.startswith(self._prefix)]
+
+
+def get_or_make(store: Store, key: str, make: Callable[[], bytes]) -> bytes:
+    """Return what is stored under a key; if nothing is, make it, and store it before it is used.
+
+    So a process that was restarted sends the same bytes again. Fresh random values in a repeated message would show
+    more than was charged, or two openings of one secret.
+
+    Args:
+        store: of the round, or of the run.
+        key: in the store.
+        make: makes the value.
+    """
+    stored = store.get(key)
+    if stored is None:
+        stored = make()
+        store.put(key, stored)
+    return stored
 
 
 def set_once(store: Store, key: str, value: bytes) -> bool:

@@ -247,7 +247,7 @@ def exact_epsilon(q, sigma, rounds, delta):
 def test_who_is_charged_so():
     """A silo under `lattice` or `paillier`, where it sees neither counts nor who was sampled."""
     method = UldpAvg(5.0, 1.0, weighting="records", user_sampling=0.1)
-    hidden = method.dp_event(View("silo", 5, shares_for=4, survivors=4))
+    hidden = method.dp_event(View("silo", 5, noise_sized_for=4, survivors=4))
     assert hidden == SampledReplacement(0.1, Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3))))
     assert remove_amplification(hidden) == Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3) / 2))
     known = method.dp_event(View("silo", 5, knows_sample=True))

@@ -16,7 +16,7 @@ from plugins.trimmed import Trimmed, TrimmedServer
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
-from silodp.methods import Population, UldpAvg
+from silodp.methods import FederationSize, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
 from silodp.runtime.train import Result, train
@@ -99,17 +99,17 @@ def test_trimming_is_charged_as_if_every_share_were_seen() -> None:
         (METHOD, "released", 5.0),  # four shares move by C/4 each: together as the sum does
         (METHOD, "server", 5.0),
     ):
-        spec = make_spec("", names, method, Population(4, 12), 5)
+        spec = make_spec("", names, method, FederationSize(4, 12), 5)
         assert replace(spec, aggregator=Trimmed()).round_events()[adversary] == Gaussian(multiplier)
     # By records a person may lie in one silo, whose share carries half of the noise of the sum.
     view = Trimmed().views(BY_RECORDS, 4)["released"]
-    spec = make_spec("", names, BY_RECORDS, Population(4, 12), 5)
+    spec = make_spec("", names, BY_RECORDS, FederationSize(4, 12), 5)
     assert Trimmed().event(spec, view) == Gaussian(2.5)
     assert Plain().event(spec, Plain().views(BY_RECORDS, 4)["released"]) == Gaussian(5.0)
 
 
 def test_nothing_is_promised_against_a_silo_where_plain_promises_nothing() -> None:
-    spec = make_spec("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
+    spec = make_spec("", ("a", "b", "c"), BY_RECORDS, FederationSize(3, 12), 5)
     for name, event in spec.round_events().items():
         assert type(replace(spec, aggregator=Trimmed()).round_events()[name]) is type(event)
 

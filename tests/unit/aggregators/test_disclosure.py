@@ -27,7 +27,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
-from silodp.methods import Population, UldpAvg
+from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import compute_epsilon as plan_epsilon
 from silodp.runtime.guarantees import build_guarantees
@@ -49,7 +49,7 @@ def lattice_spec(
 ) -> RunSpec:
     names = tuple(f"silo{s}" for s in range(silos))
     aggregator = Lattice(count_cap=COUNT_CAP, attempts=rounds, min_silos=m)
-    population = Population(silos, USERS, m or silos)
+    population = FederationSize(silos, USERS, m or silos)
     spec = make_spec(
         "run", names, METHOD, population, SIZE, delta=DELTA, rounds=rounds, aggregator=aggregator
     )

@@ -14,8 +14,8 @@ from silodp.mechanisms.clipping import (
     ClippedRowStream,
     ClippedSum,
     MultiStepUpdate,
+    add_noise,
     clip_rows,
-    release,
 )
 from silodp.mechanisms.clipping import add_weighted_rows as fold_stream
 from silodp.mechanisms.noise import Randomness
@@ -201,13 +201,15 @@ def test_weighted_rows_need_weights():
 
 
 def test_released_noise_is_multiplier_times_sensitivity():
-    share = ClippedSum(torch.zeros(4000, dtype=torch.float64), 0.3).release(7.0, Randomness.secret().stream())
+    share = ClippedSum(torch.zeros(4000, dtype=torch.float64), 0.3).add_noise(
+        7.0, Randomness.secret().stream()
+    )
     assert share.noise_std == pytest.approx(2.1)
     assert judges_std(share.value.numpy(), 2.1)
 
 
 def test_a_share_cannot_be_noised_again():
-    share = ClippedSum(torch.zeros(1), 1.0).release(1.0, Randomness.secret().stream())
+    share = ClippedSum(torch.zeros(1), 1.0).add_noise(1.0, Randomness.secret().stream())
     assert not hasattr(share, "release")
 
 
@@ -235,7 +237,7 @@ def test_steps_see_what_is_released_of_them():
             shown.append((yield ClippedRowStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
 
     update = MultiStepUpdate(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
-    share = release(update, torch.ones(1), Randomness.secret().stream())
+    share = add_noise(update, torch.ones(1), Randomness.secret().stream())
     assert share.noise_std == pytest.approx(math.sqrt(8))
     torch.testing.assert_close(share.value, shown[0] + shown[1])
     assert judges_std(shown[0].numpy(), 2.0)

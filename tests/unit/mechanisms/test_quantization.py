@@ -117,7 +117,7 @@ def test_rows_clipped_elsewhere_are_refused():
 def test_released_integers_carry_the_noise_of_the_share():
     bounds, grid = Bounds(0.5, 1.0, 2.0, 3.0), Quantizer(0.5, 1 << 12)
     stream = ClippedRowStream([], 20_000, bounds, True)
-    share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).release(Randomness.secret().stream())
+    share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).add_noise(Randomness.secret().stream())
     assert share.noise_std == 2.0 * 2 * 4096
     assert compute_noise_variance(bounds, grid) == share.noise_std**2
     assert judges_std(share.value, share.noise_std)
@@ -146,15 +146,15 @@ def test_noise_that_cannot_be_drawn_is_refused():
 
 
 def test_the_finest_grid_that_can_be_drawn_is_taken():
-    assert Quantizer.for_(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
-    assert Quantizer.for_(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
-    assert Quantizer.for_(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
+    assert Quantizer.from_bounds(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
+    assert Quantizer.from_bounds(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
+    assert Quantizer.from_bounds(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
     with pytest.raises(SilodpError, match="grid of 0 steps"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1e9, 100.0))
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1e9, 100.0))
     with pytest.raises(SilodpError, match="units = 5000"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
     with pytest.raises(SilodpError, match="grid of 256 steps"):
-        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 256)
+        Quantizer.from_bounds(Bounds(1.0, 1.0, 1.0, 100.0), 256)
 
 
 def test_the_ring_has_room_for_the_sum_and_its_noise():
@@ -189,7 +189,7 @@ def test_steps_are_added_up_with_the_noise_that_they_were_shown():
             shown.append((yield stream))
 
     stream = Randomness.secret().stream()
-    share = grid.release(MultiStepUpdate(steps(), 4000, bounds), torch.ones(1), stream)
+    share = grid.add_noise(MultiStepUpdate(steps(), 4000, bounds), torch.ones(1), stream)
     assert share.noise_std == pytest.approx(3.0 * 4096)
     np.testing.assert_array_equal(share.value * grid.step, torch.stack(shown).sum(0).numpy())
     assert judges_std(

@@ -24,14 +24,14 @@ from silodp.accounting.events import (
 from silodp.accounting.guarantee import View
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import release
+from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.methods.ddp import method as ddp_method
 from silodp.methods.ddp.method import CLAIM, Ddp
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update
 from silodp.training.task import Task
@@ -59,7 +59,7 @@ def work_of(federation: Federation, task: Task, randomness: Randomness, silo: in
         y=torch.from_numpy(data.y),
         user=torch.from_numpy(data.user),
         weights=torch.ones(federation.users, dtype=torch.float64),
-        population=Population(len(federation.silos), federation.users),
+        population=FederationSize(len(federation.silos), federation.users),
         randomness=randomness.child(data.name),
         silo=silo,
     )
@@ -69,7 +69,7 @@ def sent(method: Ddp, federation: Federation, task: Task, seed: int = 0, silo: i
     """One silo's share in clear."""
     work = work_of(federation, task, Randomness.from_seed(seed), silo)
     noise = work.randomness.stream("share noise")
-    return release(method.local_update(work), work.weights, noise).value.numpy()
+    return add_noise(method.local_update(work), work.weights, noise).value.numpy()
 
 
 def total(method: Ddp, federation: Federation, task: Task, seed: int = 0) -> np.ndarray:
@@ -151,7 +151,7 @@ def test_with_full_batches_and_no_noise_a_round_is_fedavg():
     )
     federation, task = Federation(silos, 20, None, classes=2), logistic_task()
     method = replace(QUIET, clip=1e6, record_sampling=1.0, expected_batch_size=20.0)
-    step = total(method, federation, task) * method.server_scale(Population(3, 20))
+    step = total(method, federation, task) * method.server_scale(FederationSize(3, 20))
     local = LocalTraining(0.5, epochs=4)
     start, generator = torch.zeros(task.size), torch.Generator()
     models = [silo_update(task, start, silo.x, silo.y, local, generator) for silo in silos]
@@ -241,8 +241,8 @@ def test_in_integers_the_same(trajectory, monkeypatch):
     federation, task = silent(), logistic_task(4000)
     method = replace(DDP, trajectory=trajectory)
     work = work_of(federation, task, Randomness.from_seed(0))
-    grid = Quantizer.for_(method.bounds(work.population), 1 << 14)
-    share = grid.release(method.local_update(work), work.weights, work.randomness.stream("share noise"))
+    grid = Quantizer.from_bounds(method.bounds(work.population), 1 << 14)
+    share = grid.add_noise(method.local_update(work), work.weights, work.randomness.stream("share noise"))
     assert share.noise_std == pytest.approx(math.sqrt(4) * 0.8 * grid.units)
     assert judges_std(share.value, math.sqrt(4) * 0.8 * grid.units)
 
@@ -274,7 +274,7 @@ OWN = replace(
 def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
     """c_i = C_i·γ_i/γ_ref: .25, .1 and .05 here, and C* = .25 is what noise is measured in."""
     federation, task = small_federation(), logistic_task()
-    population = Population(3, 12)
+    population = FederationSize(3, 12)
     bounds = OWN.bounds(population)
     assert bounds.clip == bounds.sensitivity == 0.25
     assert bounds.min_clip_ratio == pytest.approx(0.2)
@@ -284,8 +284,8 @@ def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
         work = work_of(where, task, Randomness.from_seed(0), silo)
         update, noise = OWN.local_update(work), np.random.default_rng(0)
         if exact:
-            return grid.release(update, work.weights, noise).value * grid.step
-        return release(update, work.weights, noise).value.numpy()
+            return grid.add_noise(update, work.weights, noise).value * grid.step
+        return add_noise(update, work.weights, noise).value.numpy()
 
     for silo, reach in enumerate((0.25, 0.1, 0.05)):
         whole = value(federation, silo)
@@ -384,8 +384,8 @@ def test_coupled_steps_are_charged_at_one_clients_noise(trajectory):
         (View("server", 10, sees_shares=True), 1.0),
         (View("silo", 10, colluding=1), 3.0),
         (View("silo", 10, colluding=4), math.sqrt(6)),
-        (View("released", 10, shares_for=6, survivors=7), math.sqrt(7)),
-        (View("silo", 10, shares_for=6, survivors=7, colluding=2), math.sqrt(5)),
+        (View("released", 10, noise_sized_for=6, survivors=7), math.sqrt(7)),
+        (View("silo", 10, noise_sized_for=6, survivors=7, colluding=2), math.sqrt(5)),
     ],
 )
 def test_views(view, last):
@@ -461,7 +461,7 @@ def test_the_claim_is_a_method_that_says_what_it_is():
     assert claimed is not None
     assert claimed.assumptions[-1] == CLAIM
     assert claimed.paper_claim is None
-    assert claimed.bounds(Population(3, 1)) == paper.bounds(Population(3, 1))
+    assert claimed.bounds(FederationSize(3, 1)) == paper.bounds(FederationSize(3, 1))
     assert multipliers(claimed, SUM) == pytest.approx((0.8 * math.sqrt(10),) * 2)
     assert DDP.paper_claim is replace(DDP, trajectory="local").paper_claim is None
 
@@ -588,23 +588,25 @@ def test_the_decoupled_trajectory_withstands_the_same_attack():
 
 def test_the_ring_has_room_for_every_step_and_its_noise():
     """2^b > 2(N·J·B_max·s + z√(NJ)·σ_i·s)."""
-    bounds = replace(DDP, most_batch=100).bounds(Population(10, 1))
+    bounds = replace(DDP, most_batch=100).bounds(FederationSize(10, 1))
     assert bounds.total == pytest.approx(10 * 4 * 100 * 0.5)
     assert bounds.noise_multiplier == pytest.approx(0.8 * 2)
     assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 18), 10) == 32
     assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 20), 10) == 64
     close = replace(DDP, most_batch=101)
-    assert choose_ring_bits(close.bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
+    assert choose_ring_bits(close.bounds(FederationSize(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
     assert (
         choose_ring_bits(
-            replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10
+            replace(close, noise_multiplier=0.0).bounds(FederationSize(10, 1)), Quantizer(0.5, 1 << 19), 10
         )
         == 32
     )
-    assert DDP.bounds(Population(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
+    assert DDP.bounds(FederationSize(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
     with pytest.raises(SilodpError, match="cannot be drawn exactly"):
-        Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(Population(10, 1)))
-    Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(Population(10, 1)))
+        Quantizer.from_bounds(
+            replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(FederationSize(10, 1))
+        )
+    Quantizer.from_bounds(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(FederationSize(10, 1)))
 
 
 @pytest.mark.parametrize(
@@ -636,7 +638,7 @@ def test_settings_that_cannot_be(wrong, says):
 def test_as_many_settings_as_clients():
     method = replace(DDP, clip=(1.0, 2.0))
     with pytest.raises(SilodpError, match="clip has 2 values for 3 clients"):
-        method.bounds(Population(3, 1))
+        method.bounds(FederationSize(3, 1))
     with pytest.raises(SilodpError, match="clip has 2 values for 3 clients"):
         method.dp_event(View("released", 3))
 

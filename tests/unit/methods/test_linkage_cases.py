@@ -33,7 +33,7 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
-from silodp.methods import Default, Method, Population, UldpAvg, UldpGroup, UldpNaive
+from silodp.methods import Default, FederationSize, Method, UldpAvg, UldpGroup, UldpNaive
 from silodp.runtime.guarantees import build_guarantees
 from support.specs import make_spec
 
@@ -45,7 +45,7 @@ LATTICE = Lattice(count_cap=3, attempts=200)
 def guarantees(method: Method, aggregator: Aggregator, accountant: str = "rdp") -> dict[str, Guarantee]:
     """Of a hundred rounds that everyone answered."""
     names = tuple(f"silo{s}" for s in range(SILOS))
-    population = Population(SILOS, 100, aggregator.min_silos_for(SILOS))
+    population = FederationSize(SILOS, 100, aggregator.min_silos_for(SILOS))
     spec = make_spec("run", names, method, population, 100, delta=DELTA, aggregator=aggregator)
     ledger = Ledger(None, DELTA * aggregator.delta_share, accountant, run="run")
     events = spec.round_events()
@@ -122,7 +122,7 @@ def test_the_fewer_silos_may_be_in_a_sum_the_more_a_second_id_counts():
     for aggregator, factor in ((Masked(min_silos=3), 4 / 3), (Masked(), 5 / 4)):
         released = aggregator.views(AVG, SILOS)["released"]
         names = tuple(f"silo{s}" for s in range(SILOS))
-        population = Population(SILOS, 100, aggregator.min_silos_for(SILOS))
+        population = FederationSize(SILOS, 100, aggregator.min_silos_for(SILOS))
         spec = make_spec("run", names, AVG, population, 100, aggregator=aggregator)
         event = scale_shift(aggregator.event(spec, released), factor)
         found = cases(guarantees(AVG, aggregator)["released"])["two ids in one silo"]
@@ -149,7 +149,7 @@ def test_the_server_is_amplified_and_what_it_would_be_if_it_learned_the_sample_s
     assert round(found["server"].epsilon, 3) == 0.835
     known = replace(aggregator.views(method, SILOS)["server"], knows_sample=True)
     names = tuple(f"silo{s}" for s in range(SILOS))
-    spec = make_spec("run", names, method, Population(SILOS, 100), 100, aggregator=aggregator)
+    spec = make_spec("run", names, method, FederationSize(SILOS, 100), 100, aggregator=aggregator)
     event = aggregator.event(spec, known)
     assert isinstance(event, RevealedSample)
     assert found["server"].sample_known == pytest.approx(

@@ -18,10 +18,10 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
 from silodp.config.build import build_method
 from silodp.config.toml_values import resolve_paths
-from silodp.mechanisms.clipping import release
+from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import LocalContext, Population, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -79,7 +79,7 @@ def test_a_run_that_dies_and_is_resumed_ends_as_one_that_does_not(name, aggregat
 
 def context_of(method: AdaptiveClipping, clip: float, seed: int = 0) -> LocalContext:
     federation, task = small_federation(), logistic_task()
-    silo, population = federation.silos[0], Population(3, federation.users)
+    silo, population = federation.silos[0], FederationSize(3, federation.users)
     return LocalContext(
         task,
         torch.zeros(task.size),
@@ -125,15 +125,15 @@ def test_rows_are_of_norm_one_at_most_and_say_whether_the_update_was_clipped(cli
 @pytest.mark.parametrize("integers", [False, True])
 def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
     """m shares of standard deviation σ/√m unit clips: on floats, and on the grid of secure aggregation."""
-    bounds = ADAPTIVE.bounds(Population(3, 12))
+    bounds = ADAPTIVE.bounds(FederationSize(3, 12))
     assert bounds.clip == bounds.sensitivity == 1
-    grid, noise = Quantizer.for_(bounds), Randomness.from_seed(1).stream("noise")
+    grid, noise = Quantizer.from_bounds(bounds), Randomness.from_seed(1).stream("noise")
     stream = ADAPTIVE.local_update(context_of(ADAPTIVE, 0.05))
     rows, weights = list(stream.chunks), torch.full((12,), 1 / 3, dtype=torch.float64)
     drawn = []
     for _ in range(2000):
         stream = replace(stream, chunks=rows)
-        made = grid.release(stream, weights, noise) if integers else release(stream, weights, noise)
+        made = grid.add_noise(stream, weights, noise) if integers else add_noise(stream, weights, noise)
         drawn.append(np.asarray(made.value) * (grid.step if integers else 1))
     samples = np.stack(drawn) * math.sqrt(3)
     for coordinate in (samples - samples.mean(axis=0)).T:
@@ -312,3 +312,12 @@ def test_a_configuration_refers_to_plug_ins_of_a_file():
     with refused("config.value"):
         fields = {"noise_multiplier": 5.0, "clip": 0.5}
         build_method("uldp-avg", {**fields, "server_optimizer": {"name": resolved["name"]}}, "method")
+
+
+@pytest.mark.parametrize(
+    "earlier", ["state_problem", "weights_problem", "read_sum", "max_rounds", "event_for_largest_budget"]
+)
+def test_a_class_written_for_earlier_names_is_refused_and_not_ignored(earlier):
+    """A check of the server's state, or a limit of rounds, that nobody asks for would be no protection."""
+    with pytest.raises(TypeError, match=earlier):
+        type("Old", (UldpAvg,), {earlier: None})

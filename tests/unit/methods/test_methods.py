@@ -8,12 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.aggregators.plain import share_in_clear
+from silodp.aggregators.plain import make_noisy_share
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Default, LocalContext, Method, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import (
+    Default,
+    FederationSize,
+    LocalContext,
+    Method,
+    UldpAvg,
+    UldpGroup,
+    UldpNaive,
+    UldpSgd,
+)
 from silodp.methods import weights as weightings
 from silodp.methods.group import split_group
 from silodp.training.losses import cox
@@ -35,7 +44,7 @@ def shares(
     sample: np.ndarray | None = None,
 ) -> list[Share]:
     """Every silo's share of one round from x = 0, as the federation computes it."""
-    population = Population(len(federation.silos), federation.users)
+    population = FederationSize(len(federation.silos), federation.users)
     counts = federation.counts() if method.needs_counts else None
     all_weights = method.user_weights(counts, population)
     result = []
@@ -53,7 +62,7 @@ def shares(
             population,
             own,
         )
-        result.append(share_in_clear(method.local_update(work), work.weights, own.stream("noise")))
+        result.append(make_noisy_share(method.local_update(work), work.weights, own.stream("noise")))
     return result
 
 
@@ -100,7 +109,7 @@ def test_a_step_is_the_longest_move_of_a_round():
         for silo in federation.silos
     )
     federation, task = replace(federation, silos=silos), logistic_task(features=1)
-    population = Population(3, 4)
+    population = FederationSize(3, 4)
     for weighting in ("uniform", "present", "records", "home"):
         for method in (
             UldpSgd(0.0, step=0.7, weighting=weighting),
@@ -271,7 +280,7 @@ def test_those_not_sampled_leave_no_trace():
 
 
 def test_server_scales():
-    population = Population(silos=5, users=100)
+    population = FederationSize(silos=5, users=100)
     assert Default().server_scale(population) == 1 / 5
     assert UldpNaive(1, 1).server_scale(population) == 1 / 5
     assert UldpAvg(1, 1).server_scale(population) == 1 / 500
@@ -282,7 +291,7 @@ def test_server_scales():
 def test_weights_add_to_at_most_one(silos, users, seed):
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 50, size=(silos, users)) * (rng.random((silos, users)) < 0.5)
-    population = Population(silos, users)
+    population = FederationSize(silos, users)
     uniform = UldpAvg(1.0, 1.0).user_weights(None, population)
     present = UldpAvg(1.0, 1.0, weighting="present").user_weights(counts, population)
     home = UldpAvg(1.0, 1.0, weighting="home").user_weights(counts, population)
@@ -312,7 +321,7 @@ def test_a_silo_checks_the_weights_it_is_given():
         ("home", [0.5, 0.0, 1.0], "neither"),
         ("home", [1.0, 1.0, 1.0], "no record"),
     ]:
-        found = UldpAvg(1.0, weighting=weighting).weights_problem(np.array(sent), counts)
+        found = UldpAvg(1.0, weighting=weighting).check_weights(np.array(sent), counts)
         assert (found is None) == (problem is None)
         assert problem is None or problem in str(found)
 
@@ -337,7 +346,7 @@ def test_group_admits_at_most_k_records_of_everyone(k, seed):
     parts = split_group(k, 3)
     kept = np.zeros((3, 6), dtype=np.int64)
     for s, silo in enumerate(federation.silos):
-        mask = method.select_records(silo.user, s, Population(3, 6), RANDOM.stream("admit", s, seed))
+        mask = method.select_records(silo.user, s, FederationSize(3, 6), RANDOM.stream("admit", s, seed))
         kept[s] = np.bincount(silo.user[mask], minlength=6)
     # Each silo uses as many as it may, whatever the others hold.
     np.testing.assert_array_equal(kept, np.minimum(federation.counts(), np.array(parts)[:, None]))
@@ -361,7 +370,7 @@ def test_group_admits_every_record_of_a_silo_equally_often():
         hits = np.zeros(8)
         for trial in range(trials):
             stream = RANDOM.stream("admit", place, trial)
-            hits += method.select_records(user, place, Population(2, 2), stream)
+            hits += method.select_records(user, place, FederationSize(2, 2), stream)
         for count, person in ((6, 0), (2, 1)):
             rate = min(part / count, 1)
             error = 5 * np.sqrt(rate * (1 - rate) / trials)

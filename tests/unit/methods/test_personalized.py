@@ -25,8 +25,8 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import (
     METHODS,
+    FederationSize,
     LocalContext,
-    Population,
     Rpdp,
     RpdpDropout,
     RpdpFilter,
@@ -70,7 +70,7 @@ def work_of(task: Task, silo: SiloData, **changes: object) -> LocalContext:
         torch.from_numpy(silo.y),
         torch.from_numpy(silo.user),
         torch.ones(len(silo), dtype=torch.float64),
-        Population(3, len(silo)),
+        FederationSize(3, len(silo)),
         RANDOM,
         budget=None if silo.budget is None else torch.from_numpy(silo.budget),
     )
@@ -108,7 +108,7 @@ def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
     method = replace(RPDP, local_steps=1500, noise_multiplier=60.0)
     method.local_update(work_of(logistic_task(), silo_of(100, budgets)))
     counts = np.bincount(np.concatenate(drawn), minlength=100)
-    q, _ = method.accounts.rates_and_retirement(budgets)
+    q, _ = method.budgets.rates_and_retirement(budgets)
     assert len(drawn) == 1500
     assert (np.diff(q[::25]) > 0).sum() == 3, "four rates"
     for group, rate in enumerate(q[::25]):
@@ -121,10 +121,10 @@ def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
 
 def test_a_rate_is_that_of_the_budget_and_never_above_the_largest():
     budgets = np.array([0.2, 1.0, 3.0, 7.0])
-    q, last = RPDP.accounts.rates_and_retirement(budgets)
-    assert q[2] == q[3] == RPDP.accounts.most, "who asks for more than largest_budget is protected at it"
+    q, last = RPDP.budgets.rates_and_retirement(budgets)
+    assert q[2] == q[3] == RPDP.budgets.most, "who asks for more than largest_budget is protected at it"
     assert (last >= RPDP.rounds).all()
-    assert (last <= RPDP.accounts.last).all()
+    assert (last <= RPDP.budgets.last).all()
     for rate, budget in zip(q[:3], budgets[:3], strict=True):
         spent = true_epsilon(RPDP, rate, RPDP.rounds, planned=True)
         assert budget * 0.98 < spent <= budget, "met, never exceeded"
@@ -133,13 +133,13 @@ def test_a_rate_is_that_of_the_budget_and_never_above_the_largest():
 def test_by_the_tighter_accountant_records_are_drawn_more_often_and_budgets_still_hold():
     method = replace(RPDP, accountant="pld", local_steps=12)
     budgets = np.array([0.5, 1.0, 3.0, 7.0])
-    q, last = method.accounts.rates_and_retirement(budgets)
-    assert (q > replace(method, accountant="rdp").accounts.rates_and_retirement(budgets)[0]).all()
-    assert (q <= method.accounts.most).all()
+    q, last = method.budgets.rates_and_retirement(budgets)
+    assert (q > replace(method, accountant="rdp").budgets.rates_and_retirement(budgets)[0]).all()
+    assert (q <= method.budgets.most).all()
     assert (last >= 4).all(), "a looser book does not cut short what the tighter one allows"
     for rate, budget in zip(q[:3], budgets[:3], strict=True):
         assert (
-            0.99 * budget < compute_epsilon([(method.accounts.event(float(rate), False), 4)], 1e-3) <= budget
+            0.99 * budget < compute_epsilon([(method.budgets.event(float(rate), False), 4)], 1e-3) <= budget
         )
 
 
@@ -147,7 +147,7 @@ def test_equal_budgets_and_one_record_per_person_are_uldp_group_with_one_record(
     """Identity: the same DP-SGD under the same streams, to the last bit."""
     task, silo = logistic_task(), silo_of(60, np.full(60, 1.0))
     method = replace(RPDP, local_steps=30)
-    q = float(method.accounts.rates_and_retirement(np.array([1.0]))[0][0])
+    q = float(method.budgets.rates_and_retirement(np.array([1.0]))[0][0])
     group = UldpGroup(4.0, 0.5, 1, q, 30, 8.0, 0.5)
     work = work_of(task, silo)
     ours, theirs = method.local_update(work), group.local_update(work)
@@ -185,16 +185,18 @@ def test_adam_is_torchs_adam_on_the_noisy_mean_gradients():
 
 
 def test_the_server_divides_by_the_expected_number_of_silos():
-    assert replace(RPDP, client_sampling=0.8).server_scale(Population(10, 5)) == pytest.approx(1 / 8)
-    assert RPDP.server_scale(Population(4, 5)) == FILTER.server_scale(Population(4, 5)) == 0.25
+    assert replace(RPDP, client_sampling=0.8).server_scale(FederationSize(10, 5)) == pytest.approx(1 / 8)
+    assert RPDP.server_scale(FederationSize(4, 5)) == FILTER.server_scale(FederationSize(4, 5)) == 0.25
 
 
 def test_silos_toss_one_coin_a_round_and_an_empty_round_is_one():
     method = replace(RPDP, client_sampling=0.3)
-    rounds = np.stack([method.sample_silos(Population(10, 5), RANDOM.stream("c", r)) for r in range(2000)])
+    rounds = np.stack(
+        [method.sample_silos(FederationSize(10, 5), RANDOM.stream("c", r)) for r in range(2000)]
+    )
     assert stats.binomtest(int(rounds.sum()), rounds.size, 0.3).pvalue > 1e-6
     assert (~rounds.any(axis=1)).any(), "nobody joined, and nobody was drawn again"
-    assert RPDP.sample_silos(Population(10, 5), RANDOM.stream("c")) is None
+    assert RPDP.sample_silos(FederationSize(10, 5), RANDOM.stream("c")) is None
 
 
 # --- retirement and charges ---------------------------------------------------------------------------------
@@ -204,19 +206,19 @@ def test_records_retire_by_the_round_in_one_book_and_by_rounds_joined_in_the_oth
     silo = silo_of(40, np.repeat([0.5, 3.0], 20))
     planned = replace(RPDP, client_sampling=0.5, local_steps=60)
     realized = replace(planned, ledger="realized")
-    last = planned.accounts.last
+    last = planned.budgets.last
     assert last >= planned.rounds
     for round_, expected in ((0, True), (last - 1, True), (last, False), (last + 5, False)):
         drawn.clear()
         planned.local_update(work_of(logistic_task(), silo, round=round_))
         assert (sum(map(len, drawn)) > 0) == expected
     memory, used = None, []
-    for round_ in range(realized.accounts.last + 3):  # it joins every other round
+    for round_ in range(realized.budgets.last + 3):  # it joins every other round
         drawn.clear()
         update = realized.local_update(work_of(logistic_task(), silo, round=2 * round_, memory=memory))
         memory = update.memory
         used.append(set(np.concatenate(drawn).tolist()))
-    _, last = realized.accounts.rates_and_retirement(silo.budget)
+    _, last = realized.budgets.rates_and_retirement(silo.budget)
     for record, rounds in enumerate(last):
         assert not any(record in batch for batch in used[rounds:])
     assert any(0 <= record < 20 for record in used[last[0] - 1])
@@ -286,8 +288,8 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
         largest_budget=8.0,
     )
     budgets = np.array(budgets)
-    q, last = method.accounts.rates_and_retirement(method.cap_budgets(budgets))
-    population = Population(1, 1)
+    q, last = method.budgets.rates_and_retirement(method.cap_budgets(budgets))
+    population = FederationSize(1, 1)
     joined = [
         coin == 1 or bool(method.sample_silos(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
         for r in range(2 * rounds + 3)
@@ -299,7 +301,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
     run = [(method.dp_event(replace(VIEW, round=r)), 1) for r in range(2 * rounds + 3)]
     whole = compute_epsilon(run, method.delta, "rdp")
     for rate, until in zip(q, last, strict=True):
-        own = method.accounts.event(float(rate), realized=book == "realized")
+        own = method.budgets.event(float(rate), realized=book == "realized")
         assert compute_epsilon([(own, min(len(joined), int(until)))], method.delta, "rdp") <= whole * (
             1 + 1e-9
         )
@@ -308,7 +310,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
 
 def test_the_event_is_the_two_stage_one_of_the_largest_budget_for_everyone_who_looks():
     method = replace(RPDP, client_sampling=0.7)
-    q = method.accounts.most
+    q = method.budgets.most
     steps_ = SelfComposed(PoissonSampled(q, Gaussian(4.0)), 5)
     for adversary in ("released", "server", "silo"):
         assert method.dp_event(View(adversary, 3, knows_sample=True)) == RevealedSample(0.7, steps_)
@@ -377,7 +379,7 @@ def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     assert (after[2] > after[1]).all()
     assert (after[3] <= np.minimum(budgets, 3.0)).all()
     assert (after[3] >= after[2]).all()
-    q = planned.accounts.rates_and_retirement(budgets)[0]
+    q = planned.budgets.rates_and_retirement(budgets)[0]
     for rate, spent in zip(q, after[1], strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 1, planned=True), rel=1e-2)
     memory = np.array([7.0, 2.0, 0.0])  # last round 7, two joined
@@ -393,14 +395,14 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     budgets = np.repeat([0.3, 1.0, 2.0], 20)
     silo = silo_of(60, budgets)
     minimum, dropout = RpdpMinimum(**SETTINGS, budget=0.3), RpdpDropout(**SETTINGS, threshold=1.0)
-    q = minimum.accounts.rates_and_retirement(minimum.cap_budgets(budgets))[0]
+    q = minimum.budgets.rates_and_retirement(minimum.cap_budgets(budgets))[0]
     assert len(set(q)) == 1
-    assert q[0] == RPDP.accounts.rates_and_retirement(np.array([0.3]))[0][0]
-    admitted = dropout.select_records(silo.user, 0, Population(3, 60), RANDOM.stream("a"), budgets)
+    assert q[0] == RPDP.budgets.rates_and_retirement(np.array([0.3]))[0][0]
+    admitted = dropout.select_records(silo.user, 0, FederationSize(3, 60), RANDOM.stream("a"), budgets)
     np.testing.assert_array_equal(admitted, budgets >= 1.0)
-    q = dropout.accounts.rates_and_retirement(dropout.cap_budgets(budgets[admitted]))[0]
+    q = dropout.budgets.rates_and_retirement(dropout.cap_budgets(budgets[admitted]))[0]
     assert len(set(q)) == 1
-    assert q[0] == RPDP.accounts.rates_and_retirement(np.array([1.0]))[0][0]
+    assert q[0] == RPDP.budgets.rates_and_retirement(np.array([1.0]))[0][0]
     groups = dropout.budgets.report(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
     assert [g["planned"] > 0 for g in groups] == [False, True, True]
     assert groups[1]["planned"] == groups[2]["planned"] <= 1.0
@@ -570,7 +572,7 @@ def test_what_a_method_cannot_keep_is_refused_before_anything_runs(method):
     with pytest.raises(SilodpError, match="delta = 1e-05 differs"):
         method.check(WHOLE.public(with_records=True), 4, 1e-5)
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
-        method.select_records(np.arange(3), 0, Population(3, 3), RANDOM.stream("a"))
+        method.select_records(np.arange(3), 0, FederationSize(3, 3), RANDOM.stream("a"))
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
         method.local_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
 
@@ -635,7 +637,7 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
     method = replace(
         RPDP, ledger="realized", client_sampling=0.3, rounds=15, noise_multiplier=6.0, local_steps=50
     )
-    q, last = method.accounts.rates_and_retirement(np.array([1.0]))
+    q, last = method.budgets.rates_and_retirement(np.array([1.0]))
     (group,) = method.budgets.report(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
     event = RevealedSample(0.3, SelfComposed(PoissonSampled(float(q[0]), Gaussian(6.0)), 50))
     assert last[0] < 15

@@ -22,7 +22,7 @@ from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.coins import PersonCoins
 from silodp.errors import SilodpError
-from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
+from silodp.methods import FederationSize, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost
 from support.examples import few_or_many
 from support.refusals import refused
@@ -38,13 +38,13 @@ def own(by="sampling", rounds=20, largest=20.0, **more) -> UserBudgets:
 
 def spec(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> RunSpec:
     aggregator = aggregator or Plain()
-    population = Population(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
+    population = FederationSize(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
     names = tuple(f"silo{s}" for s in range(silos))
     return make_spec("", names, method, population, size, delta=DELTA, aggregator=aggregator).calibrate()
 
 
 def parameters(known: RunSpec) -> np.ndarray:
-    return known.method.allowances.parameters(np.array(known.population.budgets))
+    return known.method.budget_calibration.parameters(np.array(known.population.budgets))
 
 
 # --- independent accountants ---
@@ -135,7 +135,7 @@ def test_many_budgets_are_met_on_a_grid_of_one_percent(by):
     known = spec(UldpAvg(5.0, 1.0, personal=own(by, accountant="rdp", adversary="silo")), budgets)
     x = parameters(known)
     assert (np.diff(x) >= 0).all()
-    cost = known.method.allowances.wholes["silo"]
+    cost = known.method.budget_calibration.wholes["silo"]
     for budget, parameter in zip(budgets[::10], x[::10], strict=True):
         spent = _rdp([cost.at(by, parameter)], 20)
         assert spent <= budget < _rdp([cost.at(by, parameter * 1.0101)], 20) + 1e-12
@@ -175,8 +175,8 @@ def _rdp(found, rounds):
 VIEWS = [
     View("released", 5),
     View("server", 5, sees_shares=True, knows_sample=True),
-    View("server", 5, shares_for=3, survivors=4, knows_sample=True),
-    View("silo", 5, shares_for=3, survivors=4),
+    View("server", 5, noise_sized_for=3, survivors=4, knows_sample=True),
+    View("silo", 5, noise_sized_for=3, survivors=4),
     View("silo", 5, colluding=2, knows_sample=True),
 ]
 
@@ -188,7 +188,7 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
     for by in ("sampling", "clip"):
         method = replace(base, personal=own(by, largest=1.5, adversary="released"))
         method = spec(method, silos=5).method
-        x = method.allowances.largest
+        x = method.budget_calibration.largest
         assert 0 < x < 1
         alone = (
             replace(base, user_sampling=x)
@@ -208,7 +208,7 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
 def test_common_sampling_and_clips_of_ones_own_go_together():
     method = UldpAvg(5.0, 1.0, user_sampling=0.25, personal=own("clip", largest=0.5, adversary="released"))
     method = spec(method).method
-    c = method.allowances.largest
+    c = method.budget_calibration.largest
     costs = spec(method).round_events()
     assert costs["released"] == PoissonSampled(0.25, Gaussian(pytest.approx(5.0 / c)))
     assert costs["server"] == costs["released"]
@@ -292,7 +292,7 @@ def test_integer_noise_costs_more_and_is_paid_by_smaller_rates_and_clips(by, agg
     at_delta = replace(known, delta=DELTA).delta * aggregator.delta_share
     plain = spec(replace(method, weighting="uniform"), budgets, PlainSampleKnown())
     for budget, x, real in zip(budgets, parameters(known), parameters(plain), strict=True):
-        event = known.method.allowances.wholes["server"].at(by, x)
+        event = known.method.budget_calibration.wholes["server"].at(by, x)
         assert isinstance(event.event if by == "sampling" else event, Skellam)
         assert _rdp([event], 20) <= budget
         assert at_delta <= DELTA
@@ -322,21 +322,21 @@ def test_the_guarantee_says_who_learns_what():
 def test_everyone_above_the_largest_budget_is_treated_as_it():
     known = spec(UldpAvg(5.0, 1.0, personal=own("clip", largest=1.0)), (0.5, 1.0, 1.5, 100.0))
     half, one, more, most = parameters(known)
-    assert half < one == more == most == known.method.allowances.largest
+    assert half < one == more == most == known.method.budget_calibration.largest
 
 
 def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
     method = spec(UldpSgd(5.0, 1.0, personal=own("clip"))).method
     assert isinstance(method, UldpSgd)
-    assert method.allowances is not None
+    assert method.budget_calibration is not None
     changed = replace(method, noise_multiplier=1.0)
-    assert changed.allowances is None
+    assert changed.budget_calibration is None
     view = View("released", 3)
     assert changed.budgets.event_for_largest_budget(changed.dp_event(view), view) == Gaussian(
         pytest.approx(1.0)
     ), "of anyone, at most"
     with pytest.raises(SilodpError, match="sampling probabilities or clips"):
-        replace(method, personal=own("sampling")).sampling_rates(Population(3, 1, budgets=(1.0,)))
+        replace(method, personal=own("sampling")).sampling_rates(FederationSize(3, 1, budgets=(1.0,)))
 
 
 # --- what a guarantee shows ---
@@ -438,13 +438,13 @@ def test_rates_of_ones_own_are_charged_as_the_rate_of_one_to_whom_it_is_secret_o
     aggregator, weighting, drawn
 ):
     method = UldpAvg(5.0, 1.0, weighting=weighting, personal=own("sampling", largest=2.0))
-    aggregator.check(make_spec("", ("a", "b", "c"), method, Population(3, 1), 9))
+    aggregator.check(make_spec("", ("a", "b", "c"), method, FederationSize(3, 1), 9))
     known = spec(method, (1.5, 2.0), aggregator)
     least, most = parameters(known)
     assert 0 < least < most < 1
     cost = replace(known, aggregator=aggregator).round_events()["server"]
     assert isinstance(cost, drawn)
-    assert cost.sampling_probability == known.method.allowances.largest == most
+    assert cost.sampling_probability == known.method.budget_calibration.largest == most
 
 
 def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_clip():
@@ -452,7 +452,7 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
     method = UldpAvg(5.0, 1.0, weighting="records")
     with refused("argument.conflict") as caught:
         hidden.check(
-            make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), Population(3, 1), 9)
+            make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), FederationSize(3, 1), 9)
         )
     assert caught.value.field == "personal.by"
     clips = replace(method, user_sampling=0.5, personal=own("clip", largest=0.7))
@@ -460,8 +460,8 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
     server = replace(known, aggregator=hidden).round_events()["server"]
     assert isinstance(server, PoissonSampled)
     assert server.sampling_probability == 0.5
-    whole = known.method.allowances.wholes["server"]
-    assert whole.at("clip", known.method.allowances.largest) == server
+    whole = known.method.budget_calibration.wholes["server"]
+    assert whole.at("clip", known.method.budget_calibration.largest) == server
     assert server.event.noise_multiplier > 5.0
 
 

@@ -32,7 +32,7 @@ def multiplier(method, view):
 def test_the_sum_carries_the_noise_of_those_who_answered(m, n):
     """With weights by records one silo may carry the whole clip; with uniform weights n of S silos carry n/S of it."""
     for adversary in ("released", "server"):
-        view = View(adversary, 5, shares_for=m, survivors=n)
+        view = View(adversary, 5, noise_sized_for=m, survivors=n)
         assert multiplier(RECORDS, view) == pytest.approx(5 * math.sqrt(n / m))
         assert multiplier(UNIFORM, view) == pytest.approx(5 * math.sqrt(n / m) * 5 / n)
 
@@ -50,7 +50,7 @@ def gaussian_epsilon(mu, delta):
 @pytest.mark.parametrize(("n", "printed"), [(5, 4.377), (6, 4.866), (8, 5.759), (10, 6.573)])
 def test_golden_numbers_with_dropouts(n, printed):
     """S = 10, m = 5, σ = 5, T = 100, uniform weights, released, δ = 1e-5, with n survivors in every round."""
-    view = View("released", 10, shares_for=5, survivors=n)
+    view = View("released", 10, noise_sized_for=5, survivors=n)
     event = UldpAvg(5.0, 1.0).dp_event(view)
     assert round(compute_epsilon([(event, 100)], 1e-5, "pld"), 3) == printed
     # n silos move by n/10 of a clip together, and each adds noise of 5/√5 clips.
@@ -62,9 +62,9 @@ def test_golden_numbers_with_dropouts(n, printed):
 def test_however_dropouts_are_chosen_a_round_costs_no_more_than_with_everyone(n):
     share = 5 / math.sqrt(5)
     for adversary, t, cap in (("released", 1, share * math.sqrt(10)), ("silo", 2, share * 10 / math.sqrt(8))):
-        view = View(adversary, 10, shares_for=5, survivors=n, colluding=t)
+        view = View(adversary, 10, noise_sized_for=5, survivors=n, colluding=t)
         assert multiplier(UNIFORM, view) >= cap * (1 - 1e-12)
-    everyone = View("released", 10, shares_for=5, survivors=10)
+    everyone = View("released", 10, noise_sized_for=5, survivors=10)
     assert multiplier(UNIFORM, everyone) == pytest.approx(share * math.sqrt(10)), "the bound is met"
 
 
@@ -99,7 +99,7 @@ def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_tw
 
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_a_curious_silo_that_dropped_out_still_sees_the_models(n):
-    view = View("silo", 5, shares_for=3, survivors=n)
+    view = View("silo", 5, noise_sized_for=3, survivors=n)
     others = min(n, 4)
     assert multiplier(UNIFORM, view) == pytest.approx(5 / math.sqrt(3) * math.sqrt(others) / (others / 5))
     assert multiplier(UldpNaive(5.0, 1.0), view) == pytest.approx(5 * math.sqrt(5) / math.sqrt(others))
@@ -140,7 +140,11 @@ def group(k: int, local_steps: int = 100) -> UldpGroup:
 
 
 def test_group_is_every_silos_part_of_k_and_the_same_for_all_who_see_a_sum_or_shares():
-    for view in (View("released", 5), View("server", 5, sees_shares=True), View("server", 5, shares_for=3)):
+    for view in (
+        View("released", 5),
+        View("server", 5, sees_shares=True),
+        View("server", 5, noise_sized_for=3),
+    ):
         assert group(10).dp_event(view) == SelfComposed(Group(2, STEP), 500)
         assert group(8).dp_event(view) == Composed(
             (SelfComposed(Group(2, STEP), 300), SelfComposed(Group(1, STEP), 200))

@@ -16,7 +16,7 @@ from silodp.accounting.guarantee import ADVERSARIES
 from silodp.config.arguments import get_fields
 from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, Population, UldpAvg, UserBudgets
+from silodp.methods import METHODS, FederationSize, UldpAvg, UserBudgets
 from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
@@ -50,7 +50,7 @@ FILLED: dict[str, Any] = {
 
 def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str, Any]:
     adder = build_aggregator(aggregator, settings)
-    population = Population(SILOS, USERS, adder.min_silos_for(SILOS))
+    population = FederationSize(SILOS, USERS, adder.min_silos_for(SILOS))
     names = tuple(f"silo-{s}" for s in range(SILOS))
     spec = make_spec(
         "", names, method, population, SIZE, delta=DELTA, rounds=ROUNDS, aggregator=adder
@@ -70,7 +70,7 @@ def test_a_question_and_a_plan_have_one_answer(name: str, adversary: Any, aggreg
     made = METHODS[name](**{**of(name, FILLED), **fields})
     expected = planned(made, aggregator)
     if isinstance(made, TwoStageSampling):
-        fields["record_sampling"] = made.accounts.most  # the plan is about the record of the largest budget
+        fields["record_sampling"] = made.budgets.most  # the plan is about the record of the largest budget
     if name == "rpdp-filter":
         fields["largest_budget"] = FILLED["largest_budget"]
     found = compute_epsilon(

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods import Population, UldpAvg
+from silodp.methods import FederationSize, UldpAvg
 from silodp.runtime.prepare import _check_task, describe_model
 from silodp.training import (
     Loss,
@@ -451,7 +451,7 @@ def test_code_of_others_is_told_from_ours(model, loss, metrics, is_other):
 
 
 def test_whose_code_it_is_does_not_change_which_run_it_is():
-    spec = make_spec("", ("a", "b"), UldpAvg(5.0, 1.0), Population(2, 10), 4)
+    spec = make_spec("", ("a", "b"), UldpAvg(5.0, 1.0), FederationSize(2, 10), 4)
     other = replace(spec, model=replace(spec.model, other_code=True))
     assert spec.digest == other.digest
     assert json.loads(other.to_json()) == json.loads(spec.to_json()) | {"other_code": True}

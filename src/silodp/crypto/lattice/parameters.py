@@ -133,10 +133,14 @@ class LatticeParameters:
         return max(0, self.weight_bits + math.floor(math.log2(self.clip_units)) - 17)
 
     @property
+    def row_bound(self) -> float:
+        """The largest norm of a row times its weight, in units of 2^r."""
+        return math.ldexp(self.clip_units, self.weight_bits - self.noise_shift)
+
+    @property
     def sensitivity(self) -> float:
         """2^(k−r)·C/g + √d, in units of 2^r: what the integer noise is charged for."""
-        scaled = math.ldexp(self.clip_units, self.weight_bits - self.noise_shift)
-        return scaled + (math.sqrt(self.dimension) if self.noise_shift else 0.0)
+        return self.row_bound + (math.sqrt(self.dimension) if self.noise_shift else 0.0)
 
     @property
     def sum_bits(self) -> float:

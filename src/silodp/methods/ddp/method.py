@@ -45,7 +45,7 @@ from silodp.methods.ddp.clients import (
     read_per_client,
 )
 from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch
-from silodp.methods.roles import Population
+from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
 
 if TYPE_CHECKING:
@@ -137,12 +137,12 @@ class Ddp(Method):
         whole = replace(bounds, noise_multiplier=share)
         if self.trajectory == "decoupled":
             std = self.trajectory_noise(own, clients) * own.clip
-            rows = self._decoupled(context, own, std)
+            rows = self._stream_decoupled_rows(context, own, std)
             return ClippedRowStream(rows, context.task.size, whole, weighted=False)
         one = replace(bounds, noise_multiplier=share / math.sqrt(own.steps))
-        return MultiStepUpdate(self._coupled(context, own, one), context.task.size, whole)
+        return MultiStepUpdate(self._stream_coupled_steps(context, own, one), context.task.size, whole)
 
-    def _decoupled(self, context: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
+    def _stream_decoupled_rows(self, context: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
         """The rows of all steps; the local model is a function of g_j + ζ_j, its start and public constants only."""
         import torch
 
@@ -150,23 +150,23 @@ class Ddp(Method):
         noise = context.randomness.stream("trajectory")
         for step in range(own.steps):
             total = torch.zeros(context.task.size, dtype=torch.float64)
-            for rows in local.clipped():
+            for rows in local.clip_batch():
                 total += sum_rows(rows, rows.factors)
-                yield local.scaled(rows)
+                yield local.scale_rows(rows)
             if step + 1 < own.steps:  # where the last step leads, no gradient is taken
                 local.move(total + draw_gaussian(context.task.size, std, noise))
 
-    def _coupled(
+    def _stream_coupled_steps(
         self, context: LocalContext, own: Client, bounds: Bounds
     ) -> Generator[ClippedRowStream, Tensor, None]:
         """The stream of each step; the local model moves with what is released of it."""
         local = _LocalSgd(self, context, own)
         for _ in range(own.steps):
-            rows = (local.scaled(rows) for rows in local.clipped())
+            rows = (local.scale_rows(rows) for rows in local.clip_batch())
             released = yield ClippedRowStream(rows, context.task.size, bounds, weighted=False)
             local.move(released / own.rate)
 
-    def bounds(self, population: Population) -> Bounds:
+    def bounds(self, population: FederationSize) -> Bounds:
         """Return bounds with C* = max_i c_i and the largest noise share of a client, all steps together."""
         clients = self.clients_of(population.silos)
         reach = max(client.reach for client in clients)
@@ -175,7 +175,7 @@ class Ddp(Method):
         total = batch * sum(client.steps * client.reach for client in clients)
         return Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return γ_ref/(K·N), with the largest of the clients' learning rates."""
         rate = max(client.learning_rate for client in self.clients_of(population.silos))
         return rate / (self.expected_batch_size * population.silos)
@@ -202,13 +202,13 @@ class Ddp(Method):
             others = sorted(client.variance for at, client in enumerate(clients) if at != number)
             variance = own.variance + sum(others[: view.unknown_shares - 1])
         released = math.sqrt(variance / own.steps) / own.reach
-        looks = self._looks(own, clients, released)
+        looks = self._find_trajectory_event(own, clients, released)
         if released == 0 or looks == Gaussian(0.0):
             return NonPrivate("noise_multiplier is 0")
-        last = self._sampled(Gaussian(released))
-        return Composed((SelfComposed(self._sampled(looks), own.steps - 1), last)) if looks else last
+        last = self._sample_event(Gaussian(released))
+        return Composed((SelfComposed(self._sample_event(looks), own.steps - 1), last)) if looks else last
 
-    def _looks(
+    def _find_trajectory_event(
         self, own: Client, clients: tuple[Client, ...], released: float
     ) -> Gaussian | CorrelatedReleases | None:
         """What each step but the last costs: the adversary may be given all that moves the local model."""
@@ -218,7 +218,7 @@ class Ddp(Method):
             return CorrelatedReleases(Gaussian(self.trajectory_noise(own, clients)), Gaussian(released))
         return Gaussian(own.noise_multiplier)
 
-    def _sampled(
+    def _sample_event(
         self, event: Gaussian | CorrelatedReleases
     ) -> Gaussian | CorrelatedReleases | PoissonSampled:
         return event if self.record_sampling == 1 else PoissonSampled(self.record_sampling, event)
@@ -248,7 +248,7 @@ class Ddp(Method):
 class _Claimed(Ddp):
     """The same run, charged J steps at σ_total."""
 
-    def _looks(
+    def _find_trajectory_event(
         self, own: Client, clients: tuple[Client, ...], released: float
     ) -> Gaussian | CorrelatedReleases | None:
         return Gaussian(released) if own.steps > 1 else None
@@ -285,7 +285,7 @@ class _LocalSgd:
             separate=context.separate,
         )
 
-    def clipped(self) -> Iterator[ClippedRows]:
+    def clip_batch(self) -> Iterator[ClippedRows]:
         """Yield −clip_C of the gradients of a fresh batch's records, at y."""
         import torch
 
@@ -294,7 +294,7 @@ class _LocalSgd:
         for records, gradients in self._gradients.of(self._model, batch):
             yield clip_rows(records, -gradients, self._own.clip)
 
-    def scaled(self, rows: ClippedRows) -> ClippedRows:
+    def scale_rows(self, rows: ClippedRows) -> ClippedRows:
         """Return the same rows in units of the largest learning rate."""
         return replace(rows, factors=rows.factors * self._own.rate, clip=self._own.reach)
 

@@ -20,11 +20,6 @@ class RpdpMinimum(TwoStageSampling):
 
     name: str = field(default="rpdp-minimum", init=False)
 
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.budget
-
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the same ε for all."""
         return np.full(len(budget), self.budget)
@@ -49,11 +44,6 @@ class RpdpDropout(TwoStageSampling):
     threshold: Epsilon
 
     name: str = field(default="rpdp-dropout", init=False)
-
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.threshold
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the threshold, or 0 below it."""

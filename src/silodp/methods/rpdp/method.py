@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
-from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, compute_two_stage_curve
+from silodp.accounting.accountant import Accountant, find_accountant
+from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
@@ -18,17 +18,17 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
-from silodp.methods.roles import Population, UnitBudgets
+from silodp.methods.roles import FederationSize
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     BudgetNoise,
     Calibration,
-    SamplingRates,
-    bins,
+    RecordBudgets,
+    RoundMemory,
     check_records,
     require_record_budgets,
 )
-from silodp.settings import Clip, Count, Delta, Epsilon, Help, Positive, Probability, check_value
+from silodp.settings import Clip, Count, Delta, Epsilon, Help, Positive, Probability
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -86,27 +86,12 @@ class TwoStageSampling(Method):
 
     @property
     def largest_epsilon(self) -> float:
-        """The largest ε that any record is protected at; a public constant."""
-        raise NotImplementedError
+        """The largest ε that any record is protected at, a public constant: that of an unlimited budget."""
+        return float(self.cap_budgets(np.array([math.inf]))[0])
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
-
-    @property
-    def accounts(self) -> SamplingRates:
-        """How budgets become sampling probabilities and rounds."""
-        return SamplingRates(
-            self.noise_multiplier,
-            self.local_steps,
-            self.client_sampling,
-            self.rounds,
-            self.delta,
-            self.largest_epsilon,
-            self.calibration,
-            find_accountant(self.accountant),
-            self.ledger,
-        )
 
     @property
     def _dp_sgd(self) -> DpSgd:
@@ -136,7 +121,7 @@ class TwoStageSampling(Method):
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""
         check_records(self.name, data, self.delta, delta, self.expected_batch_size)
-        if self.accounts.most == 0:
+        if self.budgets.most == 0:
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = "
                 f"{self.largest_epsilon:g} is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} "
@@ -149,7 +134,7 @@ class TwoStageSampling(Method):
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -161,7 +146,7 @@ class TwoStageSampling(Method):
         """Whether λ is below 1."""
         return self.client_sampling != 1
 
-    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+    def sample_silos(self, population: FederationSize, stream: np.random.Generator) -> np.ndarray | None:
         """Toss one coin per silo."""
         if self.client_sampling == 1:
             return None
@@ -175,21 +160,23 @@ class TwoStageSampling(Method):
         """
         import torch
 
-        kept = None if context.memory is None else _Kept.of(context.memory)
+        kept = None if context.memory is None else RoundMemory.of(context.memory)
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
         joined = 0 if kept is None else kept.joined
-        q, last = self.accounts.rates_and_retirement(
+        q, last = self.budgets.rates_and_retirement(
             self.cap_budgets(require_record_budgets(self.name, context.budget))
         )
         used = context.round if self.ledger == "planned" else joined
         finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
-        return replace(finished, memory=_Kept(context.round, joined + 1, finished.value.numpy()).array())
+        return replace(
+            finished, memory=RoundMemory(context.round, joined + 1, finished.value.numpy()).array()
+        )
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
 
-    def server_scale(self, population: Population) -> float:
+    def server_scale(self, population: FederationSize) -> float:
         """Return 1/(λ·S), by the expected, public number of silos, never by those that joined."""
         return 1.0 / (self.client_sampling * population.silos)
 
@@ -198,10 +185,10 @@ class TwoStageSampling(Method):
 
         Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
         """
-        accounts = self.accounts
-        if view.round >= accounts.last:
+        budgets = self.budgets
+        if view.round >= budgets.last:
             return ZERO_COST
-        return accounts.event(accounts.most, realized=self.ledger == "realized")
+        return budgets.event(budgets.most, realized=self.ledger == "realized")
 
     # --- Budgets of single records ---
 
@@ -211,9 +198,20 @@ class TwoStageSampling(Method):
     @property
     def budgets(self) -> RecordBudgets:
         """The records' budgets."""
-        # They retire after T rounds; with "scf" all together.
         return RecordBudgets(
-            unit="record", planned_rounds=self.rounds, retires_after=self.rounds, method=self
+            unit="record",
+            planned_rounds=self.rounds,
+            retires_after=self.rounds,  # with "scf" all together
+            noise_multiplier=self.noise_multiplier,
+            local_steps=self.local_steps,
+            client_sampling=self.client_sampling,
+            rounds=self.rounds,
+            delta=self.delta,
+            largest=self.largest_epsilon,
+            calibration=self.calibration,
+            accountant=find_accountant(self.accountant),
+            book=self.ledger,
+            cap_budgets=self.cap_budgets,
         )
 
 
@@ -230,127 +228,7 @@ class Rpdp(TwoStageSampling):
 
     name: str = field(default="rpdp", init=False)
 
-    @property
-    def largest_epsilon(self) -> float:
-        """The constant."""
-        return self.largest_budget
-
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordBudgets(UnitBudgets):
-    """The budgets of records, met by their own sampling probabilities.
-
-    Attributes:
-        method: whose budgets they are.
-    """
-
-    method: TwoStageSampling
-
-    def count_infeasible(self, budgets: np.ndarray) -> int | None:
-        """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
-        asked = self.method.cap_budgets(budgets)
-        return int((self.method.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum())
-
-    def event_at_sampling(self, sampling: float) -> Event:
-        """Return what a round costs a record that is drawn with this probability, against everyone.
-
-        With ledger = "realized" a round is charged as one that the silo has joined.
-        """
-        check_value("record_sampling", sampling, Probability)
-        return self.method.accounts.event(sampling, realized=self.method.ledger == "realized")
-
-    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        m = self.method
-        run = (m.noise_multiplier, m.local_steps, m.client_sampling, rounds, m.delta)
-        return compute_two_stage_curve(*run, accountant, points=points, least=least)
-
-    def report(
-        self,
-        view: View,
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        delta: float,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Return one entry for every distinct budget, or for bins of them, by the largest budget in each.
-
-        It is charged in both ways; records retire by `ledger`. ε is by the run's accountant or by the method's,
-        whichever gives less: both are upper bounds. With "scf", "overspent" counts the records that spend more than
-        they asked for.
-        """
-        rates, cap = self.method.accounts, self.method.cap_budgets
-        known = {accountant, rates.accountant}
-        entries = []
-        for least, budget in bins(budgets):
-            asked = float(cap(np.array([budget]))[0])
-            inside = [own[(own >= least) & (own <= budget)] for own in budgets]
-            units = [len(own) for own in inside]
-            q, last = (
-                rates.rates_and_retirement(np.array([asked]))
-                if asked > 0
-                else (np.zeros(1), np.zeros(1, np.int64))
-            )
-            most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
-            planned, realized = 0.0, 0.0
-            if q[0] > 0:
-
-                def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
-                    charge = (rates.event(rate, joined), count)
-                    return min(compute_epsilon([charge], rates.delta, by) for by in known)
-
-                realized = cost(True, min(most_joined, int(last[0])))
-                planned = cost(False, min(rounds, int(last[0])))
-                if rates.book == "realized":
-                    # Whoever retires by rounds joined may be in for all rounds; of those joined in at most `last`.
-                    planned = min(cost(False, rounds), cost(True, min(rounds, int(last[0]))))
-            entries.append(
-                {
-                    "budget": budget,
-                    **({"from": least} if least < budget else {}),
-                    "units": sum(units),
-                    "planned": planned,
-                    "realized": realized,
-                    "q": float(q[0]),
-                    "book": rates.book,
-                }
-            )
-            if rates.calibration == "scf":
-                own = np.concatenate(inside)
-                entries[-1]["overspent"] = int((rates.spent(cap(own), rounds) > own).sum())
-        return tuple(entries)
-
-    def record_accounts(
-        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
-    ) -> Mapping[str, np.ndarray]:
-        """Return "asked", "protected" (the ε that holds for it), "spent" (so far), "sampling" (q; 0: too small)."""
-        if budget is None:
-            return {}
-        joined = 0 if memory is None else _Kept.of(memory).joined
-        protected = self.method.cap_budgets(budget)
-        spent = self.method.accounts.spent(protected, rounds if self.method.ledger == "planned" else joined)
-        sampling = self.method.accounts.rates_and_retirement(protected)[0]
-        return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What a silo keeps from round to round: the last round it joined, how many it has joined, and its last update."""
-
-    round: int
-    joined: int
-    update: np.ndarray
-
-    @classmethod
-    def of(cls, memory: np.ndarray) -> _Kept:
-        return cls(int(memory[0]), int(memory[1]), memory[2:].copy())
-
-    def array(self) -> np.ndarray:
-        counters = np.array([self.round, self.joined], np.float64)
-        return np.concatenate([counters, self.update])

@@ -36,12 +36,12 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
-from silodp.methods.roles import Population, UnitBudgets
+from silodp.methods.roles import FederationSize, UnitBudgets
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     BudgetNoise,
-    bins,
     check_records,
+    group_into_bins,
     require_record_budgets,
 )
 from silodp.settings import Clip, Delta, Epsilon, Help, Positive
@@ -95,7 +95,7 @@ class RpdpFilter(Method):
     def limits(self, budget: np.ndarray) -> np.ndarray:
         """Return R, (n,), of records with these budgets: the largest Σ‖g‖²/(2σ²C²)."""
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
-        return _limits(capped.tobytes(), self.delta)
+        return _compute_limits(capped.tobytes(), self.delta)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Every record has a budget, every silo at least a batch, and δ is the filter's."""
@@ -112,7 +112,7 @@ class RpdpFilter(Method):
         self,
         user: np.ndarray,
         place: int,
-        population: Population,
+        population: FederationSize,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -134,7 +134,7 @@ class RpdpFilter(Method):
         finished = self._dp_sgd.train(context, rates, lambda rows: account.charge_rows(rows, cost))
         return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
-    def bounds(self, population: Population) -> None:
+    def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
@@ -188,7 +188,7 @@ class _FilterBudgets(UnitBudgets):
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
         entries = []
-        for least, budget in bins(budgets):
+        for least, budget in group_into_bins(budgets):
             limit = float(self.method.limits(np.array([budget]))[0])
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
@@ -263,5 +263,5 @@ class _Filter:
 
 
 @lru_cache(maxsize=256)
-def _limits(budgets: bytes, delta: float) -> np.ndarray:
+def _compute_limits(budgets: bytes, delta: float) -> np.ndarray:
     return compute_filter_budget(np.frombuffer(budgets), delta)
