@@ -28,13 +28,7 @@ from silodp.errors import (
     check_whole,
     optional,
 )
-from silodp.mechanisms.clipping import (
-    Bounds,
-    ClippedRows,
-    ClippedRowStream,
-    LocallyNoisedUpdate,
-    clip_rows,
-)
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
