@@ -38,13 +38,7 @@ from silodp.aggregators._weight_shares import (
     weight_kinds,
 )
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
-from silodp.aggregators.base import (
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    Visibility,
-)
+from silodp.aggregators.base import ServerAggregator, ServerContext, SiloAggregator, SiloContext, Visibility
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.noise import scale_noise

@@ -38,12 +38,7 @@ from silodp.mechanisms.clipping import (
 from silodp.mechanisms.noise import draw_gaussian
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
-from silodp.methods.ddp.clients import (
-    PER_CLIENT,
-    Client,
-    expand_per_client,
-    read_per_client,
-)
+from silodp.methods.ddp.clients import PER_CLIENT, Client, expand_per_client, read_per_client
 from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
