@@ -402,6 +402,33 @@ def test_a_specification_that_does_not_fit(base: Path, text: str, says: str) -> 
         parse_methods(load_config(base), text)
 
 
+@pytest.mark.parametrize("raised", ["ValueError('odd clip')", "AssertionError('odd clip')"])
+def test_what_a_plug_in_raises_about_its_fields_is_a_mistake_of_the_configuration(
+    base: Path, tmp_path: Path, raised: str
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from silodp.methods import UldpAvg\n"
+        "class Picky(UldpAvg):\n"
+        "    name = 'picky'\n"
+        "    def __post_init__(self):\n"
+        f"        raise {raised}\n"
+    )
+    with refused("config.value") as caught:
+        load_config(base, ["method.name=own.py:Picky"])
+    assert "odd clip" in str(caught.value)
+
+
+def test_every_object_is_made_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    start = UldpAvg.__post_init__
+    monkeypatch.setattr(UldpAvg, "__post_init__", lambda self: (made.append(self), start(self))[1])
+    run = load_config(base)
+    federation = run.load_federation()
+    spec = run.prepare(federation, run.build_task(federation))
+    assert made == [run.method]
+    assert spec.method is run.method
+
+
 def test_a_configuration_cannot_be_changed(base: Path) -> None:
     run = load_config(base)
     assert isinstance(run, ResolvedRun)
