@@ -335,11 +335,11 @@ class Gate:
                 "gate.model",
                 f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
             )
-        most = self._spec.aggregator.max_rounds
-        if most is not None and state.attempts >= most:
+        max_attempts = self._spec.aggregator.max_rounds
+        if max_attempts is not None and state.attempts >= max_attempts:
             self._refuse(
                 "gate.attempts",
-                f"has answered the {counted(most, 'attempt')} that the run's encryption was chosen for",
+                f"has answered the {counted(max_attempts, 'attempt')} that the run's encryption was chosen for",
             )
         state = replace(state, attempts=state.attempts + 1)
         if self.script.open is None:
@@ -359,12 +359,12 @@ class Gate:
         )  # fmt: skip
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
-        fewest = self._spec.population.min_survivors
-        if self._name not in roster or len(roster) < fewest:
+        min_survivors = self._spec.population.min_survivors
+        if self._name not in roster or len(roster) < min_survivors:
             self._refuse(
                 "gate.roster",
                 f"was asked to add up with {list(roster)}: it takes part only with itself and at least "
-                f"{counted(fewest - 1, 'other silo')}",
+                f"{counted(min_survivors - 1, 'other silo')}",
             )
         if state.roster and not set(roster) < set(state.roster):
             self._refuse(
@@ -414,8 +414,8 @@ class Gate:
         if request.kind != self.script.update.name:
             return
         release = 0 if self.script.open is None else request.fields["release"]
-        most = self._spec.method.budgets.max_rounds
-        if most is not None and (release > 0 or request.round >= most):
+        max_rounds = self._spec.method.budgets.max_rounds
+        if max_rounds is not None and (release > 0 or request.round >= max_rounds):
             self._refuse(
                 "gate.rounds", "was asked for a release that the personal budgets were not planned for"
             )

@@ -148,8 +148,8 @@ class Server:
             release: Number of the release in the round, from 0.
             survivors: Number of silos whose noise is in the sum.
         """
-        most = self.spec.method.budgets.max_rounds
-        if most is not None and (release > 0 or round_ >= most):
+        max_rounds = self.spec.method.budgets.max_rounds
+        if max_rounds is not None and (release > 0 or round_ >= max_rounds):
             return False
         cost = self.spec.release_events(survivors, round_, release)
         return self.ledger.charged(round_, release) or self.ledger.affords(cost)

@@ -25,12 +25,12 @@ HELLO = "hello"
 
 @dataclass(frozen=True)
 class Array:
-    """The type of an array in a message. Booleans are bytes of 0 and 1, nothing else.
+    """The type of an array in a message; bytes of a boolean array other than 0 and 1 are refused.
 
     Attributes:
-        dtype: numpy's name of the type.
-        shape: exact.
-        finite: whether infinity and NaN are refused.
+        dtype: Name of the numpy type.
+        shape: Shape of the array.
+        finite: Whether infinity and NaN are refused.
     """
 
     dtype: str
@@ -55,10 +55,14 @@ class Array:
 
 @dataclass(frozen=True)
 class Blob:
-    """The type of a byte string in a message: its length, which lies between `least` and `most`."""
+    """The type of a byte string in a message.
 
-    least: int
-    most: int
+    Attributes:
+        min_bytes, max_bytes: Bounds of its length, both included.
+    """
+
+    min_bytes: int
+    max_bytes: int
 
     @classmethod
     def of(cls, size: int) -> Blob:
@@ -67,9 +71,10 @@ class Blob:
 
     def find_problem(self, value: bytes) -> str | None:
         """Return what is wrong with a byte string; None where it fits."""
-        if self.least <= len(value) <= self.most:
+        if self.min_bytes <= len(value) <= self.max_bytes:
             return None
-        due = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        least, most = self.min_bytes, self.max_bytes
+        due = f"{least}" if least == most else f"{least} to {most}"
         return f"has {len(value)} bytes, due are {due}"
 
 
@@ -79,11 +84,11 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class MessageSchema:
-    """All entries of a message of one kind; every one must be there, and nothing else.
+    """The entries of a message: all of them must be there, and no others.
 
     Attributes:
-        fields: checks of plain values.
-        arrays, blobs: types of arrays and byte strings.
+        fields: Checks of plain values by name.
+        arrays, blobs: Types of arrays and byte strings by name.
     """
 
     fields: Mapping[str, Check] = field(default_factory=dict)
@@ -91,7 +96,7 @@ class MessageSchema:
     blobs: Mapping[str, Blob] = field(default_factory=dict)
 
     def check(self, message: Message, sender: str) -> None:
-        """Refuse a message that does not fit.
+        """Check a message.
 
         Args:
             message: what was received.
@@ -112,7 +117,7 @@ class MessageSchema:
     def max_bytes(self) -> int:
         """A length that no encoded message of this kind exceeds."""
         names = len(self.fields) + len(self.arrays) + len(self.blobs)
-        contents = sum(a.bytes for a in self.arrays.values()) + sum(b.most for b in self.blobs.values())
+        contents = sum(a.bytes for a in self.arrays.values()) + sum(b.max_bytes for b in self.blobs.values())
         return _HEADER_BYTES + _BYTES_PER_NAME * names + contents
 
     def _find_problem(self, message: Message) -> str | None:
@@ -154,10 +159,10 @@ class MessageSchedule:
     """The messages of a run, in the order in which one silo answers them.
 
     Attributes:
-        setup: asked once, in this order; `HELLO` begins a session, and begins it anew.
-        prepare: asked once in a round, in this order, before its first update.
-        update: asked in every attempt at a round.
-        open: asked once for a release, after an update; None where values are not sealed.
+        setup: Requests that are sent once, in this order; `HELLO` begins a session, or a new one.
+        prepare: Requests that are sent once in a round, in this order, before its first update.
+        update: The request of every attempt at a round.
+        open: The request that is sent once for a release, after an update; None where values are not sealed.
     """
 
     setup: tuple[MessageType, ...]
