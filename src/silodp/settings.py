@@ -186,14 +186,14 @@ class Settings:
 
     A subclass that defines `__post_init__` calls it. Two options of a subclass, as in
     `class Personal(Settings, prefix="personal.")`, hold for its subclasses too: `prefix` is put before the names of
-    fields in messages, and `code` takes the place of the checks' error codes.
+    fields in messages, and `error_code` takes the place of the checks' error codes.
     """
 
-    _prefix, _code = "", ""
+    _prefix, _error_code = "", ""
 
-    def __init_subclass__(cls, prefix: str = "", code: str = "", **options: Any) -> None:
+    def __init_subclass__(cls, prefix: str = "", error_code: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._prefix, cls._code = prefix or cls._prefix, code or cls._code
+        cls._prefix, cls._error_code = prefix or cls._prefix, error_code or cls._error_code
 
     def __post_init__(self) -> None:
         """Check every field that is an argument and does not hold its default.
@@ -207,7 +207,8 @@ class Settings:
                 if value is not default:
                     check_value(name, value, declared)
             except SilodpError as error:
-                raise SilodpError(str(error), code=self._code or error.code, field=name) from None
+                error.code = self._error_code or error.code
+                raise
 
 
 def check_value(name: str, value: Any, declared: Any) -> None:

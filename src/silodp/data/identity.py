@@ -54,7 +54,7 @@ _LETTERS = str.maketrans("0123456789abcdef", "abcdefghjkmnpqrs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentityProfile(Settings, code="identity.profile"):
+class IdentityProfile(Settings, error_code="identity.profile"):
     """What identifies a person in all silos, and which spellings of it are accepted. All of it is public.
 
     A cell is read in this order: Unicode's form NFKC; no white space and no invisible characters at the ends; digits of
