@@ -226,6 +226,8 @@ def check_value(name: str, value: Any, declared: Any) -> None:
     kind, members = get_origin(declared), get_args(declared)
     if kind is Annotated:
         checks = [mark.check for mark in declared.__metadata__ if hasattr(mark, "check")]
+        if value is None and NoneType in get_args(members[0]):
+            return
         for check in checks or [partial(check_value, declared=members[0])]:
             check(name, value)
     elif kind is Literal:
