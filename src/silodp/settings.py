@@ -27,9 +27,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -184,16 +184,16 @@ Count = Annotated[int, Whole()]
 class Settings:
     """Base of dataclasses of settings: every field is checked by its annotation when an object is made.
 
-    A subclass that defines `__post_init__` calls it. `prefix` is put before the names of fields in messages, as in
-    `class Personal(Settings, prefix="personal.")`.
+    A subclass that defines `__post_init__` calls it. Two options of a subclass, as in
+    `class Personal(Settings, prefix="personal.")`, hold for its subclasses too: `prefix` is put before the names of
+    fields in messages, and `error_code` takes the place of the checks' error codes.
     """
 
-    _prefix = ""
+    _prefix, _error_code = "", ""
 
-    def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
+    def __init_subclass__(cls, prefix: str = "", error_code: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)
-        if prefix is not None:
-            cls._prefix = prefix
+        cls._prefix, cls._error_code = prefix or cls._prefix, error_code or cls._error_code
 
     def __post_init__(self) -> None:
         """Check every field that is an argument and does not hold its default.
@@ -201,16 +201,17 @@ class Settings:
         Raises:
             SilodpError: as `check_value`.
         """
-        for field, name, default, check in _list_checks(cast(Any, type(self))):
+        for field, name, default, declared in _list_fields(cast(Any, type(self))):
             value = getattr(self, field)
-            if value is not default:
-                check(name, value)
+            try:
+                if value is not default:
+                    check_value(name, value, declared)
+            except SilodpError as error:
+                error.code = self._error_code or error.code
+                raise
 
 
-Check = Callable[[str, Any], None]
-
-
-def check_value(name: str, value: object, declared: Any) -> None:
+def check_value(name: str, value: Any, declared: Any) -> None:
     """Check a value against an annotation.
 
     Args:
@@ -222,7 +223,48 @@ def check_value(name: str, value: object, declared: Any) -> None:
     Raises:
         SilodpError: see `Range`, `Whole`, and the functions below.
     """
-    _make_check(declared)(name, value)
+    kind, members = get_origin(declared), get_args(declared)
+    if kind is Annotated:
+        checks = [mark.check for mark in declared.__metadata__ if hasattr(mark, "check")]
+        if value is None and NoneType in get_args(members[0]):
+            return
+        for check in checks or [partial(check_value, declared=members[0])]:
+            check(name, value)
+    elif kind is Literal:
+        check_choice(name, value, members)
+    elif kind in (Union, UnionType):
+        lists = [member for member in members if _is_list(member)]
+        others = [member for member in members if member not in lists]
+        choices = lists if lists and isinstance(value, tuple | list) else others
+        if not (value is None and NoneType in members):
+            alone = [choice for choice in choices if choice is not NoneType]
+            check_value(name, value, alone[0]) if len(alone) == 1 else _check_kinds(name, value, choices)
+    elif _is_list(declared):
+        check_list(name, value, object)
+        for item in value:
+            check_value(name, item, members[0])
+    elif isinstance(declared, type) and issubclass(declared, Settings):
+        check_type(name, value, declared)
+    else:
+        _check_kinds(name, value, [declared])
+
+
+def _is_list(hint: Any) -> bool:
+    """Return whether an annotation is a list, or a tuple, of any number of items of one kind."""
+    kind, members = get_origin(hint), get_args(hint)
+    return kind in (list, Sequence) or (kind is tuple and members[1:] == (Ellipsis,))
+
+
+_KINDS: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str, NoneType: NoneType}
+
+
+def _check_kinds(name: str, value: object, kinds: Sequence[Any]) -> None:
+    """Check that a value has one of some simple types; pass where one of these is not simple."""
+    if all(kind in _KINDS for kind in kinds):
+        is_flag = isinstance(value, bool) and bool not in kinds  # True is not 1
+        if is_flag or not isinstance(value, tuple(_KINDS[kind] for kind in kinds)):
+            names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise _refuse(name, value, f"set a value of type {names}", "argument.type")
 
 
 @lru_cache(maxsize=1024)  # asked for some 30 times while one configuration is read
@@ -230,126 +272,32 @@ def read_hints(kind: type) -> Mapping[str, Any]:
     """Return the annotations of a class with their marks; `Any` where a name is imported for type checkers only."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        names = vars(sys.modules.get(base.__module__, sys))
+        names = {**vars(sys.modules.get(base.__module__, sys)), **vars(base)}
         for field, hint in vars(base).get("__annotations__", {}).items():
             try:
-                hints[field] = eval(hint, {**names, **vars(base)}) if isinstance(hint, str) else hint
+                hints[field] = eval(hint, names) if isinstance(hint, str) else hint
             except Exception:
-                hints[field] = _BUILTIN.get(hint, Any)
+                hints[field] = Any
     return hints
 
 
 def find_mark(hint: Any, mark: type[Any]) -> Any:
-    """Return the mark of a kind in an annotation, or in the members of a union; None where there is none."""
+    """Return the mark of a kind in an annotation, or in a member of it; None where there is none."""
     if isinstance(hint, mark):
         return hint
-    inner = getattr(hint, "__metadata__", ()) or (get_args(hint) if _is_union(hint) else ())
-    return next((found for part in inner if (found := find_mark(part, mark)) is not None), None)
-
-
-_BUILTIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
-_KINDS: dict[Any, type] = {
-    int: Integral,
-    float: Real,
-    bool: bool,
-    str: str,
-    NoneType: NoneType,
-    None: NoneType,
-}
+    return next((found for part in get_args(hint) if (found := find_mark(part, mark)) is not None), None)
 
 
 @lru_cache(maxsize=256)
-def _list_checks(kind: type) -> tuple[tuple[str, str, Any, Check], ...]:
-    """Return (field, name in messages, default, check) of a class's fields that are arguments."""
-    found = []
+def _list_fields(kind: Any) -> list[tuple[str, str, Any, Any]]:
+    """Return (field, name in messages, default, annotation) of a class's fields that are arguments."""
     hints = read_hints(kind)
-    for field in fields(cast(Any, kind)):
-        hint = hints.get(field.name, Any)
-        if field.init:
-            named = find_mark(hint, Named)
-            name = named.name if named else f"{cast(Any, kind)._prefix}{field.name}"
-            found.append((field.name, name, field.default, _make_check(hint)))
-    return tuple(found)
-
-
-def _pass_any(name: str, value: object) -> None:
-    """Check nothing."""
-
-
-@lru_cache(maxsize=1024)
-def _make_check(hint: Any) -> Check:
-    """Return the function of a name and a value that `check_value` calls for an annotation."""
-    if get_origin(hint) is Annotated:
-        marks = [mark.check for mark in hint.__metadata__ if hasattr(mark, "check")]
-        return _in_turn(marks) if marks else _make_check(hint.__origin__)
-    if get_origin(hint) is Literal:
-        return lambda name, value: check_choice(name, value, get_args(hint))
-    if _is_union(hint):
-        return _check_union(get_args(hint))
-    if _is_list(hint):
-        return _check_items(_make_check(get_args(hint)[0]))
-    if hint in _KINDS:
-        return _check_kinds([hint])
-    if isinstance(hint, type) and is_dataclass(hint) and issubclass(hint, Settings):
-        return lambda name, value: check_type(name, value, hint)
-    return _pass_any
-
-
-def _in_turn(checks: Sequence[Check]) -> Check:
-    def check(name: str, value: object) -> None:
-        for one in checks:
-            one(name, value)
-
-    return check
-
-
-def _check_union(members: Sequence[Any]) -> Check:
-    """Return the check of a value of several kinds: None, one number or a list of them, or simple types."""
-    lists = [_make_check(member) for member in members if _is_list(member)]
-    others = [member for member in members if not _is_list(member) and member is not NoneType]
-    if len(others) == 1:
-        alone = _make_check(others[0])
-    elif all(member in _KINDS for member in others):
-        alone = _check_kinds([member for member in members if not _is_list(member)])
-    else:
-        alone = _pass_any
-
-    def check(name: str, value: object) -> None:
-        if value is None and NoneType in members:
-            return
-        (lists[0] if lists and isinstance(value, tuple | list) else alone)(name, value)
-
-    return check
-
-
-def _check_kinds(kinds: Sequence[Any]) -> Check:
-    names = " or ".join(getattr(kind, "__name__", "None") for kind in kinds).replace("NoneType", "None")
-    classes = tuple(_KINDS[kind] for kind in kinds)
-
-    def check(name: str, value: object) -> None:
-        if not isinstance(value, classes) or (isinstance(value, bool) and bool not in kinds):
-            raise _refuse(name, value, f"set a value of type {names}", "argument.type")
-
-    return check
-
-
-def _check_items(item: Check) -> Check:
-    def check(name: str, value: object) -> None:
-        check_list(name, value, object)
-        for one in cast("Sequence[object]", value):
-            item(name, one)
-
-    return check
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
-
-
-def _is_list(hint: Any) -> bool:
-    """Return whether an annotation is a list, or a tuple, of any number of items of one kind."""
-    origin, members = get_origin(hint), get_args(hint)
-    return origin in (list, Sequence) or (origin is tuple and len(members) == 2 and members[1] is Ellipsis)
+    named = {name: find_mark(hint, Named) for name, hint in hints.items()}
+    return [
+        (f.name, named[f.name].name if named[f.name] else f"{kind._prefix}{f.name}", f.default, hints[f.name])
+        for f in fields(kind)
+        if f.init
+    ]
 
 
 # --- checks by name -------------------------------------------------------------------------------------------------
@@ -371,31 +319,21 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     choices = tuple(choices)
     # By type first: arrays and tensors answer a comparison with an array.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise SilodpError(
-            f"{name} = {shorten(value)}: set one of {', '.join(map(repr, choices))}.",
-            code="argument.value",
-            field=name,
-        )
+        raise _refuse(name, value, f"set one of {', '.join(map(repr, choices))}", "argument.value")
 
 
 def check_list(name: str, value: object, kind: type) -> None:
     """Check that a value is a list or another sequence, each item of a type."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if not is_list or not all(isinstance(item, kind) for item in cast("Sequence[object]", value)):
-        raise SilodpError(
-            f"{name} = {shorten(value)}: give a list, each item a {kind.__name__}.",
-            code="argument.type",
-            field=name,
-        )
+        raise _refuse(name, value, f"give a list, each item a {kind.__name__}", "argument.type")
 
 
 def check_path(name: str, value: object) -> None:
     """Check that a value can be the path of a file or folder."""
     check_type(name, value, (str, os.PathLike))
     if "\0" in str(value):
-        raise SilodpError(
-            f"{name} = {shorten(value)}: give a path without zero bytes.", code="argument.value", field=name
-        )
+        raise _refuse(name, value, "give a path without zero bytes", "argument.value")
 
 
 def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = None) -> None:

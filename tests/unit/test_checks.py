@@ -112,6 +112,7 @@ class Outer(Settings):
     text: str | bool = ""
     shift: Annotated[Positive, Named("run.shift")] = 1.0
     inner: Inner | None = None
+    span: Annotated[float | None, Range(above=0)] = 1.0
     odd: Fraction | None = None
     made: int = field(default="no argument", init=False)  # type: ignore[arg-type]
 
@@ -135,6 +136,7 @@ class Outer(Settings):
         ("text", 1.0, "argument.type"),
         ("shift", 0, "argument.value"),
         ("inner", {"momentum": 0.5}, "argument.type"),
+        ("span", 0, "argument.value"),
     ],
 )
 def test_fields_are_checked_by_their_annotations(field: str, value: Any, code: str) -> None:
@@ -144,7 +146,9 @@ def test_fields_are_checked_by_their_annotations(field: str, value: Any, code: s
 
 
 def test_what_an_annotation_allows_passes() -> None:
-    made = Outer(np.float32(1), 3, (1, 2.0), [0.5], 9, "down", np.int64(1), True, 2, Inner(0.5), odd=object())
+    made = Outer(
+        np.float32(1), 3, (1, 2.0), [0.5], 9, "down", np.int64(1), True, 2, Inner(0.5), None, object()
+    )
     assert made.rates == (1, 2.0)
     assert Outer(1).plain is None
     with pytest.raises(SilodpError) as caught:

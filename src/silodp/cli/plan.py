@@ -194,22 +194,40 @@ def _make_progress() -> Callable[[int, int], None]:
 
 
 class EpsilonCommand(typer.core.TyperCommand):
-    """`silodp epsilon`, with an option for every field of a method that has a `settings.Help`."""
+    """`silodp epsilon`, with an option for every field of a method that has a `settings.Help`.
 
-    _lacks_fields: bool
+    A method is imported when its options are asked for: those of the others only for help, and to tell an option that
+    the method does not have from one that nothing has.
+    """
 
-    @property  # methods are imported where this command is used, and by no other
+    _method: str | None = None  # None: all methods
+
+    @property
     def params(self) -> list[click.Parameter]:
         """All options, those of methods after --rounds."""
-        if self._lacks_fields:
-            self._lacks_fields = False
-            place = 1 + [option.name for option in self._params].index("rounds")
-            self._params[place:place] = _make_field_options()
-        return self._params
+        if self._method not in self._lists:
+            place = 1 + [option.name for option in self._declared].index("rounds")
+            fields = _make_field_options(self._method)
+            self._lists[self._method] = [*self._declared[:place], *fields, *self._declared[place:]]
+        return self._lists[self._method]  # one object: click keeps its help option there for a moment
 
     @params.setter
     def params(self, declared: list[click.Parameter]) -> None:
-        self._params, self._lacks_fields = declared, True
+        self._declared = declared
+        self._lists: dict[str | None, list[click.Parameter]] = {}
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, first with the options of the method that they name."""
+        from silodp.methods import METHODS
+
+        words = [word for arg in args for word in arg.split("=", 1)]
+        named = words[words.index("--method") + 1 :][:1] if "--method" in words else []
+        self._method = named[0] if named and named[0] in METHODS else None
+        try:
+            return super().parse_args(context, list(args))
+        except click.NoSuchOption:
+            self._method = None
+            return super().parse_args(context, args)
 
 
 _FIELDS = "silodp.fields"
@@ -218,13 +236,13 @@ _ALSO = {"local_steps": ("--steps",)}
 """Field → further names of its option."""
 
 
-def _make_field_options() -> list[click.Option]:
+def _make_field_options(method: str | None) -> list[click.Option]:
     from silodp.methods import METHODS
     from silodp.settings import Help, Range, Whole, find_mark, read_hints
 
     found: dict[str, click.Option] = {}
-    for method in METHODS.values():
-        for name, hint in read_hints(method).items():
+    for maker in METHODS.values() if method is None else [METHODS[method]]:
+        for name, hint in read_hints(maker).items():
             described = find_mark(hint, Help)
             if described is not None and name not in found:
                 kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else str

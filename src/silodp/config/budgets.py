@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS
-from silodp.settings import Whole
+from silodp.settings import Settings, Whole
 
 REPRESENTATIVE_RECORDS = 1000
 """Units that represent all of them where no data are read."""
@@ -25,7 +25,7 @@ _UNITS: dict[str, Unit] = {"records": "record", "users": "user"}
 
 
 @dataclass(frozen=True)
-class BudgetDistribution:
+class BudgetDistribution(Settings, prefix="budgets."):
     """A distribution of privacy budgets.
 
     Attributes:
@@ -36,7 +36,7 @@ class BudgetDistribution:
     """
 
     distribution: str
-    seed: int = 0
+    seed: Annotated[int, Whole(0, limit=2**63)] = 0
     of: Literal["records", "users"] = "records"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,7 +103,6 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
                 code="config.unknown_field",
                 field=f"budgets.{name}",
             )
-    Whole(0, 2**63).check("budgets.seed", found.seed)
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
     made.draw(REPRESENTATIVE_RECORDS)
     return made

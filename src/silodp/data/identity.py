@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
 from silodp.data._identifiers import (
-    CHECKS,
     LONGEST,
     REASONS,
     REMEDIES,
@@ -34,7 +33,7 @@ from silodp.data._identifiers import (
 )
 from silodp.errors import SilodpError, first_line, shorten, suggest_name
 from silodp.parsing import parse_toml
-from silodp.settings import MOST_WHOLE, check_path
+from silodp.settings import Count, Settings, Whole, check_path
 
 FORMAT = 1
 """Of identity.toml and of what its digest covers."""
@@ -43,7 +42,6 @@ _MOST_BYTES = 1 << 20
 _MOST_LISTED = 50
 """Layouts or placeholders in a profile."""
 _MOST_NOTE = 200
-_KINDS = ("digits", "code", "pseudonym")
 _STUDY = re.compile(r"[\w-][\w.-]{0,99}")
 _SPELLINGS = 10
 _HEADER = (
@@ -56,7 +54,7 @@ _LETTERS = str.maketrans("0123456789abcdef", "abcdefghjkmnpqrs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentityProfile:
+class IdentityProfile(Settings, error_code="identity.profile"):
     """What identifies a person in all silos, and which spellings of it are accepted. All of it is public.
 
     A cell is read in this order: Unicode's form NFKC; no white space and no invisible characters at the ends; digits of
@@ -83,36 +81,27 @@ class IdentityProfile:
 
     study: str
     kind: Kind
-    population: int
-    width: int | None = None
+    population: Count
+    width: Annotated[int, Whole(most=LONGEST)] | None = None
     layouts: tuple[str, ...] = ()
-    check: str | None = None
+    check: Literal["mod11", "luhn", "mod97"] | None = None
     placeholders: tuple[str, ...] = ()
     missing: Literal["refuse", "drop"] = "refuse"
     overlap_note: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.study, str) or not _STUDY.fullmatch(self.study):
+        super().__post_init__()
+        for name in ("population", "width"):  # json does not write numpy's integers
+            object.__setattr__(self, name, getattr(self, name) and int(getattr(self, name)))
+        if not _STUDY.fullmatch(self.study):
             raise _fault(
                 "study", self.study, "give a name of 1 to 100 letters, digits, dots, hyphens and underscores"
             )
-        for name, choices in (
-            ("kind", _KINDS),
-            ("missing", ("refuse", "drop")),
-            ("check", (None, *CHECKS)),
-        ):
-            if getattr(self, name) not in choices:
-                listed = ", ".join(repr(choice) for choice in choices if choice is not None)
-                raise _fault(name, getattr(self, name), f"choose one of {listed}")
-        if not _is_whole(self.population, 1, MOST_WHOLE):
-            raise _fault("population", self.population, f"give a whole number from 1 to {MOST_WHOLE:,}")
-        if self.width is not None and not _is_whole(self.width, 1, LONGEST):
-            raise _fault("width", self.width, f"give a whole number from 1 to {LONGEST}")
-        if not isinstance(self.overlap_note, str) or len(self.overlap_note) > _MOST_NOTE:
+        if len(self.overlap_note) > _MOST_NOTE:
             raise _fault("overlap_note", self.overlap_note, f"give a text of at most {_MOST_NOTE} characters")
         for name in ("layouts", "placeholders"):
             listed = getattr(self, name)
-            if not isinstance(listed, tuple) or not all(isinstance(text, str) for text in listed):
+            if not isinstance(listed, tuple):
                 raise _fault(name, listed, "give a list of texts")
             if len(listed) > _MOST_LISTED or len(set(listed)) < len(listed):
                 raise _fault(name, listed, f"give at most {_MOST_LISTED} texts, all different")
@@ -395,10 +384,6 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
 
 def _join(parts: Iterable[bytes]) -> bytes:
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _fault(name: str, value: object, remedy: str) -> SilodpError:

@@ -52,7 +52,7 @@ class UldpGroup(Method):
     clip: Clip
     group_size: Annotated[
         int,
-        Range(),
+        Range(),  # a text is of a wrong type
         Whole(most=_LARGEST_GROUP, what="records (with more, clip per person: uldp-avg)"),
         Help("k: most records of a person that are used, for uldp-group."),
     ]

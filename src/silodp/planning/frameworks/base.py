@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
 from silodp.accounting.events import Gaussian, RevealedSample
@@ -26,7 +26,7 @@ from silodp.config.toml_values import TomlTable, apply_override
 from silodp.errors import SilodpError, counted, shorten, suggest_name
 from silodp.parsing import parse_json, parse_toml
 from silodp.planning.epsilon import Cost, compute_cost
-from silodp.settings import Delta, check_value
+from silodp.settings import Delta, Positive, Probability, Whole, check_value
 
 DELTA = 1e-5
 
@@ -84,7 +84,10 @@ class Finding:
         return asdict(self)
 
 
-class Settings:
+_Whole = Annotated[int, Whole(limit=2**63)]
+
+
+class FrameworkSettings:
     """Settings of a framework by name.
 
     Args:
@@ -104,12 +107,28 @@ class Settings:
         self.asked.add(name)
         return name in self.values
 
-    def number(self, *names: str, default: float | None = None, above: float = 0.0) -> float:
-        """Return a number above a bound under the first of the names that is set.
+    def number(self, *names: str, default: float | None = None) -> float:
+        """Return a number above 0 under the first of the names that is set.
 
         Raises:
             SilodpError: it is missing and has no default, or is no such number.
         """
+        return float(self._read(names, Positive, default, "a number above 0"))
+
+    def whole(self, *names: str, default: int | None = None) -> int:
+        """Return a whole number, 1 or more; errors as of `number`."""
+        return int(self._read(names, _Whole, default, "a whole number, 1 or more"))
+
+    def share(self, *names: str, default: float | None = None) -> float:
+        """Return a number above 0 and at most 1; errors as of `number`."""
+        return float(self._read(names, Probability, default, "a number above 0 and at most 1"))
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return whether a setting is true; errors as of `number`."""
+        return bool(self._read(names, bool, default, "true or false"))
+
+    def _read(self, names: Sequence[str], declared: Any, default: Any, needs: str) -> Any:
+        """Return the value under the first of the names that is set, checked against an annotation."""
         name = self._find(names)
         if name not in self:
             if default is not None:
@@ -121,41 +140,11 @@ class Settings:
                 field=name,
             )
         value = self.values[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
-            raise self._refuse(names, f"a number above {above:g}")
-        return float(value)
-
-    def whole(self, *names: str, default: int | None = None) -> int:
-        """Return a whole number, 1 or more.
-
-        Raises:
-            SilodpError: as `number`.
-        """
-        value = self.number(*names, default=default)
-        if value != int(value):
-            raise self._refuse(names, "a whole number, 1 or more")
-        return int(value)
-
-    def share(self, *names: str, default: float | None = None) -> float:
-        """Return a number above 0 and at most 1.
-
-        Raises:
-            SilodpError: as `number`.
-        """
-        value = self.number(*names, default=default)
-        if value > 1:
-            raise self._refuse(names, "a number above 0 and at most 1")
-        return value
-
-    def flag(self, *names: str, default: bool) -> bool:
-        """Return whether a setting is true.
-
-        Raises:
-            SilodpError: it is neither true nor false.
-        """
-        value = self.values.get(self._find(names), default)
-        if not isinstance(value, bool):
-            raise self._refuse(names, "true or false")
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        try:
+            check_value(name, value, declared)
+        except SilodpError:
+            raise self._refuse(names, needs) from None
         return value
 
     def _find(self, names: Sequence[str]) -> str:
@@ -237,7 +226,7 @@ class Framework(ABC):
         return dict(content) if isinstance(content, dict) else {}
 
     @abstractmethod
-    def check(self, settings: Settings, delta: float | None) -> Finding:
+    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
         """Return what holds.
 
         Args:
@@ -249,7 +238,7 @@ class Framework(ABC):
         """
 
 
-def read_settings(framework: Framework, given: Sequence[str]) -> Settings:
+def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettings:
     """Read files and KEY=VALUE; a later one replaces an earlier one.
 
     Raises:
@@ -263,7 +252,7 @@ def read_settings(framework: Framework, given: Sequence[str]) -> Settings:
             values, typed = values | one, typed | one
         else:
             values |= _normalized(framework.pick(_read_file(Path(text), framework)))
-    return Settings(framework.name, values, typed)
+    return FrameworkSettings(framework.name, values, typed)
 
 
 def _normalized(values: TomlTable) -> TomlTable:
@@ -349,7 +338,7 @@ def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RE
     return tuple(Bound(adversary, unit, None, reason) for unit in units)
 
 
-def count_batches(settings: Settings, size: int) -> int:
+def count_batches(settings: FrameworkSettings, size: int) -> int:
     """Return the number of batches of an epoch, as torch's loader makes them: `drop_last` leaves out a smaller one.
 
     Args:

@@ -14,7 +14,7 @@ from silodp.planning.frameworks.base import (
     SERVER,
     Finding,
     Framework,
-    Settings,
+    FrameworkSettings,
     bound_units,
     count_batches,
     list_persons,
@@ -32,7 +32,7 @@ class Fl4Health(Framework):
     files = "config.yaml of the server"
     without_effect = ("client_clipping", "server_clipping")
 
-    def check(self, settings: Settings, delta: float | None) -> Finding:
+    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
         """Return what holds at the level that the settings are of."""
         if "client_noise_multiplier" in settings:
             return _check_instance_level(settings, delta)
@@ -46,7 +46,7 @@ class Fl4Health(Framework):
         )
 
 
-def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
+def _check_instance_level(settings: FrameworkSettings, delta: float | None) -> Finding:
     """Check DP-SGD in clients that are drawn with one coin per round."""
     noise, coin = settings.number("client_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
     rounds = settings.whole(*_ROUNDS)
@@ -99,7 +99,7 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
     )
 
 
-def _check_client_level(settings: Settings, delta: float | None) -> Finding:
+def _check_client_level(settings: FrameworkSettings, delta: float | None) -> Finding:
     """Check noise of std z·C on the sum of the clipped updates of the clients of a round."""
     noise, coin = settings.number("server_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
     rounds = settings.whole(*_ROUNDS)

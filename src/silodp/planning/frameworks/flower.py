@@ -21,7 +21,7 @@ from silodp.planning.frameworks.base import (
     SERVER,
     Finding,
     Framework,
-    Settings,
+    FrameworkSettings,
     bound_units,
     list_persons,
     no_guarantee,
@@ -62,7 +62,7 @@ class Flower(Framework):
             )
         return {normalize(key).removeprefix("dp_"): value for key, value in table.items()}
 
-    def check(self, settings: Settings, delta: float | None) -> Finding:
+    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
         """Return what holds for the mechanism that the settings are of."""
         if "sensitivity" in settings:
             return _check_local(settings, delta)
@@ -86,7 +86,7 @@ class Flower(Framework):
         )
 
 
-def _check_local(settings: Settings, delta: float | None) -> Finding:
+def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
     """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε."""
     clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
     epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
@@ -131,7 +131,7 @@ def _check_local(settings: Settings, delta: float | None) -> Finding:
     )
 
 
-def _check_central(settings: Settings, delta: float | None) -> Finding:
+def _check_central(settings: FrameworkSettings, delta: float | None) -> Finding:
     """Check fixed clipping: the server adds noise of std z·C/n to the average of n clipped updates."""
     noise, clients = settings.number("noise_multiplier"), settings.whole("num_sampled_clients")
     clip = settings.number("clipping_norm")
@@ -212,7 +212,7 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
     )
 
 
-def _refuse_adaptive(settings: Settings, delta: float | None) -> Finding:
+def _refuse_adaptive(settings: FrameworkSettings, delta: float | None) -> Finding:
     noise = settings.number("noise_multiplier")
     reason = (
         "the clipping norm is changed before the noise is added, so the noise is for another norm than the updates "

@@ -20,7 +20,7 @@ from silodp.planning.frameworks.base import (
     Bound,
     Finding,
     Framework,
-    Settings,
+    FrameworkSettings,
     list_persons,
     no_guarantee,
 )
@@ -64,7 +64,7 @@ class NvFlare(Framework):
         unread = {other: True for other, _, _ in listed if other != name and other not in _WITHOUT_NOISE}
         return {**unread, **arguments, _FILTER: name, **({} if tasks is None else {_TASKS: tasks})}
 
-    def check(self, settings: Settings, delta: float | None) -> Finding:
+    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
         """Return what holds for the filter."""
         rounds = settings.whole("num_rounds", "rounds")
         found = settings.delta(delta, "delta")
@@ -94,7 +94,7 @@ def _covers(tasks: Any, task: str) -> bool:
     return tasks is None or task in tasks or "*" in tasks
 
 
-def _check_sparse_vector(settings: Settings, delta: float, rounds: int, task: str) -> Finding:
+def _check_sparse_vector(settings: FrameworkSettings, delta: float, rounds: int, task: str) -> Finding:
     """Check `SVTPrivacy` (Lyu, Su and Li 2017, Algorithm 7, with c = fraction·d answers, then c noisy values).
 
     Every query is |w_i| clipped to γ, so it moves by at most γ. The threshold's noise γ/ε₁ costs ε₁. An accepted query

@@ -14,7 +14,7 @@ from silodp.planning.frameworks.base import (
     SERVER,
     Finding,
     Framework,
-    Settings,
+    FrameworkSettings,
     bound_units,
     count_batches,
     list_persons,
@@ -29,7 +29,7 @@ class Opacus(Framework):
     files = "a flat TOML, JSON or YAML file with the arguments of make_private"
     without_effect = ("max_grad_norm",)
 
-    def check(self, settings: Settings, delta: float | None) -> Finding:
+    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
         if "target_epsilon" in settings and "noise_multiplier" not in settings:
             raise SilodpError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_Count = Annotated[int, Range(), Whole(limit=int(MOST_REAL))]
+_Count = Annotated[int, Range(), Whole(limit=int(MOST_REAL))]  # by Range(), a text is of a wrong type
 
 
 @dataclass(frozen=True)
