@@ -14,9 +14,10 @@ from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import Masked, Plain
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.compare import compare_methods
-from silodp.config.public_spec import ASSUMED_USERS, build_public_spec
+from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config, parse_config
 from silodp.data.catalog import DATASETS
+from silodp.data.public import ASSUMED_USERS
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run

@@ -21,7 +21,6 @@ from silodp.config.plugins import (
     locate_code,
     read_code,
 )
-from silodp.data.dataset import Dataset
 from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
@@ -33,6 +32,7 @@ from silodp.training.models import MODELS, VERSION, Architecture, mlp, name_line
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
 
+    from silodp.data.dataset import Dataset
     from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)

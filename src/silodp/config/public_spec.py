@@ -7,14 +7,11 @@ from dataclasses import replace
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.schema import RunConfig
-from silodp.data.public import PublicData
+from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.runtime.prepare import check_separate, describe_model
 from silodp.training.losses import LOSSES
 from silodp.training.metrics import METRICS
 from silodp.training.models import SIZES, name_linear_model
-
-ASSUMED_USERS = 1000
-"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
 
 
 def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunSpec, bool]:

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_fields, check_momentum, check_positive, check_type
-from silodp.mechanisms.clipping import Bounds, Update
-from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from silodp.accounting.budget_curve import EpsilonCurve
+    from silodp.mechanisms.clipping import Bounds, Update
+    from silodp.mechanisms.noise import Randomness
     from silodp.training.task import Task
 
 

@@ -5,10 +5,17 @@ from private rows, as the papers do, it says so in `Federation.assumptions`; `no
 declared constants instead. The public facts of every set stand in its `Dataset`, next to its loader.
 """
 
-from silodp.data.benchmarks._common import data_root
-from silodp.data.benchmarks.finance import acs_income, creditcard
-from silodp.data.benchmarks.health import embedded, heart_disease, tcga_brca
-from silodp.data.benchmarks.images import fashion_mnist, mnist
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from silodp._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from silodp.data.benchmarks._common import data_root
+    from silodp.data.benchmarks.finance import acs_income, creditcard
+    from silodp.data.benchmarks.health import embedded, heart_disease, tcga_brca
+    from silodp.data.benchmarks.images import fashion_mnist, mnist
 
 __all__ = [
     "acs_income",
@@ -20,3 +27,13 @@ __all__ = [
     "mnist",
     "tcga_brca",
 ]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "_common": ("data_root",),
+        "finance": ("acs_income", "creditcard"),
+        "health": ("embedded", "heart_disease", "tcga_brca"),
+        "images": ("fashion_mnist", "mnist"),
+    },
+)
