@@ -152,7 +152,8 @@ def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None
 
 def test_epsilon_imports_what_it_uses():
     """Half of silodp was imported for one number once: registries, and packages, import what is asked for."""
-    imported = _after_commands("epsilon --method uldp-avg --rounds 10 --noise-multiplier 5".split())
+    question = "epsilon --method uldp-avg --rounds 10 --noise-multiplier 5"
+    imported = _after_commands(question.split(" "))
     assert len([name for name in imported if name.partition(".")[0] == "silodp"]) <= 60
 
 

@@ -25,7 +25,7 @@ from silodp.config.plugins import is_reference, locate_code
 from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
-from silodp.methods.base import Method, supports_separate
+from silodp.methods.base import supports_separate
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
@@ -136,7 +136,7 @@ def _run(
     """Train one run, unless its result is stored; return the result, and whether it is new."""
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
-    parts += _digest_code(config, spec.method)
+    parts += _digest_code(config, spec)
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -157,12 +157,13 @@ def _run(
     return json.loads(json.dumps(found)), True
 
 
-def _digest_code(config: RunConfig, method: Method) -> list[str]:
+def _digest_code(config: RunConfig, spec: RunSpec) -> list[str]:
     """Return the SHA-256 of each file of code outside silodp that a run is made by, none where it needs none."""
     task = config.task_section
-    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator_name, config.accountant)
+    named = (task.model, task.loss, *(task.metrics or ()))
     contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
-    for module in sorted({type(part).__module__ for part in _list_parts(method)}):
+    parts = (*_list_parts(spec.method), spec.aggregator, spec.accountant)
+    for module in sorted({type(part).__module__ for part in parts}):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file is not None and module.partition(".")[0] != "silodp":
             contents.append(Path(file).read_bytes())
