@@ -18,7 +18,7 @@ import click
 import typer
 import typer.core
 
-from silodp._lazy import Registry
+from silodp._lazy import Registry, load
 from silodp.cli._console import (
     INTERRUPTED,
     MISTAKE,
@@ -71,7 +71,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "audit-log": "silodp.cli.deploy:audit_log",
         "data": "silodp.cli.data:data_app",
         "identity": "silodp.cli.identity:identity_app",
-        "table": "silodp.cli.table:table_app",
+        "table": "silodp_experiments.table:table_app",
     },
 )
 """The commands, and groups of commands, that other modules define."""
@@ -219,8 +219,8 @@ def compare(
 
     settings = load_config(config, set_ or ())
     specs = settings.specs(methods)
-    from silodp.cli.compare import compare_methods
-    from silodp.report.compare_page import format_table
+    compare_methods = load("silodp_experiments.compare:compare_methods")
+    format_table = load("silodp_experiments.compare_page:format_table")
 
     directory = out or Path("runs") / f"{settings.name}-compare"
     try:

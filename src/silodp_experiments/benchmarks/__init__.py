@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from silodp.data.benchmarks._common import data_root
-    from silodp.data.benchmarks.finance import acs_income, creditcard
-    from silodp.data.benchmarks.health import embedded, heart_disease, tcga_brca
-    from silodp.data.benchmarks.images import fashion_mnist, mnist
+    from silodp_experiments.benchmarks._common import data_root
+    from silodp_experiments.benchmarks.finance import acs_income, creditcard
+    from silodp_experiments.benchmarks.health import embedded, heart_disease, tcga_brca
+    from silodp_experiments.benchmarks.images import fashion_mnist, mnist
 
 __all__ = [
     "acs_income",

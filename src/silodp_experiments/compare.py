@@ -26,7 +26,6 @@ from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.methods.base import supports_separate
-from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import WHO, is_only_claimed
@@ -35,6 +34,7 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.training.task import Task
 from silodp.wire.store import write_durably
+from silodp_experiments.compare_page import format_table, render_comparison
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
