@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import silodp
-from silodp.data.benchmarks import mnist
 from silodp.training import accuracy, cross_entropy
 from silodp.training.models import cnn_mnist, hog_linear
+from silodp_experiments.benchmarks import mnist
 
 
 def embed(body: nn.Module, federation: silodp.Federation) -> silodp.Federation:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from silodp.aggregators import Aggregator, Lattice, Masked, Paillier, Plain
-from silodp.data import benchmarks
 from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train
@@ -24,6 +23,7 @@ from silodp.training.losses import cross_entropy
 from silodp.training.models import cnn_mnist
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
+from silodp_experiments import benchmarks
 
 DATA = Path("../shared/data")
 METHOD = UldpAvg(5.0, 0.1, LocalTraining(learning_rate=0.01, epochs=1, batch_size=8), weighting="records")

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from silodp.data import benchmarks
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cox, cross_entropy, user_updates
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd._trainer import Trainer
+from silodp_experiments import benchmarks
 
 # name: (federation, model, loss, users, epochs, batch size, pairs of which the reference trains one, turns)
 CASES: dict[str, tuple[Any, ...]] = {

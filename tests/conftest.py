@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 
 from silodp.cli import main
-from silodp.data.benchmarks import data_root
 from silodp.errors import SilodpError
+from silodp_experiments.benchmarks import data_root
 from support.commands import CONFIG, Outcome, Silodp
 
 # How long an example takes says something about the machine, not about the code.

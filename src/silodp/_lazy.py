@@ -12,6 +12,12 @@ from typing import Any, Generic, TypeVar, cast
 T = TypeVar("T")
 
 
+def load(place: str) -> Any:
+    """Import what "package.module:name" is."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """The parts of one kind (methods, aggregators) that silodp has, by name; a part is imported when it is first used.
 
@@ -30,8 +36,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind, self.places = kind, dict(places)
 
     def __getitem__(self, name: str) -> T:
-        module, _, attribute = self.places[name].partition(":")
-        return cast(T, getattr(importlib.import_module(module), attribute))
+        return cast(T, load(self.places[name]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)

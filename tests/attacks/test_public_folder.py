@@ -14,6 +14,7 @@ import os
 import py_compile
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -33,6 +34,7 @@ from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.deploy import _format_agreement
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
@@ -270,6 +272,58 @@ def test_no_field_runs_code_before_it_is_accepted_or_code_that_is_not_shown(
             assert any(reference in line for line in shown)
             assert agreed["files"][name]["digest"] == sha256(EVIL.encode()).hexdigest()
             assert any(agreed["files"][name]["digest"] in line for line in shown)
+
+
+ENTRY_POINTS = {
+    "accountant": "accountants",
+    "aggregator": "aggregators",
+    "data.source": "datasets",
+    "method.name": "methods",
+    "method.server_optimizer.name": "server_optimizers",
+}
+"""The fields that take a name that an installed distribution adds, and the kind of part that they name."""
+
+
+def install_evil(outside: Path) -> None:
+    """Lay a distribution on the path that adds a part of every kind, and claims names of silodp's own."""
+    about = outside / "evil-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    names = ("evil-part", "uldp-avg", "uldp_avg", "plain", "tables", "pld", "sgd")
+    groups = [
+        [f"[silodp.{kind}]", *(f"{name} = evil_module:Evil" for name in names)]
+        for kind in ENTRY_POINTS.values()
+    ]
+    (about / "entry_points.txt").write_text("\n".join(line for group in groups for line in group))
+
+
+@pytest.mark.parametrize("field", ENTRY_POINTS)
+def test_a_name_that_another_distribution_adds_is_a_reference_to_code(
+    field: str, public: Path, tmp_path: Path, executed: Callable[[], set[Path]]
+) -> None:
+    """The name says nothing of where its code comes from: it runs where references run, and nowhere else."""
+    install_evil(tmp_path / "outside")
+    values = put(read_toml(public / "config.toml"), tuple(field.split(".")), "evil-part")
+    use_freely(values, public)
+    assert [path.name for path in executed()] == ["evil_module.py"]
+    sys.modules.pop("evil_module")
+    with refuse_plugins(), refused("report.foreign_code"):  # as a report reads a configuration
+        resolve(parse_config(values, public))
+    (public / "config.toml").write_text(tomli_w.dumps(values))
+    with refused("report.foreign_code"):
+        Consortium.load(public)
+    assert executed() == set()
+
+
+def test_no_distribution_takes_a_name_of_silodps_own(
+    public: Path, tmp_path: Path, executed: Callable[[], set[Path]]
+) -> None:
+    install_evil(tmp_path / "outside")
+    values = read_toml(public / "config.toml")
+    for name in ("uldp-avg", "uldp_avg"):
+        use_freely(put(values, ("method", "name"), name), public)
+    use_freely({**values, "aggregator": "plain", "accountant": "pld"}, public)
+    assert executed() == set()
 
 
 @pytest.mark.parametrize(

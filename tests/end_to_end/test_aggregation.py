@@ -13,17 +13,18 @@ from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import Masked, Plain
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.cli.compare import compare_methods
 from silodp.config.comparison import parse_methods
-from silodp.config.resolve import ASSUMED_USERS, ResolvedRun, load_config, resolve
+from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
+from silodp.data.public import ASSUMED_USERS
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from silodp.report.formatting import format_bytes
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import run, train
+from silodp_experiments.compare import compare_methods
 from support.commands import Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -371,7 +372,7 @@ def test_training_without_privacy_is_added_up_in_clear(
         in_clear = prepare_run(parties.federation, parties.task, spec.method, rounds=1, seed=0)
         return run(in_clear, parties, **settings)
 
-    monkeypatch.setattr("silodp.cli.compare.run", stop)
+    monkeypatch.setattr("silodp_experiments.compare.run", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
     compare_methods(config, parse_methods(config, "uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()

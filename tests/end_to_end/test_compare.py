@@ -12,17 +12,17 @@ import pytest
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.cli import compare as module
-from silodp.cli.compare import compare_methods
 from silodp.config.comparison import MethodSpec, parse_methods
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
-from silodp.report.compare_page import format_spread, format_table, is_level
 from silodp.report.divergence import get_measure
 from silodp.report.figures import choose_log_ticks, render_svg
 from silodp.runtime.train import run, train
+from silodp_experiments import compare as module
+from silodp_experiments.compare import compare_methods
+from silodp_experiments.compare_page import format_spread, format_table, is_level
 
 pytestmark = pytest.mark.pictures
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from silodp.aggregators import _private_weights
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
-from silodp.data.benchmarks import data_root, heart_disease
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.methods import uldp
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
+from silodp_experiments.benchmarks import data_root, heart_disease
 from support.clear import described, released
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, spec

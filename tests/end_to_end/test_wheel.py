@@ -33,19 +33,15 @@ def run(*arguments: object, cwd: Path, **more: str) -> str:
 def test_the_wheel_has_all_files_and_trains_the_demo(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path / "source"
-    shutil.copytree(
-        ROOT / "src" / "silodp", source / "src" / "silodp", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     name = run("-c", BUILD, tmp_path, cwd=source).splitlines()[-1]
     with zipfile.ZipFile(tmp_path / name) as wheel:
-        packed = {entry for entry in wheel.namelist() if entry.startswith("silodp/")}
+        packed = {entry for entry in wheel.namelist() if ".dist-info/" not in entry}
         wheel.extractall(tmp_path / "installed")
     written = {
-        path.relative_to(source / "src").as_posix()
-        for path in (source / "src" / "silodp").rglob("*")
-        if path.is_file()
+        path.relative_to(source / "src").as_posix() for path in (source / "src").rglob("*") if path.is_file()
     }
     assert packed == written
     # -P and an empty folder: nothing of the checkout is imported.

@@ -18,9 +18,9 @@ from random import Random
 
 import httpx
 
+from silodp.deploy import TLS_KEY
 from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, Consortium
-from silodp.deploy.silo import TLS_KEY
 from support.consortium import Processes
 
 _BUFFER = 1 << 12

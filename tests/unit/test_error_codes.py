@@ -37,11 +37,10 @@ AREAS = (
 )
 
 
-def parsed(*folders: str) -> Iterator[tuple[str, ast.Module]]:
-    """Every module under these folders of the package, by its path."""
-    for folder in folders:
-        for path in sorted((SOURCE / folder).rglob("*.py")):
-            yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of silodp and of the packages beside it, by its path."""
+    for path in sorted(SOURCE.parent.glob("silodp*/**/*.py")):
+        yield path.relative_to(SOURCE.parent).as_posix(), ast.parse(path.read_text())
 
 
 def called(call: ast.Call) -> str:
@@ -110,7 +109,7 @@ def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
 
 
 def test_every_error_has_a_code_that_can_be_looked_up():
-    found = [(name, line, codes) for name, tree in parsed(".") for line, codes in errors(tree)]
+    found = [(name, line, codes) for name, tree in parsed() for line, codes in errors(tree)]
     assert len(found) > 450
     assert [f"{name}:{line}" for name, line, codes in found if codes is None] == []
 
@@ -118,7 +117,7 @@ def test_every_error_has_a_code_that_can_be_looked_up():
 def test_every_code_that_an_error_has_is_registered():
     named = {
         code: f"{name}:{line}"
-        for name, tree in parsed(".")
+        for name, tree in parsed()
         for line, codes in errors(tree)
         for code in codes or ()
     }
@@ -134,9 +133,9 @@ def test_every_registered_code_is_in_use():
     line = range(listed.lineno, (listed.end_lineno or 0) + 1)
     used = {
         node.value
-        for name, tree in parsed(".")
+        for name, tree in parsed()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and not (name == "errors.py" and node.lineno in line)
+        if isinstance(node, ast.Constant) and not (name == "silodp/errors.py" and node.lineno in line)
     }
     assert [code for code in CODES if code not in used] == []
 

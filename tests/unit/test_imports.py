@@ -148,3 +148,32 @@ def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None
     )
     assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_epsilon_imports_what_it_uses():
+    """Half of silodp was imported for one number once: registries, and packages, import what is asked for."""
+    question = "epsilon --method uldp-avg --rounds 10 --noise-multiplier 5"
+    imported = _after_commands(question.split(" "))
+    assert len([name for name in imported if name.partition(".")[0] == "silodp"]) <= 60
+
+
+def test_a_report_of_a_finished_run_imports_no_torch(tmp_path):
+    directory = tmp_path / "run"
+    demo = Path(silodp.__file__).with_name("cli") / "demo.toml"
+    command = [sys.executable, "-m", "silodp", "run", demo, "--set", "rounds=1", "--out", directory]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not _after_commands(["report", str(directory)]) & {"torch", "pandas", "sklearn", "pyarrow"}
+
+
+def test_deployments_refuse_what_is_not_there_without_torch(tmp_path):
+    nowhere = str(tmp_path / "nowhere")
+    refused = [
+        ["report", nowhere],
+        ["predict", nowhere, "table.csv"],
+        ["server", nowhere, nowhere],
+        ["silo", nowhere, nowhere],
+        ["audit-log", nowhere],
+        ["deploy", "status", nowhere],
+        ["deploy", "check", nowhere, nowhere],
+    ]
+    assert "torch" not in _after_commands(*refused, expected=2)

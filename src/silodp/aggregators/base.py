@@ -16,20 +16,21 @@ import numpy as np
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
-from silodp.crypto.keys import Identity
-from silodp.mechanisms.clipping import Update
+from silodp.errors import SilodpError, counted
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState
 from silodp.settings import Settings
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType
-from silodp.wire.store import RoundStore
-from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.aggregators.run_spec import RunSpec
+    from silodp.crypto.keys import Identity
+    from silodp.mechanisms.clipping import Update
+    from silodp.wire.store import RoundStore
+    from silodp.wire.transport import DeliveryFailure
 
 
 T = TypeVar("T")
@@ -379,3 +380,19 @@ def request_state(state: MethodState) -> dict[str, np.ndarray]:
 def state_of(request: Message) -> dict[str, np.ndarray]:
     """Return the method's state that an update's request carries."""
     return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
+
+
+def check_attempts(aggregator: Aggregator, rounds: int) -> None:
+    """Refuse more rounds than an aggregator's constants are chosen for.
+
+    Raises:
+        SilodpError: there are more (code argument.conflict).
+    """
+    if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
+        raise SilodpError(
+            f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
+            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: aggregation.attempts; in "
+            "silodp epsilon: --aggregation attempts=N), leaving room for rounds that must be repeated.",
+            code="argument.conflict",
+            field="rounds",
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silodp.aggregators._key_agreement import SiloKeyAgreement, current_session, key_agreement_kinds, set_up
+from silodp._lazy import LazyModule
 from silodp.aggregators.base import (
     Aggregator,
     Handler,
@@ -27,6 +27,10 @@ from silodp.wire.schemas import Array, Check, MessageSchedule, MessageSchema, Me
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from silodp.aggregators import _key_agreement
+else:
+    _key_agreement = LazyModule("silodp.aggregators._key_agreement")  # only where users are sampled
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +56,7 @@ class Plain(Aggregator):
         """Return the set-up, with a key agreement where users are sampled, then updates in clear."""
         share = MessageSchema(arrays={"share": Array("float64", (spec.sum_size,))})
         sampled = spec.method.samples_users
-        agreement = key_agreement_kinds(spec.names, name) if sampled else ()
+        agreement = _key_agreement.key_agreement_kinds(spec.names, name) if sampled else ()
         fields: dict[str, Check] = {"session": is_digest} if sampled else {}
         return MessageSchedule(
             (*setup_kinds(spec), *agreement),
@@ -77,7 +81,9 @@ class PlainServer:
     def set_up(self, context: ServerContext) -> None:
         """Let the silos agree on a secret, where they draw samples of users."""
         if self.spec.method.samples_users:
-            set_up(self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None)
+            _key_agreement.set_up(
+                self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None
+            )
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
@@ -86,7 +92,7 @@ class PlainServer:
         if not context.charge(round_, 0, self.spec.population.silos):
             return None
         sampled = self.spec.method.samples_users
-        fields = {"session": current_session(context.store.run).session} if sampled else {}
+        fields = {"session": _key_agreement.current_session(context.store.run).session} if sampled else {}
         request = Message("update", self.spec.run, round_, fields=fields, arrays=dict(arrays))
         answers = context.ask_all({name: request for name in self.spec.names})
         # In the order of the names: float addition depends on it.
@@ -101,7 +107,9 @@ class PlainServer:
 
 class _PlainSilo:
     def __init__(self, spec: RunSpec, context: SiloContext) -> None:
-        self._member = SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run)
+        self._member = _key_agreement.SiloKeyAgreement(
+            context.identity, context.pins, spec.digest, context.store.run
+        )
         self.handlers: Mapping[str, Handler] = self._member.handlers if spec.method.samples_users else {}
 
     def group_secret(self, run: str) -> bytes:

@@ -7,18 +7,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.events import Event, find_costliest_event, remove_amplification, select_kind
 from silodp.accounting.guarantee import Adversary, View
-from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
 from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
-from silodp.mechanisms.clipping import Bounds
 from silodp.methods.base import Method
-from silodp.methods.evaluation import Evaluation
 from silodp.methods.roles import FederationSize
+
+if TYPE_CHECKING:
+    from silodp.accounting.ledger import Budget, LedgerHeader
+    from silodp.mechanisms.clipping import Bounds
+    from silodp.methods.evaluation import Evaluation
 
 FORMAT = 1
 """Of run_spec.json."""
@@ -150,6 +152,8 @@ class RunSpec:
     @property
     def ledger_header(self) -> LedgerHeader:
         """What the events of the run's ledger are about."""
+        from silodp.accounting.ledger import ACCOUNTING, LedgerHeader
+
         method = self.method
         return LedgerHeader(
             method.name, repr(method), method.unit, self.aggregator.name, self.is_secret, ACCOUNTING

@@ -16,7 +16,7 @@ from typing import Any
 
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Adversary, Guarantee
 from silodp.config.schema import CardSection, parse_card
-from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.subgroups import list_group_names
 from silodp.errors import SilodpError, counted
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound

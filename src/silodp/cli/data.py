@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from silodp._lazy import load
 from silodp.cli._console import (
     Decimal,
     Encoding,
@@ -31,9 +32,7 @@ data_app = typer.Typer(
 @data_app.command("list")
 def data_list(root: Root = None, as_json: Json = False) -> None:
     """List all data sets, and whether their files are present."""
-    from silodp.data.fetch import list_datasets
-
-    listed = list_datasets(root)
+    listed = load("silodp_experiments.fetch:list_datasets")(root)
     lines = [
         f"{d.name:14} {d.rows:>9,} rows  {'present' if d.present else 'missing':8}  {d.origin}; {d.license}"
         for d in listed
@@ -44,9 +43,7 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
 @data_app.command("check")
 def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
     """Check a data set. Compares its files with published checksums, and loads it."""
-    from silodp.data.fetch import check
-
-    found = check(name, root)
+    found = load("silodp_experiments.fetch:check")(name, root)
     files = [{"path": str(file.path), "state": file.state} for file in found.files]
     result = {
         "name": name,
@@ -67,10 +64,8 @@ def data_fetch(name: Name, root: Root = None, as_json: Json = False) -> None:
     """Download a data set from its publisher."""
     import os
 
-    from silodp.data.fetch import fetch
-
     folder = root or Path(os.environ.get("SILODP_DATA") or "data")
-    paths = fetch(name, folder)
+    paths = load("silodp_experiments.fetch:fetch")(name, folder)
     result = {"name": name, "root": str(folder), "files": [str(path) for path in paths]}
     show(
         result,

@@ -312,8 +312,8 @@ def accept_command(
 
 def _has_accepted(folder: Path, digest: str) -> bool:
     """Return whether the policy in a silo's folder lists a digest."""
+    from silodp.deploy import POLICY
     from silodp.deploy.policy import Policy
-    from silodp.deploy.silo import POLICY
 
     path = folder / POLICY
     return path.exists() and digest in Policy.load(path).accepted
@@ -457,11 +457,13 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check address, TLS, clock, versions and policy before the code is compared; status 1 if something is wrong."""
-    from silodp.deploy.check import check_party
     from silodp.deploy.consortium import Consortium
 
+    consortium = Consortium.load(public)
+    from silodp.deploy.check import check_party  # torch, after what is refused without it
+
     found = []
-    for one in check_party(folder, Consortium.load(public), url):
+    for one in check_party(folder, consortium, url):
         found.append(one)
         if not as_json:
             line = f"{'ok  ' if one.is_good else 'FAIL'}  {one.name:<12}  {_escape_controls(one.told)}"
@@ -521,8 +523,7 @@ def status(
 ) -> None:
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy import STATUS
-    from silodp.deploy.server import read_status
+    from silodp.deploy.status import STATUS, read_status
 
     path = folder / STATUS
     if not path.exists():
@@ -587,13 +588,14 @@ def server(
     with log_lines(log_level, as_json):
         from silodp.accounting.guarantee import format_rounded_up
         from silodp.deploy.consortium import take_copy
-        from silodp.deploy.server import SocketOptions, serve
-        from silodp.tracking import open_trackers
-        from silodp.tracking.progress import format_duration
 
         _refuse_both("listen", listen, socket)
         _refuse_both("monitor", monitor, socket)
         consortium = take_copy(public, folder)
+
+        from silodp.deploy.server import SocketOptions, serve  # torch, after what is refused without it
+        from silodp.tracking import open_trackers
+        from silodp.tracking.progress import format_duration
 
         def tell(done: RoundResult) -> None:
             spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in done.epsilon.items())
@@ -643,19 +645,21 @@ def silo(
 ) -> None:
     """Serve one silo until the run is over, or it is stopped. It alone opens the silo's records."""
     with log_lines(log_level):
-        from silodp.deploy import STATUS
-        from silodp.deploy.certificates import ExpiryWatch, make_context
+        from silodp.deploy import TLS_KEY
         from silodp.deploy.consortium import AUTHORITY, take_copy
-        from silodp.deploy.https import HttpsClient
-        from silodp.deploy.server import StatusFile
-        from silodp.deploy.silo import TLS_KEY, open_silo
-        from silodp.deploy.sockets import SiloSocket
-        from silodp.wire.transport import SERVER, SIGNED_BYTES
 
         _refuse_both("url", url, socket)
         for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
             signal.signal(number, lambda *_: sys.exit(0))
         consortium = take_copy(public, folder)
+
+        from silodp.deploy.certificates import ExpiryWatch, make_context
+        from silodp.deploy.https import HttpsClient
+        from silodp.deploy.silo import open_silo  # torch, after what is refused without it
+        from silodp.deploy.sockets import SiloSocket
+        from silodp.deploy.status import STATUS, StatusFile
+        from silodp.wire.transport import SERVER, SIGNED_BYTES
+
         with open_silo(folder, consortium) as service:
             max_bytes = service.max_bytes + SIGNED_BYTES
             if socket is not None:
@@ -713,8 +717,7 @@ def audit_log(
     as_json: Json = False,
 ) -> None:
     """Show everything that left a silo: time, kind, round, bytes and hash of every answer, and the ε spent so far."""
-    from silodp.deploy.limits import read_audit
-    from silodp.deploy.silo import AUDIT, POLICY, read_spent
+    from silodp.deploy import AUDIT, POLICY
 
     path = folder / AUDIT
     if not path.exists() and not (folder / POLICY).exists():
@@ -724,6 +727,9 @@ def audit_log(
             code="cli.file",
             field="folder",
         )
+    from silodp.deploy.limits import read_audit
+    from silodp.deploy.silo import read_spent
+
     entries, cut_off = read_audit(path)
     text = [
         f"{one['time']}  run {one['run'][:8]}  {_name_answer(one)}  round {one['round'] + 1}  {one['bytes']:,} bytes  "

@@ -18,7 +18,7 @@ import click
 import typer
 import typer.core
 
-from silodp._lazy import Registry
+from silodp._lazy import Registry, load
 from silodp.cli._console import (
     INTERRUPTED,
     MISTAKE,
@@ -72,7 +72,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "audit-log": "silodp.cli.deploy:audit_log",
         "data": "silodp.cli.data:data_app",
         "identity": "silodp.cli.identity:identity_app",
-        "table": "silodp.cli.table:table_app",
+        "table": "silodp_experiments.table:table_app",
     },
 )
 """The commands, and groups of commands, that other modules define."""
@@ -222,8 +222,8 @@ def compare(
 
     resolved = load_config(config, set_ or ())
     specs = parse_methods(resolved, methods)
-    from silodp.cli.compare import compare_methods
-    from silodp.report.compare_page import format_table
+    compare_methods = load("silodp_experiments.compare:compare_methods")
+    format_table = load("silodp_experiments.compare_page:format_table")
 
     directory = out or Path("runs") / f"{resolved.config.name}-compare"
     try:

@@ -23,7 +23,6 @@ from silodp.config.plugins import (
     read_code,
 )
 from silodp.config.schema import TaskSection
-from silodp.data.dataset import Dataset
 from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
@@ -35,6 +34,7 @@ from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, na
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
 
+    from silodp.data.dataset import Dataset
     from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)

@@ -5,17 +5,21 @@ A new data set is a `Dataset` in a file; see docs/extending.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from silodp.data import benchmarks
+    from types import ModuleType
+
     from silodp.data.dataset import Dataset, Origin
     from silodp.data.federation import Federation
     from silodp.data.identity import IdentityProfile, load_profile
     from silodp.data.public import PublicData
     from silodp.data.silo_data import SiloData
+
+    benchmarks: ModuleType
 
 __all__ = [
     "Dataset",
@@ -28,10 +32,9 @@ __all__ = [
     "load_profile",
 ]
 
-__getattr__ = export_lazily(
+_exported = export_lazily(
     __name__,
     {
-        "benchmarks": (),
         "dataset": ("Dataset", "Origin"),
         "federation": ("Federation",),
         "identity": ("IdentityProfile", "load_profile"),
@@ -39,3 +42,9 @@ __getattr__ = export_lazily(
         "silo_data": ("SiloData",),
     },
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "benchmarks":  # by its name: the core does not import what stands beside it
+        return importlib.import_module("silodp_experiments.benchmarks")
+    return _exported(name)

@@ -9,13 +9,13 @@ from silodp.errors import lookup
 DATASETS: Registry[Dataset] = Registry(
     "datasets",
     {
-        "heart_disease": "silodp.data.benchmarks.health:HEART_DISEASE",
-        "tcga_brca": "silodp.data.benchmarks.health:TCGA_BRCA",
-        "creditcard": "silodp.data.benchmarks.finance:CREDITCARD",
-        "mnist": "silodp.data.benchmarks.images:MNIST",
-        "fashion_mnist": "silodp.data.benchmarks.images:FASHION_MNIST",
-        "acs_income": "silodp.data.benchmarks.finance:ACS_INCOME",
-        "embedded": "silodp.data.benchmarks.health:EMBEDDED",
+        "heart_disease": "silodp_experiments.benchmarks.health:HEART_DISEASE",
+        "tcga_brca": "silodp_experiments.benchmarks.health:TCGA_BRCA",
+        "creditcard": "silodp_experiments.benchmarks.finance:CREDITCARD",
+        "mnist": "silodp_experiments.benchmarks.images:MNIST",
+        "fashion_mnist": "silodp_experiments.benchmarks.images:FASHION_MNIST",
+        "acs_income": "silodp_experiments.benchmarks.finance:ACS_INCOME",
+        "embedded": "silodp_experiments.benchmarks.health:EMBEDDED",
         "tables": "silodp.data.tables.dataset:TABLES",
     },
 )

@@ -15,6 +15,18 @@ from numpy.typing import NDArray
 from silodp.data.inputs import CODES, NUMERIC, Input, NamedArrays
 from silodp.errors import SilodpError
 
+ASSUMED_USERS = 1000
+"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
+ASSUMES_INDEX_FROM_TABLES = (
+    "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
+    "person on it has records in at least one of them, and how many persons there are. To promise that too, "
+    "declare a list that also names people without records."
+)
+ASSUMES_INDEX_BY_PROFILE = (
+    "Persons are numbered over all silos, by a trust center or, in a simulation, by the process that reads all tables: "
+    "it knows who has records where. The numbers say nothing of a person."
+)
+
 LabelKind = Literal["classes", "real", "survival", "multilabel"]
 """One class of several, one or several numbers, [event, time], or several yes/no labels."""
 

@@ -7,5 +7,5 @@ from silodp.deploy.courier import Reply, Request, ask_silo, give_reply, take_req
 
 __all__ = ["Reply", "Request", "ask_silo", "give_reply", "take_request"]
 
-STATUS = "status.json"
-"""In the folder of a server or silo: how far the run is, who is connected, and the last problem."""
+IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
+"""Files in the folder of a party: its keys; a silo's policy and audit log; and what its process locks."""

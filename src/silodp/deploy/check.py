@@ -13,14 +13,12 @@ from pathlib import Path
 import httpx
 
 import silodp
+from silodp.deploy import IDENTITY, POLICY, TLS_KEY
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, Consortium
 from silodp.deploy.https import listen_at
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import (
-    IDENTITY,
-    POLICY,
-    TLS_KEY,
     check_participation,
     describe_shortfall,
     find_name,

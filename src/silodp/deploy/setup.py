@@ -21,6 +21,7 @@ from silodp.data.federation import Federation
 from silodp.data.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
+from silodp.deploy import IDENTITY, LOCK, POLICY, TLS_KEY
 from silodp.deploy.certificates import Authority, make_request
 from silodp.deploy.consortium import (
     AUTHORITY,
@@ -34,10 +35,6 @@ from silodp.deploy.consortium import (
 from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy, accept_digest
 from silodp.deploy.silo import (
-    IDENTITY,
-    LOCK,
-    POLICY,
-    TLS_KEY,
     check_index,
     check_participation,
     compute_lifetime_cost,

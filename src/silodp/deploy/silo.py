@@ -49,6 +49,7 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.person_index import read_person_index
 from silodp.data.tables.reader import read_tables
 from silodp.data.tables.schema import Schema
+from silodp.deploy import AUDIT, IDENTITY, LOCK, POLICY
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
@@ -68,7 +69,6 @@ from silodp.wire.transport import SERVER, sign, verify
 
 _log = logging.getLogger(__name__)
 
-IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
 _MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
 """Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""

@@ -19,8 +19,6 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, Update
-from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import (
     NO_BUDGETS,
     EventsBySurvivors,
@@ -38,6 +36,8 @@ from silodp.settings import Momentum, Positive, Settings, check_value
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from silodp.mechanisms.clipping import Bounds, Update
+    from silodp.mechanisms.noise import Randomness
     from silodp.training.task import Task
 
 

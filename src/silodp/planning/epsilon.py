@@ -19,17 +19,16 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
+from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
 from silodp.config.build import build_aggregator, find_method_class
-from silodp.config.resolve import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
-from silodp.data.public import PublicData
+from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
-from silodp.runtime.prepare import check_attempts
 from silodp.settings import Delta, Whole, check_choice, check_value
 
 ACCOUNTING_DEFAULTS = {

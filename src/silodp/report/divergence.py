@@ -7,6 +7,7 @@ from typing import Any
 
 from silodp.errors import counted
 from silodp.report.formatting import as_number
+from silodp.runtime.run_directory import REFUSED_SUM
 
 _DIVERGED = 10.0
 """A run has diverged where its last loss is so many times that of the untrained model."""
@@ -61,8 +62,6 @@ def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def describe_refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what did not enter the model because it was not finite, one sentence each."""
-    from silodp.runtime.train import REFUSED_SUM  # torch, which the picture of a plan does not need
-
     sentences = []
     charged, refused = _count_refused_sums(rows)
     if 0 < refused < charged:
@@ -84,7 +83,5 @@ def describe_refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _count_refused_sums(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Return the number of rounds, and in how many of them the sum was refused."""
-    from silodp.runtime.train import REFUSED_SUM
-
     rounds = [row for row in rows if row["round"] > 0]
     return len(rounds), sum(bool((row.get("refused") or {}).get(REFUSED_SUM)) for row in rounds)

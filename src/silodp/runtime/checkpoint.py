@@ -6,18 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors import SafetensorError, deserialize
 
 from silodp.errors import SilodpError
-from silodp.methods.base import Method
-from silodp.methods.roles import FederationSize, MethodState
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.files import read_sealed, write_sealed
+
+if TYPE_CHECKING:  # a report, which reads the fingerprint, does not import torch
+    from torch import Tensor
+
+    from silodp.methods.base import Method
+    from silodp.methods.roles import FederationSize, MethodState
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
 FORMAT = 5
@@ -61,6 +62,9 @@ class Checkpoint:
 
 def save_checkpoint(path: Path, state: Checkpoint) -> None:
     """Write a checkpoint durably; after a crash the file has this state or the one before it."""
+    import torch
+    from safetensors.torch import save
+
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
     optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
@@ -79,7 +83,7 @@ def read_fingerprint(path: Path) -> str:
 
 def _read_header(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        load(data)
+        deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         header: dict[str, Any] = parse_json(parse_json(data[8 : 8 + length])["__metadata__"]["checkpoint"])
     except (SafetensorError, *UNSOUND) as error:
@@ -100,6 +104,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     Raises:
         SilodpError: it is missing, damaged, of another format, or of a run with other settings.
     """
+    from safetensors.torch import load
+
     try:
         data = read_sealed(path, f"checkpoint {path}")
     except FileNotFoundError:

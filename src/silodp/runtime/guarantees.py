@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +25,11 @@ from silodp.accounting.guarantee import (
     View,
     list_assumptions,
 )
-from silodp.accounting.ledger import Ledger
-from silodp.aggregators.run_spec import RunSpec
-from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
+from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
+
+if TYPE_CHECKING:
+    from silodp.accounting.ledger import Ledger
+    from silodp.aggregators.run_spec import RunSpec
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""

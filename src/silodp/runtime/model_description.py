@@ -16,22 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, get_args
 
 from silodp._lazy import find_version
-from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import LabelKind
 from silodp.data.tables.columns import SETTINGS
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
-from silodp.training.losses import Loss
-from silodp.training.model_checks import list_numeric_attributes
 from silodp.training.models import Architecture
-from silodp.training.task import digest_tensors
+
+if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
+    from torch import Tensor, nn
+
+    from silodp.aggregators.run_spec import RunSpec
+    from silodp.training.losses import Loss
 
 FORMAT = 2
 """Of model.json. 2: the field "digest" of all others; 1: without it."""
@@ -303,6 +302,8 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 def digest_unsaved(model: nn.Module) -> str:
     """Return the SHA-256 (hex) of the buffers that `state_dict` leaves out; "" where there are none."""
+    import torch
+
     saved = model.state_dict().keys()
     left = {name: tensor for name, tensor in model.named_buffers() if name not in saved}
     if not left:
@@ -316,6 +317,9 @@ def digest_unsaved(model: nn.Module) -> str:
 
 def digest_attributes(model: nn.Module) -> str:
     """Return the SHA-256 (hex) of the numbers that modules hold as plain attributes; "" where there are none."""
+    from silodp.training.model_checks import list_numeric_attributes
+    from silodp.training.task import digest_tensors
+
     found = list_numeric_attributes(model)
     return digest_tensors(found) if found else ""
 

@@ -20,7 +20,7 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
-from silodp.aggregators.base import Aggregator
+from silodp.aggregators.base import Aggregator, check_attempts
 from silodp.aggregators.evaluation import choose_table
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
@@ -28,7 +28,7 @@ from silodp.data.federation import Federation
 from silodp.data.linkage import find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
-from silodp.errors import SilodpError, counted, lookup
+from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
@@ -191,22 +191,6 @@ def _check_method(method: object) -> None:
             f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
             code="argument.type",
             field="method",
-        )
-
-
-def check_attempts(aggregator: Aggregator, rounds: int) -> None:
-    """Refuse more rounds than an aggregator's constants are chosen for.
-
-    Raises:
-        SilodpError: there are more (code argument.conflict).
-    """
-    if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
-        raise SilodpError(
-            f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
-            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: aggregation.attempts; in "
-            "silodp epsilon: --aggregation attempts=N), leaving room for rounds that must be repeated.",
-            code="argument.conflict",
-            field="rounds",
         )
 
 

@@ -10,26 +10,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.registry import AggregatorRecord
-from silodp.aggregators.run_spec import RunSpec
-from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError, counted
 from silodp.parsing import parse_json, parse_toml, refuse_unsound
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
-from silodp.runtime.silo import make_ledger
-from silodp.training.losses import Loss
-from silodp.training.models import Architecture
-from silodp.training.task import Task, serialize
 from silodp.wire.files import PRIVATE_FILE, append_durably, make_private_folder, write_durably
 from silodp.wire.store import DirectoryStore, MemoryStore, Store
+
+if TYPE_CHECKING:  # a report, which reads run directories, does not import torch
+    from torch import nn
+
+    from silodp.aggregators.run_spec import RunSpec
+    from silodp.data.tables.schema import Schema
+    from silodp.training.losses import Loss
+    from silodp.training.models import Architecture
+    from silodp.training.task import Task
 
 RUN_SPEC = "run_spec.json"
 """The specification of the run; public."""
@@ -44,6 +45,9 @@ STARTS = "starts.json"
 
 MetricsRow = dict[str, Any]
 """One row of metrics.jsonl, for one round; round 0 is the untrained model."""
+REFUSED_SUM = "(sum)"
+"""Key in a row's "refused", which otherwise has names of silos. It means that the sum was not finite, so the
+model did not change."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ class RunDirectory:
 
     def make_silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
         """Return the ledger of a silo; `place` is its position in the public order."""
+        from silodp.runtime.silo import make_ledger
+
         path = None
         if self.path is not None:
             folder = self.path / "checkpoint" / "silo_ledgers"
@@ -275,6 +281,8 @@ class RunDirectory:
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
+        from silodp.training.task import serialize
+
         weights = serialize(model, {"method": method.name})
         description = ModelDescription.of_run(spec, model, architecture, loss, schema, weights, stated)
         contents = {

@@ -25,16 +25,13 @@ from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
-from silodp.runtime.run_directory import METRICS, MetricsRow, RunDirectory
+from silodp.runtime.run_directory import METRICS, REFUSED_SUM, MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
-REFUSED_SUM = "(sum)"
-"""Key in a row's "refused", which otherwise has names of silos. It means that the sum was not finite, so the
-model did not change."""
 
 
 @dataclass(frozen=True)

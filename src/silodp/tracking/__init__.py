@@ -13,17 +13,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from silodp._lazy import Registry, export_lazily
 from silodp.errors import lookup
 from silodp.settings import check_type
-from silodp.tracking.base import SafeTracker, Tracker
-from silodp.tracking.mlflow import MLflow
-from silodp.tracking.progress import print_progress
-from silodp.tracking.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
+    from silodp.tracking.base import Tracker
+    from silodp.tracking.mlflow import MLflow
+    from silodp.tracking.progress import print_progress
+    from silodp.tracking.tensorboard import TensorBoard
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+TRACKERS: Registry[type[Tracker]] = Registry(
+    "trackers",
+    {"tensorboard": "silodp.tracking.tensorboard:TensorBoard", "mlflow": "silodp.tracking.mlflow:MLflow"},
+)
 """By the name in the option --log."""
 
 
@@ -57,6 +61,8 @@ def open_trackers(
     Raises:
         SilodpError: as `make_tracker`.
     """
+    from silodp.tracking.base import SafeTracker
+
     trackers = [SafeTracker(make_tracker(text, directory, private=private)) for text in texts]
 
     def log(result: RoundResult) -> None:
@@ -70,3 +76,13 @@ def open_trackers(
 
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "make_tracker", "open_trackers", "print_progress"]
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "base": ("Tracker",),
+        "mlflow": ("MLflow",),
+        "progress": ("print_progress",),
+        "tensorboard": ("TensorBoard",),
+    },
+)

@@ -7,11 +7,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from silodp.data import benchmarks
-from silodp.data.benchmarks import data_root
-from silodp.data.benchmarks.health import HEART_COLUMNS, TCGA_REGIONS
-from silodp.data.benchmarks.images import read_idx
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
+from silodp_experiments.benchmarks import data_root
+from silodp_experiments.benchmarks.health import HEART_COLUMNS, TCGA_REGIONS
+from silodp_experiments.benchmarks.images import read_idx
 from support.refusals import refused
 
 LOADERS = {name: dataset.loader for name, dataset in DATASETS.items() if dataset.is_published}

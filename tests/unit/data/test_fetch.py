@@ -6,10 +6,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from silodp.data import Dataset, Origin
-from silodp.data import fetch as fetching
 from silodp.data.catalog import DATASETS
-from silodp.data.fetch import check, fetch, list_datasets
 from silodp.errors import SilodpError
+from silodp_experiments import fetch as fetching
+from silodp_experiments.fetch import check, fetch, list_datasets
 from support.refusals import refused
 
 CONTENT = b"1,2,3\n" * 1000

@@ -23,7 +23,7 @@ from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
-from silodp.deploy.server import SocketOptions, StatusFile, _lead_to_run, _open_mailbox, load_answers
+from silodp.deploy.server import SocketOptions, _lead_to_run, _open_mailbox, load_answers
 from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import (
     LifetimeLedger,
@@ -34,6 +34,7 @@ from silodp.deploy.silo import (
     open_silo,
     save_records,
 )
+from silodp.deploy.status import StatusFile
 from silodp.errors import SilodpError
 from silodp.wire.files import PRIVATE_FILE, append_durably
 from support.commands import CONFIG

@@ -17,8 +17,8 @@ import pytest
 from scipy.stats import norm
 
 from silodp.errors import SilodpError
-from silodp.planning.frameworks import FRAMEWORKS, Finding, check_framework, format_finding
-from silodp.planning.frameworks.base import RELEASED, SERVER
+from silodp_checks import FRAMEWORKS, Finding, check_framework, format_finding
+from silodp_checks.base import RELEASED, SERVER
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
-from silodp.data.public import PublicData
-from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES, Schema
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES, PublicData
+from silodp.data.tables.schema import Schema
 
 
 class TableDataset(Dataset):

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from silodp.data._identifiers import names_no_person
 from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import NamedArrays, concatenate
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import (
-    ASSUMES_INDEX_FROM_TABLES,
     UNSCALED_LABEL,
     Schema,
     normalize_key,

@@ -35,15 +35,6 @@ from silodp.data.tables.columns import (
 from silodp.errors import SilodpError, first_line, suggest_name
 from silodp.settings import Range, check_type
 
-ASSUMES_INDEX_FROM_TABLES = (
-    "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
-    "person on it has records in at least one of them, and how many persons there are. To promise that too, "
-    "declare a list that also names people without records."
-)
-ASSUMES_INDEX_BY_PROFILE = (
-    "Persons are numbered over all silos, by a trust center or, in a simulation, by the process that reads all tables: "
-    "it knows who has records where. The numbers say nothing of a person."
-)
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 ASSUMES_SPLIT = (
     "Persons may have records in both the training and the test split; test records are not protected."

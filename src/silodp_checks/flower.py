@@ -14,7 +14,7 @@ from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
-from silodp.planning.frameworks.base import (
+from silodp_checks.base import (
     CLIENT,
     RECORD,
     RELEASED,

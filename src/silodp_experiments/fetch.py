@@ -14,10 +14,10 @@ from urllib.request import url2pathname
 
 import pooch
 
-from silodp.data.benchmarks import data_root
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset, Origin
 from silodp.errors import SilodpError
+from silodp_experiments.benchmarks import data_root
 
 TIMEOUT = 60.0
 """Seconds without a byte."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from silodp._lazy import Registry
 from silodp.errors import lookup
-from silodp.planning.frameworks.base import Finding, Framework, format_finding, read_settings
-from silodp.planning.frameworks.fl4health import Fl4Health
-from silodp.planning.frameworks.flower import Flower
-from silodp.planning.frameworks.nvflare import NvFlare
-from silodp.planning.frameworks.opacus import Opacus
+from silodp_checks.base import Finding, Framework, format_finding, read_settings
 
-FRAMEWORKS: dict[str, type[Framework]] = {
-    "flower": Flower,
-    "nvflare": NvFlare,
-    "opacus": Opacus,
-    "fl4health": Fl4Health,
-}
+FRAMEWORKS: Registry[type[Framework]] = Registry(
+    "frameworks",
+    {
+        "flower": "silodp_checks.flower:Flower",
+        "nvflare": "silodp_checks.nvflare:NvFlare",
+        "opacus": "silodp_checks.opacus:Opacus",
+        "fl4health": "silodp_checks.fl4health:Fl4Health",
+    },
+)
 """By the name in the option --framework."""
 
 

@@ -24,11 +24,11 @@ from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.comparison import MethodSpec, check_labels, parse_methods
 from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
+from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, counted
-from silodp.methods.base import Method, supports_separate
+from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
-from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import WHO, is_only_claimed
@@ -38,6 +38,7 @@ from silodp.runtime.train import run
 from silodp.settings import Whole
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
+from silodp_experiments.compare_page import format_table, render_comparison
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
@@ -139,7 +140,7 @@ def _run(
     """Train one run, unless its result is stored; return the result, and whether it is new."""
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(resolved.config.task), resolved.config.evaluate_every]
-    parts += _digest_code(resolved, spec.method)
+    parts += _digest_code(resolved.config.task, spec)
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -160,12 +161,12 @@ def _run(
     return json.loads(json.dumps(found)), True
 
 
-def _digest_code(resolved: ResolvedRun, method: Method) -> list[str]:
+def _digest_code(task: TaskSection, spec: RunSpec) -> list[str]:
     """Return the SHA-256 of each file of code outside silodp that a run is made by, none where it needs none."""
-    config, task = resolved.config, resolved.config.task
-    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator, config.accountant)
+    named = (task.model, task.loss, *(task.metrics or ()))
     contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
-    for module in sorted({type(part).__module__ for part in _list_parts(method)}):
+    parts = (*_list_parts(spec.method), spec.aggregator, spec.accountant)
+    for module in sorted({type(part).__module__ for part in parts}):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file is not None and module.partition(".")[0] != "silodp":
             contents.append(Path(file).read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
-from silodp.planning.frameworks.base import (
+from silodp_checks.base import (
     CLIENT,
     RECORD,
     SERVER,

@@ -11,7 +11,7 @@ import typer
 from silodp.cli._console import Json, show
 
 if TYPE_CHECKING:
-    from silodp.planning.averaged_models import BoundRow
+    from silodp_experiments.averaged_models import BoundRow
 
 table_app = typer.Typer(help="Compute tables of papers again.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def _tables() -> None:
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
     """Compute ε of averaged models. Each cell (DDP, Table 1) is proven or only claimed."""
-    from silodp.planning.averaged_models import DELTA, SAMPLING_PROBABILITY, compute_table
+    from silodp_experiments.averaged_models import DELTA, SAMPLING_PROBABILITY, compute_table
 
     rows = compute_table()
     show(

@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from silodp.data.benchmarks._common import (
+from silodp.data.dataset import Dataset, Origin, urls_in
+from silodp.data.federation import Federation
+from silodp.data.silo_data import scale_to_range
+from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.schema import Schema
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
+from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
     count_users,
@@ -17,13 +24,6 @@ from silodp.data.benchmarks._common import (
     make_free_silos,
     make_test,
 )
-from silodp.data.dataset import Dataset, Origin, urls_in
-from silodp.data.federation import Federation
-from silodp.data.silo_data import scale_to_range
-from silodp.data.tables.columns import NumericColumn
-from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError
-from silodp.settings import check_choice
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")

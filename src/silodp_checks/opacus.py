@@ -8,7 +8,7 @@ from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
 from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
-from silodp.planning.frameworks.base import (
+from silodp_checks.base import (
     CLIENT,
     RECORD,
     SERVER,

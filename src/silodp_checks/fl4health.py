@@ -7,7 +7,7 @@ from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, S
 from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_cost
-from silodp.planning.frameworks.base import (
+from silodp_checks.base import (
     CLIENT,
     RECORD,
     RELEASED,

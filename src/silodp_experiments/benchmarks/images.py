@@ -10,7 +10,11 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.benchmarks._common import (
+from silodp.data.dataset import Dataset, Origin, urls_in
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
+from silodp_experiments.benchmarks._common import (
     Floats,
     Normalize,
     Shares,
@@ -19,10 +23,6 @@ from silodp.data.benchmarks._common import (
     make_free_silos,
     make_test,
 )
-from silodp.data.dataset import Dataset, Origin, urls_in
-from silodp.data.federation import Federation
-from silodp.errors import SilodpError
-from silodp.settings import check_choice
 
 Split = Literal["source", "pooled", "tuning"]
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.benchmarks._common import (
+from silodp.data.dataset import Dataset, Origin
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData, scale_to_range
+from silodp.data.tables.columns import NumericColumn
+from silodp.errors import SilodpError
+from silodp.settings import check_choice
+from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
     count_users,
@@ -18,12 +24,6 @@ from silodp.data.benchmarks._common import (
     make_free_silos,
     make_test,
 )
-from silodp.data.dataset import Dataset, Origin
-from silodp.data.federation import Federation
-from silodp.data.silo_data import SiloData, scale_to_range
-from silodp.data.tables.columns import NumericColumn
-from silodp.errors import SilodpError
-from silodp.settings import check_choice
 
 if TYPE_CHECKING:
     import pandas as pd

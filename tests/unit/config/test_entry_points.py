@@ -1,0 +1,83 @@
+"""Parts that an installed distribution adds by an entry point, by their names in a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silodp._lazy import Registry
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
+from silodp.config.plugins import find_plugin
+from silodp.config.schema import RunConfig, parse_config
+from silodp.methods import METHODS, Method
+from support.refusals import refused
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+ENTRY_POINTS = """
+[silodp.aggregators]
+trimmed-mean = trimmed:Trimmed
+[silodp.methods]
+by-clip = adaptive_clipping:AdaptiveClipping
+not-there = no_such_module:Method
+no-method = trimmed:Trimmed
+"""
+
+
+@pytest.fixture
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with the classes of tests/plugins."""
+    about = tmp_path / "others-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def configured(method: str, aggregator: str = "plain", **fields: Any) -> RunConfig:
+    data = {"source": "embedded", "users": 20, "silos": 5}
+    return parse_config(
+        {
+            "name": "made",
+            "rounds": 2,
+            "data": data,
+            "aggregator": aggregator,
+            "method": {"name": method, **fields},
+        }
+    )
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_installed_part_is_found_by_its_name() -> None:
+    fields = {"noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.1}}
+    config = configured("uldp-avg", "trimmed-mean", **fields)
+    aggregator = config.aggregator()
+    assert type(aggregator).__module__ == "trimmed"
+    assert not AggregatorRecord.from_aggregator(aggregator).registered
+    assert parse_config({**config.model_dump(by_alias=True, exclude_none=True)}).aggregator() == aggregator
+    assert find_plugin("by-clip", METHODS, Method, "method.name").__module__ == "adaptive_clipping"
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("by-click", "argument.value"), ("not-there", "config.not_importable"), ("no-method", "config.value")],
+)
+def test_what_is_no_method_is_refused(name: str, code: str) -> None:
+    with refused(code):
+        configured(name)
+
+
+def test_parts_are_listed_without_an_import() -> None:
+    unknown: Registry[Any] = Registry("methods", {"a": "no_such_module:A", "b": "math:pi"})
+    assert list(unknown) == ["a", "b"]
+    assert len(unknown) == 2
+    assert "a" in unknown
+    assert unknown.find_reference("a") is None
+    with pytest.raises(ImportError):
+        unknown["a"]
+    with pytest.raises(KeyError):
+        unknown["c"]
+    assert all(AGGREGATORS[name].name == name for name in AGGREGATORS)
