@@ -18,8 +18,6 @@ from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
 from silodp.errors import SilodpError, check_declared_types, counted
 from silodp.methods.base import Method, MethodState
-from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Kind, Schema, Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.crypto.keys import Identity
     from silodp.mechanisms.clipping import Update
+    from silodp.wire.messages import Message
+    from silodp.wire.schemas import Array, Kind, Script
     from silodp.wire.store import RoundStore
     from silodp.wire.transport import Failure
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
-Handler = Callable[[Message], Message]
+Handler = Callable[["Message"], "Message"]
 """Answer one kind of request."""
 
 SampledBy = Literal["silos", "server", "nobody"]
@@ -328,6 +328,8 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, .
         "setup", after "counts" and with the silo's weights where they go by counts. Other weights and the sample of a
         round travel in no message: silos find them by themselves.
     """
+    from silodp.wire.schemas import Array, Kind, Schema
+
     persons = (spec.population.users,)
     if weights_privately or not spec.method.needs_counts:
         return (Kind("setup"),)
@@ -337,6 +339,8 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, .
 
 def round_arrays(spec: RunSpec) -> dict[str, Array]:
     """Return the arrays of an update: the model, the silos that the method samples, and its state."""
+    from silodp.wire.schemas import Array
+
     arrays = {"params": Array(spec.dtype, (spec.size,), finite=True)}
     if spec.method.samples_silos:
         arrays["clients"] = Array("bool", (spec.population.silos,))
