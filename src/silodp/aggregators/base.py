@@ -20,8 +20,6 @@ from silodp.errors import SilodpError, counted
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState
 from silodp.settings import Settings
-from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.crypto.keys import Identity
     from silodp.mechanisms.clipping import Update
+    from silodp.wire.messages import Message
+    from silodp.wire.schemas import Array, MessageSchedule, MessageType
     from silodp.wire.store import RoundStore
     from silodp.wire.transport import DeliveryFailure
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
-Handler = Callable[[Message], Message]
+Handler = Callable[["Message"], "Message"]
 """Answer one kind of request."""
 
 SampledBy = Literal["silos", "server", "nobody"]
@@ -346,6 +346,8 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Message
         "setup", after "counts" and with the silo's weights where they go by counts. Other weights and the sample of a
         round travel in no message: silos find them by themselves.
     """
+    from silodp.wire.schemas import Array, MessageSchema, MessageType
+
     persons = (spec.population.users,)
     if weights_privately or not spec.method.needs_counts:
         return (MessageType("setup"),)
@@ -357,6 +359,8 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Message
 
 def round_arrays(spec: RunSpec) -> dict[str, Array]:
     """Return the arrays of an update: the model, the silos that the method samples, and its state."""
+    from silodp.wire.schemas import Array
+
     arrays = {"params": Array(spec.dtype, (spec.size,), finite=True)}
     if spec.method.samples_silos:
         arrays["clients"] = Array("bool", (spec.population.silos,))

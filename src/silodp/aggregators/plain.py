@@ -22,13 +22,13 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, add_noise
-from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Check, MessageSchedule, MessageSchema, MessageType, is_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.aggregators import _key_agreement
+    from silodp.wire.messages import Message
+    from silodp.wire.schemas import Check, MessageSchedule
 else:
     _key_agreement = LazyModule("silodp.aggregators._key_agreement")  # only where users are sampled
 
@@ -54,6 +54,8 @@ class Plain(Aggregator):
 
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the set-up, with a key agreement where users are sampled, then updates in clear."""
+        from silodp.wire.schemas import Array, MessageSchedule, MessageSchema, MessageType, is_digest
+
         share = MessageSchema(arrays={"share": Array("float64", (spec.sum_size,))})
         sampled = spec.method.samples_users
         agreement = _key_agreement.key_agreement_kinds(spec.names, name) if sampled else ()
@@ -88,6 +90,8 @@ class PlainServer:
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
         import torch
+
+        from silodp.wire.messages import Message
 
         if not context.charge(round_, 0, self.spec.population.silos):
             return None

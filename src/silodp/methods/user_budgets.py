@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, choose_accountant, compute_epsilon, find_accountant
-from silodp.accounting.budget_curve import EpsilonCurve, group_budgets
 from silodp.accounting.events import (
     Event,
     Gaussian,
@@ -27,6 +26,9 @@ from silodp.accounting.guarantee import TECHNICAL, Adversary, View
 from silodp.errors import SilodpError, counted
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets
 from silodp.settings import Count, Epsilon, Probability, Settings
+
+if TYPE_CHECKING:
+    from silodp.accounting.budget_curve import EpsilonCurve
 
 By = Literal["sampling", "clip"]
 _LEAST = 1e-4  # a rate or clip below is as good as none
@@ -271,6 +273,8 @@ class BudgetCalibration(UnitBudgets):
 
         "planned" is ε after all rounds that the budgets are met over, "realized" after those that were run.
         """
+        from silodp.accounting.budget_curve import group_budgets
+
         everyone, adversary = np.concatenate(budgets), view.adversary
         distinct = group_budgets(everyone)
         place = np.searchsorted(distinct, everyone)
@@ -325,6 +329,8 @@ def _curve(
     cost: Callable[[float], Event], rounds: int, delta: float, accountant: Accountant, budgets: np.ndarray
 ) -> EpsilonCurve:
     """Return ε from the smallest of the budgets (ascending) on: few are met up to 1e-3, many on steps of 1 %."""
+    from silodp.accounting.budget_curve import EpsilonCurve
+
     first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
     start = max(_LEAST, float(first.parameter_for(budgets[:1])[0]))
     points = 2 + math.ceil(math.log(1 / start) / _STEP)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from silodp.errors import counted
-from silodp.tracking.progress import format_duration
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
@@ -121,7 +120,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "factor": format_factor,
     "measure": format_measure,
     "bytes": format_bytes,
-    "duration": format_duration,
     "odds": format_odds,
     "accuracy": format_accuracy,
     "uninformative": is_uninformative,

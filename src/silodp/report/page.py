@@ -34,6 +34,7 @@ from silodp.report.guarantee_text import WHO, BudgetSpending
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
 from silodp.runtime.run_directory import MetricsRow
+from silodp.tracking.progress import format_duration
 
 MOST_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
@@ -212,7 +213,7 @@ def render(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     """One for all pages: it keeps the compiled templates."""
     environment = make_environment(Path(__file__).parent)
-    environment.filters |= FILTERS
+    environment.filters |= {**FILTERS, "duration": format_duration}
     return environment
 
 
