@@ -34,7 +34,7 @@ from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.methods import Default, Method, Population, UldpAvg, UldpGroup, UldpNaive
-from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.guarantees import derive_guarantees
 from support.specs import make_spec
 
 AVG = UldpAvg(5.0, 1.0)
@@ -51,7 +51,8 @@ def guarantees(method: Method, aggregator: Aggregator, accountant: str = "rdp") 
     events = spec.round_events()
     for round_ in range(ROUNDS):
         ledger.charge(round_, 0, events)
-    return build_guarantees(spec, ledger, lambda rounds: np.zeros(0))
+    derived = derive_guarantees(spec, ledger.to_counts())
+    return {adversary: one.to_guarantee(lambda rounds: np.zeros(0)) for adversary, one in derived.items()}
 
 
 def cases(guarantee: Guarantee) -> dict[str, float]:

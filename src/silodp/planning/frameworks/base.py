@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
+from silodp.accounting.charges import Cost, compute_cost
 from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_rounded_up
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
 from silodp.errors import SilodpError, check_delta, counted, shorten, suggest_name
-from silodp.planning.epsilon import Cost, compute_cost
 
 DELTA = 1e-5
 
