@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.events import Event, Group, list_nested, reveal_samples
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, View, format_rounded_up
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, View, format_epsilon
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
 from silodp.config.build import build_aggregator, find_method_class
@@ -193,14 +193,14 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
     if not result["persons"]:
         return []
     numbers = "/".join(str(person["records"]) for person in result["persons"])
-    epsilons = "/".join(format_rounded_up(person["epsilon"]) for person in result["persons"])
+    epsilons = "/".join(format_epsilon(person["epsilon"]) for person in result["persons"])
     return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
 
 
 def format_linkage(result: Mapping[str, Any]) -> list[str]:
     """Return lines on ε of a person who is not recognized as one."""
     return [
-        f"  for a person with {row['case']}: ε = {format_rounded_up(row['epsilon'])}"
+        f"  for a person with {row['case']}: ε = {format_epsilon(row['epsilon'])}"
         + (" (an estimate, not a guarantee)" if row["estimate"] else "")
         for row in result["linkage"]
     ]

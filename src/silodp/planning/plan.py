@@ -18,7 +18,7 @@ from silodp.accounting.guarantee import (
     Adversary,
     describe_any_dropouts,
     describe_unit,
-    format_rounded_up,
+    format_epsilon,
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
@@ -292,11 +292,11 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     whom = describe_unit(result["unit"])
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
-        epsilon = f"ε = {format_rounded_up(found['epsilon'])}"
+        epsilon = f"ε = {format_epsilon(found['epsilon'])}"
         lines.append(f"  {adversary:9} {epsilon if found['private'] else 'no guarantee: ' + found['reason']}")
     if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
         lines.append(
-            f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
+            f"  if all {result['silos']} silos answer; released ε = {format_epsilon(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
     if (evaluation := result.get("evaluation")) is not None:
@@ -332,7 +332,7 @@ def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     times = counted(evaluation["times"], "evaluation")
     if evaluation["across"] == "local":
         return [f"{times} within each silo: nothing leaves a silo, so no ε"]
-    spent = ", ".join(f"{name} ε = {format_rounded_up(e)}" for name, e in evaluation["epsilon"].items())
+    spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in evaluation["epsilon"].items())
     return [
         f"of this {times} by sums of {evaluation['cells']:,} counts: alone {spent}",
         f"  noise in each count: standard deviation {evaluation['noise_std']:.4g} records",

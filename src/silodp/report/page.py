@@ -18,7 +18,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, TECHNICAL, Adversary, Guarantee
+from silodp.accounting.guarantee import (
+    ADVERSARIES,
+    HELD_OUT,
+    NOT_COVERED,
+    TECHNICAL,
+    Adversary,
+    Guarantee,
+    format_epsilon,
+)
 from silodp.errors import counted, name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
@@ -27,7 +35,6 @@ from silodp.report.formatting import (
     FILTERS,
     as_number,
     compute_attack_accuracy,
-    format_epsilon,
     format_measure,
 )
 from silodp.report.guarantee_text import WHO, BudgetSpending
