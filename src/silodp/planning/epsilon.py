@@ -22,16 +22,6 @@ from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges
 from silodp.runtime.prepare import check_attempts
 
-ACCOUNTING_DEFAULTS = {
-    "clip": 1.0,
-    "expected_batch_size": 1.0,
-    "local_learning_rate": 1.0,
-}
-"""Required fields of methods on which ε does not depend; `compute_epsilon` fills them in."""
-
-BUDGET_DEFAULTS = {"largest_budget": 1.0, "budget": 1.0, "threshold": 1.0}
-"""Required fields that only determine sampling probabilities; filled in where `record_sampling` is given."""
-
 LARGE_DELTA = 0.01
 """δ from which there is a remark where U is not known: 1/U of a hundred persons."""
 
@@ -92,8 +82,8 @@ def compute_epsilon(
 
     Args:
         method: name or reference.
-        fields: of the method; those in `ACCOUNTING_DEFAULTS` may be missing, and where `record_sampling` is the
-            sampling probability of one record with a budget, those in `BUDGET_DEFAULTS`.
+        fields: of the method; those in its `epsilon_ignores` may be missing. Where every record has a budget,
+            `record_sampling` is the sampling probability of one record.
         rounds: T.
         delta: δ.
         accountant: name or object; None takes the tightest that knows the noise.
@@ -162,7 +152,7 @@ def compute_epsilon(
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *(_without_fillers(text, fields) for text in found.assumptions),
+            *(_without_fillers(text, made, fields) for text in found.assumptions),
             *list_delta_remarks(delta, users),
         ],
     }
@@ -180,9 +170,9 @@ def list_delta_remarks(delta: float, users: int | None) -> tuple[str, ...]:
     )
 
 
-def _without_fillers(text: str, given: Mapping[str, Any]) -> str:
+def _without_fillers(text: str, method: Method, given: Mapping[str, Any]) -> str:
     """Return an assumption without the values of constants that were filled in."""
-    for name, value in {**ACCOUNTING_DEFAULTS, **BUDGET_DEFAULTS}.items():
+    for name, value in method.epsilon_ignores.items():
         if name not in given:
             text = text.replace(f"{name} = {value:g} ", f"{name} ")
     return text
@@ -228,8 +218,7 @@ def _build_method(
             code="argument.conflict",
             field="largest_budget",
         )
-    of_budgets = BUDGET_DEFAULTS if personal else {}
-    run = {**ACCOUNTING_DEFAULTS, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
+    run = {**maker.epsilon_ignores, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in get_fields(maker)}
     made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))
     return made, fields["record_sampling"] if personal else None

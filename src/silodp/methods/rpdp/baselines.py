@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ class RpdpMinimum(TwoStageSampling):
     budget: float
 
     name: str = field(default="rpdp-minimum", init=False)
+
+    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**TwoStageSampling.epsilon_ignores, "budget": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,6 +56,8 @@ class RpdpDropout(TwoStageSampling):
     threshold: float
 
     name: str = field(default="rpdp-dropout", init=False)
+
+    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**TwoStageSampling.epsilon_ignores, "threshold": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -287,6 +287,8 @@ class Rpdp(TwoStageSampling):
 
     name: str = field(default="rpdp", init=False)
 
+    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**Method.epsilon_ignores, "largest_budget": 1.0}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_epsilon("largest_budget", self.largest_budget)
