@@ -35,13 +35,16 @@ class Cost:
         return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
 
 
-def compute_cost(charges: Iterable[EventCount], delta: float, accountant: Accountant) -> Cost:
+def compute_cost(
+    charges: Iterable[EventCount], delta: float, accountant: Accountant, disclosure: float = 0.0
+) -> Cost:
     """Return ε of all charges together.
 
     Args:
         charges: (event, count).
         delta: δ.
         accountant: composes the events.
+        disclosure: TV, as of `compute_epsilon`.
 
     Raises:
         SilodpError: δ out of range, or an event that the accountant does not know.
@@ -51,11 +54,7 @@ def compute_cost(charges: Iterable[EventCount], delta: float, accountant: Accoun
     reason = next((why for event, _ in charges if (why := explain_not_private(event)) is not None), None)
     if reason is not None:
         return Cost(None, reason)
-    return make_cost(compute_epsilon(charges, delta, accountant), delta)
-
-
-def make_cost(epsilon: float, delta: float) -> Cost:
-    """Return the cost with this ε, which may be infinite."""
+    epsilon = compute_epsilon(charges, delta, accountant, disclosure)
     if math.isfinite(epsilon):
         return Cost(epsilon)
     return Cost(None, f"no epsilon holds at delta {delta:g}, because there is no noise or delta is too small")

@@ -161,15 +161,11 @@ def describe_any_dropouts(epsilon: float) -> str:
     return f"at most {format_epsilon(epsilon)} if silos drop out depending on the models"
 
 
-def describe_sample_known(epsilon: float) -> str:
-    """Return a phrase with the ε against an adversary who learns who was sampled."""
-    return f"{format_epsilon(epsilon)} if it learns who was sampled"
-
-
 def describe_reservations(any_dropouts: float | None, sample_known: float | None) -> str:
     """Return " (...)" with the ε that hold under weaker assumptions; "" where there are none."""
     phrases = [] if any_dropouts is None else [describe_any_dropouts(any_dropouts)]
-    phrases += [] if sample_known is None else [describe_sample_known(sample_known)]
+    if sample_known is not None:
+        phrases.append(f"{format_epsilon(sample_known)} if it learns who was sampled")
     return f" ({'; '.join(phrases)})" if phrases else ""
 
 

@@ -303,15 +303,12 @@ class Ledger:
 
     def to_counts(self) -> ChargeCounts:
         """Return how often each event was charged, from which guarantees are derived."""
-        evaluations: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
-        releases = []
-        for (is_evaluation, release), entries in groupby(
-            self._charges.values(), key=lambda entry: (entry.place[0], entry.place[2])
-        ):
-            alike = tuple(entries)
-            releases.append((is_evaluation, release, tuple(entry.place[1] for entry in alike)))
-            for adversary, event in (pair for e in alike if is_evaluation for pair in e.events.items()):
-                evaluations[adversary][event] += 1
+        evaluations: dict[Adversary, Counter[Event]] = {}
+        for entry in self.history:
+            for adversary, event in entry.events.items() if entry.evaluation is not None else ():
+                evaluations.setdefault(adversary, Counter())[event] += 1
+        runs_alike = groupby(self._charges, key=lambda place: (place[0], place[2]))
+        releases = [(*kind, tuple(number for _, number, _ in places)) for kind, places in runs_alike]
         charged = {adversary: self.counts(adversary) for adversary in ADVERSARIES}
         reported = {adversary: e for (adversary, delta), e in self._reported.items() if delta == self.delta}
         return ChargeCounts(

@@ -147,11 +147,9 @@ class Method(ABC):
     Then shapes, code paths and random numbers of a row depend on that unit's records alone, and so do its bits.
     """
 
-    epsilon_ignores: ClassVar[Mapping[str, Any]] = {
-        "clip": 1.0,
-        "expected_batch_size": 1.0,
-        "local_learning_rate": 1.0,
-    }
+    epsilon_ignores: ClassVar[Mapping[str, Any]] = dict(
+        clip=1.0, expected_batch_size=1.0, local_learning_rate=1.0
+    )
     """Fields on which ε does not depend, each with a value for a question about ε that leaves it out.
 
     Where `samples_by_budget`, also those that only determine sampling probabilities: a question names one. Names that

@@ -72,14 +72,13 @@ def _compare_epsilons(stated: Guarantee, derived: Guarantee) -> str | None:
         return f"ε = {stated.epsilon:.6g}, and the ledger's rounds cost {derived.epsilon:.6g}"
     elif (wrong := _compare_persons(stated, derived)) is not None:
         return wrong
-    if stated.any_dropouts is not None and (
-        derived.any_dropouts is None or not is_covered(stated.any_dropouts, derived.any_dropouts)
+    for name, holds in (
+        ("any_dropouts", stated.any_dropouts is None or _covers(stated.any_dropouts, derived.any_dropouts)),
+        ("sample_known", is_same(stated.sample_known, derived.sample_known)),
+        ("linkage", _is_linkage_covered(stated.linkage, derived.linkage)),
     ):
-        return f"any_dropouts = {stated.any_dropouts}, and it is {derived.any_dropouts}"
-    if not is_same(stated.sample_known, derived.sample_known):
-        return f"sample_known = {stated.sample_known}, and it is {derived.sample_known}"
-    if not _is_linkage_covered(stated.linkage, derived.linkage):
-        return f"linkage = {list(stated.linkage)}, and it is {list(derived.linkage)}"
+        if not holds:
+            return f"{name} = {getattr(stated, name)}, and it is {getattr(derived, name)}"
     if not is_same(stated.claims, derived.claims):
         return f"claims = {_format_claims(stated.claims)}, and they are {_format_claims(derived.claims)}"
     return None
@@ -93,23 +92,22 @@ def _compare_persons(stated: Guarantee, derived: Guarantee) -> str | None:
         return f"no ε of a person with {min(missing)} records, which is larger than that of one record"
     for records, epsilon in stated.persons:
         spent = spent_by_records[records]
-        if epsilon is not None and (spent is None or not is_covered(epsilon, spent)):
+        if epsilon is not None and not _covers(epsilon, spent):
             cost = "give no guarantee" if spent is None else f"cost {spent:.6g}"
             return f"ε = {epsilon:.6g} for a person with {records} records, and for them the ledger's rounds {cost}"
     return None
+
+
+def _covers(stated: float | None, derived: float | None) -> bool:
+    """Return whether a stated ε is no smaller than the derived one, or neither exists."""
+    return stated == derived or (stated is not None and derived is not None and is_covered(stated, derived))
 
 
 def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], derived: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether no stated ε is smaller; earlier versions had larger ones for a record under another id."""
     return len(stated) == len(derived) and all(
         is_same({**one, "epsilon": None}, {**other, "epsilon": None})
-        and (
-            one["epsilon"] == other["epsilon"]
-            or (
-                None not in (one["epsilon"], other["epsilon"])
-                and is_covered(one["epsilon"], other["epsilon"])
-            )
-        )
+        and _covers(one["epsilon"], other["epsilon"])
         for one, other in zip(stated, derived, strict=True)
     )
 

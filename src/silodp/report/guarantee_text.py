@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_epsilon
@@ -153,13 +153,28 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     if guarantee.epsilon is None:
         return describe_epsilon(guarantee)
     took_part = "it is" if guarantee.unit == "record" else "they are"
-    accuracy = (
-        compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
-    )
     return (
         f"{describe_epsilon(guarantee)[:-1]}; an attacker who gives even odds that {took_part} in the data guesses "
-        f"right at most {format_accuracy(accuracy)} of the time."
+        f"right at most {format_accuracy(bound_accuracy(guarantee, attack))} of the time."
     )
+
+
+def bound_accuracy(guarantee: Guarantee, attack: MembershipAttack | None) -> float:
+    """Return a bound on the accuracy of an attack on membership; where `attack` is None by ε and δ alone."""
+    if attack is not None:
+        return attack.accuracy
+    return compute_attack_accuracy(guarantee.epsilon or 0.0, guarantee.delta)
+
+
+def collect_texts(
+    guarantees: Iterable[Guarantee], name: Literal["assumptions", "not_covered"]
+) -> dict[str, list[Adversary]]:
+    """Return each text of these guarantees once, with the adversaries that it is about."""
+    found: dict[str, list[Adversary]] = {}
+    for guarantee in guarantees:
+        for text in dict.fromkeys(getattr(guarantee, name)):
+            found.setdefault(text, []).append(guarantee.adversary)
+    return found
 
 
 def describe_epsilon(guarantee: Guarantee) -> str:
@@ -169,9 +184,8 @@ def describe_epsilon(guarantee: Guarantee) -> str:
         return f"Against {who}: no guarantee, because {guarantee.reason}."
     unit = "one record" if guarantee.unit == "record" else "all records of a person"
     cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
-    return (
-        f"Against {who}: ε = {format_epsilon(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}."
-    )
+    epsilon = format_epsilon(guarantee.epsilon)
+    return f"Against {who}: ε = {epsilon} at δ = {guarantee.delta:g}{cap} for {unit}."
 
 
 def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import (
-    Accountant,
-    EventCount,
-    compute_epsilon,
-    find_accountant,
-    supports_all,
-)
-from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_events, make_cost
+from silodp.accounting.accountant import Accountant, EventCount, find_accountant, supports_all
+from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_events
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import (
@@ -37,6 +32,8 @@ from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
+_EventsIn = Callable[[RunSpec, int, int], Mapping[Adversary, Event]]
+"""Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
 
 def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = None) -> ChargeCounts:
@@ -47,15 +44,14 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
         accountant: composes the events.
         survivors: number of silos that answer every time; None: all.
     """
-    evaluation, rounds = spec.charged_evaluation, range(spec.rounds)
-    charged = _count_by_adversary(lambda round_: spec.round_events(survivors, round_), rounds)
-    evaluations: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in charged}
-    releases = [(False, 0, rounds)]
-    if evaluation is not None and spec.evaluations:
+    releases = [(False, 0, range(spec.rounds))]
+    if spec.charged_evaluation is not None and spec.evaluations:
         releases.append((True, 0, range(spec.evaluations)))
-        evaluations = _count_by_adversary(lambda n: evaluation.round_events(survivors, n), releases[1][2])
-    for adversary, events in evaluations.items():
-        charged[adversary].update(events)
+
+    def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
+        return about.round_events(survivors, number)
+
+    charged, evaluations = (_count(spec, part, events_in) for part in (releases, releases[1:]))
     return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
 
 
@@ -67,9 +63,8 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
         charges: of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
     """
     views = spec.views()
-    count_costliest = cache(
-        lambda: _count_costliest(spec, charges)
-    )  # of all adversaries, where one is asked for
+    # Of all adversaries at once, where one of them is asked for.
+    count_costliest = cache(lambda: _count(spec, charges.releases, RunSpec.costliest_events))
     return {a: DerivedGuarantee(spec, charges, view, count_costliest) for a, view in views.items()}
 
 
@@ -161,7 +156,7 @@ class DerivedGuarantee:
             return ()
         event = replace(self.spec, method=claimed).round_events()[self.adversary]
         # The claim is about the rounds; evaluations cost what they cost.
-        evaluations = charges.evaluations[self.adversary]
+        evaluations = charges.evaluations.get(self.adversary, {})
         releases = sum(self._charged.values()) - sum(evaluations.values())
         spent = [(event, releases), *evaluations.items()]
         epsilon = compute_cost(spent, charges.delta, charges.accountant).epsilon
@@ -244,8 +239,8 @@ class DerivedGuarantee:
         disclosure = spec.aggregator.disclosure(spec).get(self.adversary, 0.0)
         if disclosure == 0 or cost.epsilon is None:
             return cost
-        epsilon = compute_epsilon(charged, spec.delta, accountant, disclosure)
-        return make_cost(max(cost.epsilon, epsilon), spec.delta)
+        disclosed = compute_cost(charged, spec.delta, accountant, disclosure)
+        return max(cost, disclosed, key=lambda one: math.inf if one.epsilon is None else one.epsilon)
 
     def _report_budgets(self, count_participation: CountParticipation) -> tuple[dict[str, Any], ...]:
         """Return requested and charged ε of units with privacy budgets, which are public."""
@@ -272,30 +267,27 @@ def delta_warning(delta: float, users: int) -> tuple[str, ...]:
     )
 
 
-def _count_costliest(spec: RunSpec, charges: ChargeCounts) -> _Counts:
-    """Return the events of the charged releases, each at its largest cost over all numbers of answers."""
+def _count(
+    spec: RunSpec,
+    releases: Sequence[tuple[bool, int, Sequence[int]]],
+    events_in: _EventsIn,
+) -> dict[Adversary, Counter[Event]]:
+    """Return how often each event is charged against each adversary.
+
+    Args:
+        spec: of the run.
+        releases: as of `ChargeCounts`.
+        events_in: returns the events of a release.
+    """
     found: dict[Adversary, Counter[Event]] = {}
-    for is_evaluation, release, numbers in charges.releases:
+    for is_evaluation, release, numbers in releases:
         about = (spec.charged_evaluation if is_evaluation else None) or spec
 
-        def events_in(number: int, about: RunSpec = about, release: int = release) -> dict[Adversary, Event]:
-            return about.costliest_events(number, release)
+        def find(number: int, about: RunSpec = about, release: int = release) -> tuple[Any, ...]:
+            return tuple(events_in(about, number, release).items())
 
-        for adversary, events in _count_by_adversary(events_in, numbers).items():
-            found.setdefault(adversary, Counter()).update(events)
-    return found
-
-
-def _count_by_adversary(
-    events_in: Callable[[int], Mapping[Adversary, Event]], numbers: Sequence[int]
-) -> dict[Adversary, Counter[Event]]:
-    """Return how often each event is charged against each adversary in rounds, or evaluations, with these numbers."""
-    found: dict[Adversary, Counter[Event]] = {}
-    # Without rounds an event is charged no times: it still says whether there would be a guarantee.
-    by_rounds = count_events(lambda number: tuple(events_in(number).items()), numbers) or [
-        (tuple(events_in(0).items()), 0)
-    ]
-    for events, count in by_rounds:
-        for adversary, event in events:
-            found.setdefault(adversary, Counter())[event] += count
+        # Without rounds an event is charged no times: it still says whether there would be a guarantee.
+        for events, count in count_events(find, numbers) or [(find(0), 0)]:
+            for adversary, event in events:
+                found.setdefault(adversary, Counter())[event] += count
     return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class RpdpMinimum(TwoStageSampling):
 
     name: str = field(default="rpdp-minimum", init=False)
 
-    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**TwoStageSampling.epsilon_ignores, "budget": 1.0}
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "budget": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +56,7 @@ class RpdpDropout(TwoStageSampling):
 
     name: str = field(default="rpdp-dropout", init=False)
 
-    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**TwoStageSampling.epsilon_ignores, "threshold": 1.0}
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "threshold": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

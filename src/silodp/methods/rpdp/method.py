@@ -287,7 +287,7 @@ class Rpdp(TwoStageSampling):
 
     name: str = field(default="rpdp", init=False)
 
-    epsilon_ignores: ClassVar[Mapping[str, Any]] = {**Method.epsilon_ignores, "largest_budget": 1.0}
+    epsilon_ignores: ClassVar = {**Method.epsilon_ignores, "largest_budget": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
