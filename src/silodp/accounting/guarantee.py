@@ -184,6 +184,17 @@ NOT_COVERED: tuple[str, ...] = (
 """What no ε of a run covers (docs/privacy.md, section 1)."""
 
 
+def list_not_covered(measured: bool, has_list: bool) -> tuple[str, ...]:
+    """Return what no ε of a run covers.
+
+    Args:
+        measured: whether pooled held-out records measure the model.
+        has_list: whether the run has a public list of ids.
+    """
+    absent = {HELD_OUT: not measured, ON_THE_LIST: not has_list}
+    return tuple(text for text in NOT_COVERED if not absent.get(text))
+
+
 DROPOUTS = (
     "silos and server follow the protocol, and whether a silo drops out does not depend on its records nor on the "
     "models, nor on who was sampled and what noise was drawn"

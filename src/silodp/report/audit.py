@@ -24,13 +24,11 @@ from silodp.accounting.events import Event
 from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import (
     ADVERSARIES,
-    HELD_OUT,
     LOCAL_INDEX,
-    NOT_COVERED,
-    ON_THE_LIST,
     PUBLIC_INDEX,
     Adversary,
     Guarantee,
+    list_not_covered,
 )
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
@@ -190,11 +188,7 @@ def _take_from_ledger(
         accountant=charges.accountant.name,
         rounds=charges.rounds,
         releasable=header.secret,
-        not_covered=tuple(
-            text
-            for text in NOT_COVERED
-            if (measured or text != HELD_OUT) and (has_list or text != ON_THE_LIST)
-        ),
+        not_covered=list_not_covered(measured, has_list),
     )
     if isinstance(charges.accountant, _UnknownAccountant):
         return replace(derived, epsilon=stated.epsilon, reason=stated.reason, persons=stated.persons)

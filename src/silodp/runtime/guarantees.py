@@ -16,15 +16,13 @@ from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_ev
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import (
-    HELD_OUT,
-    NOT_COVERED,
-    ON_THE_LIST,
     OTHER_CODE,
     PUBLIC_VALUES,
     Adversary,
     Guarantee,
     View,
     list_assumptions,
+    list_not_covered,
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
@@ -205,11 +203,7 @@ class DerivedGuarantee:
             private=epsilon is not None,
             releasable=spec.is_secret and epsilon is not None,
             reason=self.cost.reason,
-            not_covered=tuple(
-                text
-                for text in NOT_COVERED
-                if (spec.tested or text != HELD_OUT) and (spec.has_public_index or text != ON_THE_LIST)
-            ),
+            not_covered=list_not_covered(spec.tested, spec.has_public_index),
             claims=self.claims,
         )
         if epsilon is None:
