@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
+from silodp.accounting.charges import Cost, compute_cost
 from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.accounting.group_privacy import PERSONS_RECORDS
-from silodp.accounting.guarantee import format_rounded_up
+from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
 from silodp.errors import SilodpError, counted, shorten, suggest_name
 from silodp.parsing import parse_json, parse_toml
-from silodp.planning.epsilon import Cost, compute_cost
 from silodp.settings import Delta, Positive, Probability, Whole, check_value
 
 DELTA = 1e-5
@@ -385,11 +385,11 @@ def format_finding(finding: Finding) -> list[str]:
             text = (
                 f"no guarantee: {bound.reason}"
                 if bound.epsilon is None
-                else f"ε = {format_rounded_up(bound.epsilon)}"
+                else f"ε = {format_epsilon(bound.epsilon)}"
             )
             lines.append(f"    {bound.unit}: {text}")
     if finding.stated is not None:
-        lines.append(f"  stated: ε = {format_rounded_up(finding.stated)} {finding.stated_for}".rstrip())
+        lines.append(f"  stated: ε = {format_epsilon(finding.stated)} {finding.stated_for}".rstrip())
     why = "note" if finding.stated is None else "why it differs"
     lines += [f"    {why}: {text}" for text in finding.differences]
     lines += [f"  assuming that {text}" for text in finding.assumptions]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.guarantee import ADVERSARIES, format_epsilon
 from silodp.errors import counted
 from silodp.report import plots
-from silodp.report.formatting import format_epsilon, format_measure
+from silodp.report.formatting import format_measure
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder, render
 

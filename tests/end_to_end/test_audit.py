@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from test_record_methods import DDP
 
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, RevealedSample
-from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
+from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.cli.main import main
@@ -269,7 +270,11 @@ def test_what_a_person_gets_is_what_her_records_cost(about_records: Path) -> Non
         assert ledger.subject is not None
         assert (ledger.subject.unit, ledger.subject.secret) == ("record", False)
         events = [charge.events["released"] for charge in ledger.history]
-    assert persons == [[k, compute_person_epsilon(events, k, 1e-5, "rdp")] for k in PERSONS_RECORDS]
+    spent = {
+        k: compute_epsilon([(scale_to_person(event, k), 1) for event in events], 1e-5, "rdp")
+        for k in PERSONS_RECORDS
+    }
+    assert persons == [[k, epsilon] for k, epsilon in spent.items()]
 
 
 def _run(directory: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from silodp.accounting.accountant import compute_epsilon as told_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.accounting.guarantee import Guarantee, format_rounded_up
+from silodp.accounting.guarantee import Guarantee, format_epsilon
 from silodp.cli import main
 from silodp.cli.run import run_config as run_configured
 from silodp.config.resolve import resolve
@@ -400,10 +400,9 @@ def test_a_plan_says_what_fewer_silos_cost_and_what_any_dropouts_do(
     assert found["any_dropouts"]["server"] == (
         found["any_dropouts"]["released"] if weighting == "uniform" else None
     )
-    said = f"released ε = {format_rounded_up(found['fewest']['epsilon'])} if only 3 ever do, at most "
+    said = f"released ε = {format_epsilon(found['fewest']['epsilon'])} if only 3 ever do, at most "
     assert (
-        said + format_rounded_up(found["any_dropouts"]["released"])
-        in silodp("plan", config, *secure, *few).out
+        said + format_epsilon(found["any_dropouts"]["released"]) in silodp("plan", config, *secure, *few).out
     )
     all_must = silodp("plan", config, *secure, "--json").json
     assert all_must["fewest"] is None

@@ -12,12 +12,12 @@ import pytest
 from test_budgets_table import PERSONAL
 
 from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.charges import count_events
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.cli.run import _warn_retired
 from silodp.config.comparison import parse_methods
 from silodp.config.resolve import load_config
 from silodp.methods import METHODS, Rpdp
-from silodp.planning.epsilon import count_events
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
 from support.commands import Silodp, assert_sentence
@@ -365,7 +365,7 @@ def test_equal_rounds_are_charged_together(rounds: int, one: int, two: int) -> N
         return Gaussian(1.0 if round_ < one else 2.0 if round_ < two else 4.0)
 
     parts = {1.0: min(one, rounds), 2.0: min(two, rounds) - min(one, rounds), 4.0: rounds - min(two, rounds)}
-    assert count_events(event_in, rounds) == [(Gaussian(sigma), n) for sigma, n in parts.items() if n]
+    assert count_events(event_in, range(rounds)) == [(Gaussian(sigma), n) for sigma, n in parts.items() if n]
     assert len(asked) < 100
 
 

@@ -23,7 +23,7 @@ from silodp.accounting.guarantee import (
     HELD_OUT,
     NOT_COVERED,
     OTHER_CODE,
-    format_rounded_up,
+    format_epsilon,
 )
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
@@ -468,7 +468,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     done = silodp("run", config, "--out", "out", "--set", "rounds=3", *secure)
     assert done.status == 0
     directory = Path("out")
-    cap = format_rounded_up(told(directory)[0]["any_dropouts"])
+    cap = format_epsilon(told(directory)[0]["any_dropouts"])
     assert f"at most {cap} if silos drop out depending on the models" in done.out
     assert silodp("report", directory).status == 0
     assert "if silos drop out depending on the models" in (directory / "report.html").read_text()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import cast
 
-from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.events import (
     Composed,
     Event,
@@ -59,14 +56,3 @@ def scale_to_person(event: Event, records: int) -> Event:
         case Group(size, inner):
             return Group(size * records, inner)
     return Group(records, event)
-
-
-def compute_person_epsilon(
-    events: Iterable[Event], records: int, delta: float, accountant: Accountant | str
-) -> float | None:
-    """Return ε at δ for a person with at most `records` records; None where there is no guarantee.
-
-    `events` are those that were charged for one record.
-    """
-    spent = compute_epsilon([(scale_to_person(event, records), 1) for event in events], delta, accountant)
-    return spent if math.isfinite(spent) else None

@@ -114,7 +114,7 @@ class Guarantee:
             return f"{self.adversary:9} no guarantee: {self.reason}"
         cap = describe_reservations(self.any_dropouts, self.sample_known)
         return (
-            f"{self.adversary:9} ε = {format_rounded_up(self.epsilon)} at δ = {self.delta:g}, for "
+            f"{self.adversary:9} ε = {format_epsilon(self.epsilon)} at δ = {self.delta:g}, for "
             f"{describe_unit(self.unit)}{cap}"
         )
 
@@ -138,31 +138,34 @@ def describe_unit(unit: str | None) -> str:
     return "one record" if unit == "record" else "all records of one person"
 
 
-def format_rounded_up(epsilon: float | None) -> str:
-    """Return ε rounded up to at most three decimals, to three figures from a million on; "none" for None."""
-    if epsilon is None:
+def format_epsilon(epsilon: float | None) -> str:
+    """Return ε rounded up, never down; "none" for None or infinity.
+
+    To three decimals, of an ε below 1 to three figures; as a power of ten from a million on and below a millionth.
+    """
+    if epsilon is None or math.isinf(epsilon):
         return "none"
-    if epsilon >= 1e6:
-        unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-        return f"{math.ceil(epsilon / unit) * unit:.2e}"
-    # The format :g keeps six digits, so that 1234.561 would be rounded down.
-    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")
+    if epsilon == 0:
+        return "0"
+    epsilon = max(epsilon, 1e-300)  # so that the powers below are floats
+    exponent = math.floor(math.log10(epsilon))
+    is_usual = -6 <= exponent < 6
+    digits = max(3, 2 - exponent) if is_usual else 2 - exponent
+    # The last digits of a float are no reason for a larger ε: 0.1 · 1000 is a little more than 100.
+    rounded = math.ceil(epsilon * 10.0**digits - 1e-9) / 10.0**digits
+    return f"{rounded:.{digits}f}".rstrip("0").rstrip(".") if is_usual else f"{rounded:.2e}"
 
 
 def describe_any_dropouts(epsilon: float) -> str:
     """Return a phrase with the ε that holds if silos drop out depending on the models."""
-    return f"at most {format_rounded_up(epsilon)} if silos drop out depending on the models"
-
-
-def describe_sample_known(epsilon: float) -> str:
-    """Return a phrase with the ε against an adversary who learns who was sampled."""
-    return f"{format_rounded_up(epsilon)} if it learns who was sampled"
+    return f"at most {format_epsilon(epsilon)} if silos drop out depending on the models"
 
 
 def describe_reservations(any_dropouts: float | None, sample_known: float | None) -> str:
     """Return " (...)" with the ε that hold under weaker assumptions; "" where there are none."""
     phrases = [] if any_dropouts is None else [describe_any_dropouts(any_dropouts)]
-    phrases += [] if sample_known is None else [describe_sample_known(sample_known)]
+    if sample_known is not None:
+        phrases.append(f"{format_epsilon(sample_known)} if it learns who was sampled")
     return f" ({'; '.join(phrases)})" if phrases else ""
 
 
@@ -179,6 +182,17 @@ NOT_COVERED: tuple[str, ...] = (
     HELD_OUT,
 )
 """What no ε of a run covers (docs/privacy.md, section 1)."""
+
+
+def list_not_covered(measured: bool, has_list: bool) -> tuple[str, ...]:
+    """Return what no ε of a run covers.
+
+    Args:
+        measured: whether pooled held-out records measure the model.
+        has_list: whether the run has a public list of ids.
+    """
+    absent = {HELD_OUT: not measured, ON_THE_LIST: not has_list}
+    return tuple(text for text in NOT_COVERED if not absent.get(text))
 
 
 DROPOUTS = (

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
+from silodp.accounting.charges import ChargeCounts
 from silodp.accounting.events import Composed, Event, count_kinds, event_from_dict, event_to_dict
 from silodp.accounting.events import explain_not_private as reason_of
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
@@ -296,13 +297,19 @@ class Ledger:
             found[round_ + 1] = spent if math.isfinite(spent) else None
         return found
 
-    def reason(self, adversary: Adversary) -> str | None:
-        """Return why nothing is promised against `adversary`; None where something is."""
-        if adversary not in self._reasons and self.epsilon(adversary) is None:
-            return (
-                f"no epsilon holds at delta {self.delta:g}, because there is no noise or delta is too small"
-            )
-        return self._reasons.get(adversary)
+    def to_counts(self) -> ChargeCounts:
+        """Return how often each event was charged, from which guarantees are derived."""
+        evaluations: dict[Adversary, Counter[Event]] = {}
+        for entry in self.history:
+            for adversary, event in entry.events.items() if entry.evaluation is not None else ():
+                evaluations.setdefault(adversary, Counter())[event] += 1
+        runs_alike = groupby(self._charges, key=lambda place: (place[0], place[2]))
+        releases = [(*kind, tuple(number for _, number, _ in places)) for kind, places in runs_alike]
+        charged = {adversary: self.counts(adversary) for adversary in ADVERSARIES}
+        reported = {adversary: e for (adversary, delta), e in self._reported.items() if delta == self.delta}
+        return ChargeCounts(
+            self.delta, self.accountant, self.rounds, charged, evaluations, releases, reported
+        )
 
     @property
     def rounds(self) -> int:

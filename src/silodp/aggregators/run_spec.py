@@ -208,6 +208,15 @@ class RunSpec:
 
     # --- what rounds cost ---
 
+    def views(self, survivors: int | None = None, round_: int = 0) -> dict[Adversary, View]:
+        """Return what each adversary sees of one round; arguments as of `round_events`."""
+        views = self.aggregator.views(self.method, len(self.names), survivors)
+        return {name: replace(view, round=round_) for name, view in views.items()}
+
+    def event(self, view: View) -> Event:
+        """Return what one round costs against a view."""
+        return self.method.budgets.event_for_largest_budget(self.aggregator.event(self, view), view)
+
     def round_events(self, survivors: int | None = None, round_: int = 0) -> dict[Adversary, Event]:
         """Return what one round costs against each adversary.
 
@@ -215,10 +224,7 @@ class RunSpec:
             survivors: number of silos that answer; None: all.
             round_: counted from 0.
         """
-        views = self.aggregator.views(self.method, len(self.names), survivors)
-        seen = {name: replace(view, round=round_) for name, view in views.items()}
-        largest = self.method.budgets.event_for_largest_budget
-        return {name: largest(self.aggregator.event(self, view), view) for name, view in seen.items()}
+        return {name: self.event(view) for name, view in self.views(survivors, round_).items()}
 
     def release_events(
         self, survivors: int | None = None, round_: int = 0, release: int = 0

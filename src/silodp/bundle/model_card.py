@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Adversary, Guarantee
+from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Guarantee
 from silodp.config.schema import CardSection, parse_card
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.subgroups import list_group_names
@@ -22,7 +22,7 @@ from silodp.errors import SilodpError, counted
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import format_measure, without_folders
-from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import collect_texts, describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
@@ -215,16 +215,12 @@ def _format_guarantee(facts: _Facts) -> list[str]:
     return [*lines, "", "`guarantee.json` has the same for programs."]
 
 
-def _list_once(guarantees: Iterable[Guarantee], name: str) -> list[str]:
+def _list_once(guarantees: Sequence[Guarantee], name: Literal["assumptions", "not_covered"]) -> list[str]:
     """Return each text once, with the adversaries that it is about where these are not all."""
-    found: dict[str, list[Adversary]] = {}
-    guarantees = list(guarantees)
-    for guarantee in guarantees:
-        for text in getattr(guarantee, name):
-            found.setdefault(text.removeprefix(TECHNICAL), []).append(guarantee.adversary)
     return [
-        text if len(against) == len(guarantees) else f"(against {', '.join(against)}) {text}"
-        for text, against in found.items()
+        ("" if len(against) == len(guarantees) else f"(against {', '.join(against)}) ")
+        + text.removeprefix(TECHNICAL)
+        for text, against in collect_texts(guarantees, name).items()
     ]
 
 

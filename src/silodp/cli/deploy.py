@@ -338,9 +338,9 @@ def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
-    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_rounded_up
+    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
 
-    told = [f"{name} {format_rounded_up(e)}" for name, e in agreed["epsilon"].items()]
+    told = [f"{name} {format_epsilon(e)}" for name, e in agreed["epsilon"].items()]
     who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])
     columns = ", ".join(agreed["columns"]) or "as in data.json"
     lines = [
@@ -384,11 +384,11 @@ def _format_code(references: Mapping[str, str], files: Mapping[str, dict[str, An
 
 def _format_budget(budget: dict[str, Any] | None, epsilon: Mapping[str, float | None]) -> list[str]:
     """Return a line about a budget that ends the run early: the server keeps it, and the silo its own limits."""
-    from silodp.accounting.guarantee import format_rounded_up
+    from silodp.accounting.guarantee import format_epsilon
 
     if budget is None or (whole := epsilon[budget["adversary"]]) is None or whole <= budget["epsilon"]:
         return []
-    limit = format_rounded_up(budget["epsilon"])
+    limit = format_epsilon(budget["epsilon"])
     return [
         f"  budget      the server ends the run before ε against {budget['adversary']} exceeds {limit}; this silo does "
         "not check that, but the limits of its own policy (--lifetime-epsilon, by default ε of the whole run)"
@@ -522,7 +522,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
-    from silodp.accounting.guarantee import format_rounded_up
+    from silodp.accounting.guarantee import format_epsilon
     from silodp.deploy.status import STATUS, read_status
 
     path = folder / STATUS
@@ -538,7 +538,7 @@ def status(
             f"{path} does not say {sorted(missing)[0]}: start the server, which writes the file anew.",
             code="checkpoint.damaged",
         )
-    spent = [f"{name} {format_rounded_up(e)}" for name, e in found["epsilon"].items()]
+    spent = [f"{name} {format_epsilon(e)}" for name, e in found["epsilon"].items()]
     since = time.time() - found["written"]
     lines = [
         f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}",
@@ -586,7 +586,7 @@ def server(
 ) -> None:
     """Run the server of a consortium to the end of its run. It resumes by itself where it was stopped."""
     with log_lines(log_level, as_json):
-        from silodp.accounting.guarantee import format_rounded_up
+        from silodp.accounting.guarantee import format_epsilon
         from silodp.deploy.consortium import take_copy
 
         _refuse_both("listen", listen, socket)
@@ -598,7 +598,7 @@ def server(
         from silodp.tracking.progress import format_duration
 
         def tell(done: RoundResult) -> None:
-            spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in done.epsilon.items())
+            spent = ", ".join(f"{name} {format_epsilon(e)}" for name, e in done.epsilon.items())
             left = f", about {format_duration(done.seconds_left)} left" if done.seconds_left else ""
             text = f"round {done.round} of {done.rounds} is done, ε {spent or 0}{left}"
             _log.info("%s", text, extra={"fields": {"round": done.round, "epsilon": dict(done.epsilon)}})
@@ -745,7 +745,7 @@ def audit_log(
 
 def _format_spent(spent: dict[str, Any] | None) -> list[str]:
     """Return what all runs of a silo have spent, by adversary, beside the limits of its policy."""
-    from silodp.accounting.guarantee import describe_unit, format_rounded_up
+    from silodp.accounting.guarantee import describe_unit, format_epsilon
 
     if spent is None:
         return []
@@ -755,9 +755,9 @@ def _format_spent(spent: dict[str, Any] | None) -> list[str]:
     ]
     for adversary, epsilon in spent["epsilon"].items():
         limit = spent["limits"][adversary]
-        told = "no guarantee" if epsilon is None else f"ε = {format_rounded_up(epsilon)}"
+        told = "no guarantee" if epsilon is None else f"ε = {format_epsilon(epsilon)}"
         if limit is not None:
-            told += f" of at most {format_rounded_up(limit)}"
+            told += f" of at most {format_epsilon(limit)}"
         lines.append(f"  {adversary:<9} {told}")
     return [*lines, f"  {FIXED_RUNS}"]
 

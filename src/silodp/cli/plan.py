@@ -352,7 +352,7 @@ def epsilon(
             param_hint="'--method' or '--framework'" if method is None else None,
         )
     delta = 1e-5 if delta is None else delta
-    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
+    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
     from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim
@@ -376,7 +376,7 @@ def epsilon(
         knows_sample=knows_sample,
     )
     after = f"after {counted(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
-    line = f"ε = {format_rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
+    line = f"ε = {format_epsilon(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
     assumptions = [f"  assuming that {text.removeprefix(TECHNICAL)}" for text in result["assumptions"]]

@@ -45,7 +45,7 @@ from silodp.deploy.silo import (
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
-from silodp.planning.epsilon import compute_largest_cost
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.lock import hold_lock
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
@@ -352,6 +352,8 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
 def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
     spec, roster = consortium.stated_spec, consortium.sealed
+    derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    all_answer = spec.min_silos == len(spec.names)
     schema = consortium.resolved.table_schema
     persons = PersonKey.of(consortium)
     profile = None if schema is None else schema.read_identity()
@@ -365,7 +367,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "aggregation": describe_settings(spec.aggregator),
         "rounds": spec.rounds,
         "delta": spec.delta,
-        "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
+        "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
         "budget": None if spec.budget is None else asdict(spec.budget),
         # A method with one bounded row per silo computes no person; sums of counts do.
         "separate": spec.separate

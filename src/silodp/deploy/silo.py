@@ -35,7 +35,7 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, count_kinds, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
@@ -250,7 +250,7 @@ def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversa
         limits: Limits of the policy, ε by adversary.
     """
     told = "; ".join(
-        f"{format_rounded_up(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        f"{format_epsilon(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
         for name, e in short.items()
     )
     return (
@@ -351,7 +351,7 @@ class SiloService:
         self._told[request.run] = len(ledger.history)
         spent = dict(self.lifetime.checked)
         told = ", ".join(
-            f"{'no guarantee' if e is None else format_rounded_up(e)} of {self.lifetime.limits[name]:g} against {name}"
+            f"{'no guarantee' if e is None else format_epsilon(e)} of {self.lifetime.limits[name]:g} against {name}"
             for name, e in spent.items()
         )
         done = request.round + 1

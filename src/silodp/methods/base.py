@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -138,6 +138,15 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
     """Whether `local_update` computes the row of every unit alone where `LocalContext.separate`.
 
     Then shapes, code paths and random numbers of a row depend on that unit's records alone, and so do its bits.
+    """
+
+    epsilon_ignores: ClassVar[Mapping[str, Any]] = dict(
+        clip=1.0, expected_batch_size=1.0, local_learning_rate=1.0
+    )
+    """Fields on which ε does not depend, each with a value for a question about ε that leaves it out.
+
+    Where `samples_by_budget`, also those that only determine sampling probabilities: a question names one. Names that
+    a class has no field of mean nothing.
     """
 
     # --- What every method defines ---

@@ -13,7 +13,7 @@ import numpy as np
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import View, format_rounded_up
+from silodp.accounting.guarantee import View, format_epsilon
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.errors import SilodpError, counted
@@ -86,7 +86,7 @@ def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
-        spent = "0" if level["epsilon"] == 0 else format_rounded_up(level["epsilon"])
+        spent = "0" if level["epsilon"] == 0 else format_epsilon(level["epsilon"])
         over = "  MORE THAN REQUESTED" if (level["epsilon"] or 0) > level["budget"] else ""
         lines.append(
             f"  requested {format_requested(level)} by {share:>6}: {given}, charged ε = {spent}{over}{note}"

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
-from silodp.accounting.events import (
-    Event,
-    Group,
-    explain_not_private,
-    find_costliest_event,
-    list_nested,
-    reveal_samples,
-)
-from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
+from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
+from silodp.accounting.events import Event, Group, list_nested, reveal_samples
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, View, format_epsilon
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
@@ -28,18 +19,8 @@ from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
+from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges
 from silodp.settings import Delta, Whole, check_choice, check_value
-
-ACCOUNTING_DEFAULTS = {
-    "clip": 1.0,
-    "expected_batch_size": 1.0,
-    "local_learning_rate": 1.0,
-}
-"""Required fields of methods on which ε does not depend; `compute_epsilon` fills them in."""
-
-BUDGET_DEFAULTS = {"largest_budget": 1.0, "budget": 1.0, "threshold": 1.0}
-"""Required fields that only determine sampling probabilities; filled in where `record_sampling` is given."""
 
 LARGE_DELTA = 0.01
 """δ from which there is a remark where U is not known: 1/U of a hundred persons."""
@@ -49,99 +30,36 @@ LARGE_MODEL = 10**6
 
 
 @dataclass(frozen=True)
-class Cost:
-    """ε, or None and the reason why there is no guarantee."""
+class _Question(RunSpec):
+    """A run that a question is about: its events as one adversary sees them who knows more than in a run.
 
-    epsilon: float | None
-    reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entries of JSON output."""
-        return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
-
-
-def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accountant) -> Cost:
-    """Return ε of all charges together.
-
-    Args:
-        spent: (event, count).
-        delta: δ.
-        accountant: composes the events.
-
-    Raises:
-        SilodpError: δ out of range, or an event that the accountant does not know.
-    """
-    check_value("delta", delta, Delta)
-    reason = next((why for event, _ in spent if (why := explain_not_private(event)) is not None), None)
-    if reason is not None:
-        return Cost(None, reason)
-    value = accounting.compute_epsilon(spent, delta, accountant)
-    return _cost_of(value, delta)
-
-
-def _cost_of(epsilon: float, delta: float) -> Cost:
-    return (
-        Cost(epsilon) if math.isfinite(epsilon) else Cost(None, f"the loss is not bounded at delta = {delta}")
-    )
-
-
-def count_events(event_in: Callable[[int], Event], rounds: int) -> list[EventCount]:
-    """Return the events of rounds 0 to `rounds` - 1 with their counts.
-
-    Where units with budgets retire, rounds cost less from some round on and never more again; so equal rounds are
-    neighbors, and each change is found by bisection.
-
-    Args:
-        event_in: returns the event of a round.
-        rounds: T.
-    """
-    found: list[EventCount] = []
-    begin = 0
-    while begin < rounds:
-        event = event_in(begin)
-        last, beyond = begin, rounds
-        while beyond - last > 1:
-            middle = rounds - 1 if beyond == rounds else (last + beyond) // 2
-            last, beyond = (middle, beyond) if event_in(middle) == event else (last, middle)
-        found.append((event, last - begin + 1))
-        begin = last + 1
-    return found
-
-
-def count_run(
-    spec: RunSpec, adversary: Adversary, survivors: int | None = None, *, costliest: bool = False
-) -> list[EventCount]:
-    """Return the events of all rounds and evaluations of a run with their counts.
-
-    Args:
-        spec: of the run.
-        adversary: against whom.
-        survivors: number of silos that answer; None: all.
-        costliest: whether each costs the most over all numbers of answers instead.
+    Attributes:
+        adversary: the adversary.
+        colluding: how many silos pool what they know, the adversary included.
+        knows_sample: whether the adversary knows which users or records were sampled.
+        record_sampling: sampling probability of the record that the question is about, where records are sampled by
+            their budgets; else None.
     """
 
-    def event_in(about: RunSpec, round_: int) -> Event:
-        events = about.costliest_events(round_) if costliest else about.round_events(survivors, round_)
-        return events[adversary]
+    adversary: Adversary = "released"
+    colluding: int = 1
+    knows_sample: bool = False
+    record_sampling: float | None = None
 
-    found = count_events(lambda round_: event_in(spec, round_), spec.rounds)
-    if spec.charged_evaluation is not None and spec.evaluations:
-        found.append((event_in(spec.charged_evaluation, 0), spec.evaluations))
-    return found
+    def views(self, survivors: int | None = None, round_: int = 0) -> dict[Adversary, View]:
+        """As in a run, but for what this adversary knows more."""
+        views = super().views(survivors, round_)
+        view = views[self.adversary]
+        known = view.knows_sample or self.knows_sample
+        return {**views, self.adversary: replace(view, colluding=self.colluding, knows_sample=known)}
 
-
-def compute_largest_cost(
-    spec: RunSpec, delta: float, accountant: Accountant
-) -> dict[Adversary, float | None]:
-    """Return ε of all rounds and evaluations by adversary if each has its largest cost over all numbers of answers.
-
-    Args:
-        spec: of the run.
-        delta: δ.
-        accountant: composes the events.
-    """
-    at_most = {a: count_run(spec, a, costliest=True) for a in ADVERSARIES}
-    return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
+    def event(self, view: View) -> Event:
+        """As in a run, for the record and the adversary that the question is about."""
+        asked = self.record_sampling
+        event = super().event(view) if asked is None else self.method.budgets.event_at_sampling(asked)
+        if not self.knows_sample or view.adversary != self.adversary:
+            return event
+        return _reveal_samples(event, self.method)
 
 
 def compute_epsilon(
@@ -164,8 +82,8 @@ def compute_epsilon(
 
     Args:
         method: name or reference.
-        fields: of the method; those in `ACCOUNTING_DEFAULTS` may be missing, and where `record_sampling` is the
-            sampling probability of one record with a budget, those in `BUDGET_DEFAULTS`.
+        fields: of the method; those in its `epsilon_ignores` may be missing. Where every record has a budget,
+            `record_sampling` is the sampling probability of one record.
         rounds: T.
         delta: δ.
         accountant: name or object; None takes the tightest that knows the noise.
@@ -198,73 +116,35 @@ def compute_epsilon(
     _check_question(made, adversary, silos, colluding)
     wanted = None if accountant is None else find_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
-    data = PublicData("question", names, ASSUMED_USERS if users is None else users, (), "real")
-    model = ModelSpec(dimension)
-    spec = RunSpec(
-        data,
-        model,
+    asked = cast(Adversary, adversary)  # checked above
+    spec = _Question(
+        PublicData("question", names, ASSUMED_USERS if users is None else users, (), "real"),
+        ModelSpec(dimension),
         made,
         chosen_aggregator,
         chosen_aggregator.min_silos_for(len(names)),
         rounds=rounds,
         delta=delta,
+        adversary=asked,
+        colluding=colluding,
+        knows_sample=knows_sample,
+        record_sampling=sampling,
     )
     chosen_aggregator.check(spec)
-    spec = spec.calibrate()
-    view = chosen_aggregator.views(made, len(names))[cast(Adversary, adversary)]
-    view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
-
-    def event_in(round_: int, method: Method = spec.method, survivors: int | None = None) -> Event:
-        if sampling is not None:
-            event = method.budgets.event_at_sampling(sampling)
-        else:
-            seen = replace(view, round=round_, survivors=survivors)
-            event = method.budgets.event_for_largest_budget(
-                chosen_aggregator.event(replace(spec, method=method), seen), seen
-            )
-        return _reveal_samples(event, method) if knows_sample else event
-
-    def costliest_in(round_: int) -> Event:
-        answering = range(spec.min_silos, len(names) + 1)
-        return find_costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
-
+    spec = cast(_Question, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
-    charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = wanted or choose_accountant(event for event, _ in charged)
-    delta_of_noise = spec.noise_delta
-    found = compute_cost(charged, delta_of_noise, chosen)
-    if knows_sample and found.epsilon is not None:
-        found = _cost_of(compute_epsilon_beyond(spec, view.adversary, charged, chosen), delta)
-    any_dropouts = None
-    if spec.min_silos < len(names):
-        any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
-
-    def cost_of_person(records: int) -> Cost:
-        theirs = [(scale_to_person(event, records), count) for event, count in charged]
-        return compute_cost(theirs, delta_of_noise, chosen)
-
-    def claimed_by(method: Method) -> Cost:
-        return compute_cost([(event_in(0, method), rounds)], delta_of_noise, chosen)
-
-    # It depends on the number of silos, which a question need not name.
-    fewest = replace(view, survivors=spec.min_silos)
-    linkage = () if silos is None else compute_linkage(spec, fewest, charged, chosen)
+    chosen = wanted or choose_accountant([spec.round_events()[asked]])
+    charges = replace(plan_charges(spec, chosen), is_beyond_plan=knows_sample)
+    found = derive_guarantees(spec, charges)[asked]
     return {
         "method": made.name,
         "unit": made.unit,
-        **found.to_dict(),
-        "any_dropouts": any_dropouts,
-        "persons": [
-            {"records": records, **cost_of_person(records).to_dict()}
-            for records in (PERSONS_RECORDS if made.unit == "record" else ())
-        ],
-        "claims": [
-            {"epsilon": claim.epsilon, "why": claimed.assumptions[-1]}
-            for claimed in ([made.paper_claim] if made.paper_claim else [])
-            if (claim := claimed_by(claimed)).epsilon is not None
-            and is_only_claimed(claim.epsilon, found.epsilon)
-        ],
-        "linkage": list(linkage),
+        **found.cost.to_dict(),
+        "any_dropouts": found.any_dropouts,
+        "persons": [{"records": records, **cost.to_dict()} for records, cost in found.persons],
+        "claims": [claim for claim in found.claims if is_only_claimed(claim["epsilon"], found.cost.epsilon)],
+        # It depends on the number of silos, which a question need not name.
+        "linkage": [] if silos is None else list(found.linkage),
         "delta": delta,
         "adversary": adversary,
         "accountant": chosen.name,
@@ -272,13 +152,7 @@ def compute_epsilon(
         "rounds": rounds,
         "noise_multiplier": made.noise_setting,
         "assumptions": [
-            *list_assumptions(
-                view,
-                chosen_aggregator.adds_integers and spec.bounds is not None,
-                samples_users=made.samples_users,
-            ),
-            *(chosen_aggregator.assumptions if adversary != "released" else ()),
-            *(_without_fillers(text, fields) for text in made.assumptions),
+            *(_without_fillers(text, made, fields) for text in found.assumptions),
             *list_delta_remarks(delta, users),
         ],
     }
@@ -296,9 +170,9 @@ def list_delta_remarks(delta: float, users: int | None) -> tuple[str, ...]:
     )
 
 
-def _without_fillers(text: str, given: Mapping[str, Any]) -> str:
+def _without_fillers(text: str, method: Method, given: Mapping[str, Any]) -> str:
     """Return an assumption without the values of constants that were filled in."""
-    for name, value in {**ACCOUNTING_DEFAULTS, **BUDGET_DEFAULTS}.items():
+    for name, value in method.epsilon_ignores.items():
         if name not in given:
             text = text.replace(f"{name} = {value:g} ", f"{name} ")
     return text
@@ -309,14 +183,14 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
     if not result["persons"]:
         return []
     numbers = "/".join(str(person["records"]) for person in result["persons"])
-    epsilons = "/".join(format_rounded_up(person["epsilon"]) for person in result["persons"])
+    epsilons = "/".join(format_epsilon(person["epsilon"]) for person in result["persons"])
     return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
 
 
 def format_linkage(result: Mapping[str, Any]) -> list[str]:
     """Return lines on ε of a person who is not recognized as one."""
     return [
-        f"  for a person with {row['case']}: ε = {format_rounded_up(row['epsilon'])}"
+        f"  for a person with {row['case']}: ε = {format_epsilon(row['epsilon'])}"
         + (" (an estimate, not a guarantee)" if row["estimate"] else "")
         for row in result["linkage"]
     ]
@@ -344,8 +218,7 @@ def _build_method(
             code="argument.conflict",
             field="largest_budget",
         )
-    of_budgets = BUDGET_DEFAULTS if personal else {}
-    run = {**ACCOUNTING_DEFAULTS, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
+    run = {**maker.epsilon_ignores, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in get_fields(maker)}
     made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))
     return made, fields["record_sampling"] if personal else None

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
+from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
+from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import (
     ADVERSARIES,
     Adversary,
     describe_any_dropouts,
     describe_unit,
-    format_rounded_up,
+    format_epsilon,
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
@@ -32,8 +33,8 @@ from silodp.planning.budget_plan import (
     plan_budgets,
     with_noise_multiplier,
 )
-from silodp.planning.epsilon import compute_cost, compute_largest_cost, count_run
 from silodp.report.guarantee_text import format_claim, is_only_claimed
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
 
 MOST_ROUNDS = 10**7
 """The upper end of a search for rounds."""
@@ -80,10 +81,13 @@ def plan_run(
         check_target(spec, target)
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
     aggregator.check(spec)
-    events = spec.round_events()
-    spent = {a: count_run(spec, a) for a in ADVERSARIES}
     accountant = choose_accountant(spec.list_events()) if accountant is None else find_accountant(accountant)
     delta = spec.noise_delta
+    derived = derive_guarantees(spec, plan_charges(spec, accountant))
+    fewest = None  # None where all silos must answer
+    if spec.min_silos < spec.population.silos:
+        least = plan_charges(spec, accountant, spec.min_silos).compute_cost("released")
+        fewest = {"silos": spec.min_silos, "epsilon": least.epsilon if rounds else None}
     result: dict[str, Any] = {
         "method": spec.method.name,
         "unit": spec.method.unit,
@@ -95,10 +99,15 @@ def plan_run(
         "users": spec.population.users,
         "dimension": spec.size,
         "noise_multiplier": get_noise_multiplier(spec.method),
-        "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
-        "fewest": _of_fewest(spec, delta, accountant),
-        "any_dropouts": _of_any_dropouts(spec, delta, accountant),
-        "claims": [],
+        "adversaries": {a: one.cost.to_dict() for a, one in derived.items()},
+        "fewest": fewest,
+        "any_dropouts": None if fewest is None else {a: one.any_dropouts for a, one in derived.items()},
+        "claims": [
+            {"adversary": adversary, **claim}
+            for adversary, one in derived.items()
+            for claim in one.claims
+            if is_only_claimed(claim["epsilon"], one.cost.epsilon)
+        ],
         "budget": None,
         "target": None,
         "aggregation": aggregator.describe(spec),
@@ -107,11 +116,6 @@ def plan_run(
         result["evaluation"] = planned
     if spec.separate:
         result["separate"] = True
-    result["claims"] = [
-        claim
-        for claim in _claims(spec, delta, accountant)
-        if is_only_claimed(claim["epsilon"], result["adversaries"][claim["adversary"]]["epsilon"])
-    ]
     adversary: Adversary = "released"
 
     if budget is not None:
@@ -227,29 +231,6 @@ def _solve(
     }
 
 
-def _cost(event: Event, spent: list[EventCount], delta: float, accountant: Accountant) -> dict[str, Any]:
-    """Return the cost of all rounds; where T = 0, still whether there is a guarantee."""
-    return compute_cost(spent or [(event, 0)], delta, accountant).to_dict()
-
-
-def _of_fewest(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
-    """Return ε of the released models if only the required number of silos ever answers; None where all must."""
-    fewest = spec.min_silos
-    if fewest == spec.population.silos:
-        return None
-    spent = count_run(spec, "released", fewest)
-    return {"silos": fewest, "epsilon": compute_cost(spent, delta, accountant).epsilon if spent else None}
-
-
-def _of_any_dropouts(
-    spec: RunSpec, delta: float, accountant: Accountant
-) -> dict[Adversary, float | None] | None:
-    """Return ε if every round has its largest cost over all numbers of answers; None where all silos must answer."""
-    if spec.min_silos == spec.population.silos:
-        return None
-    return compute_largest_cost(spec, delta, accountant)
-
-
 def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
     """Return how often the model is evaluated across silos, and what that costs by itself; None where it is not."""
     if spec.evaluation is None or spec.evaluation.across == "none":
@@ -276,9 +257,9 @@ def _describe_limit(
     delta, rounds = spec.noise_delta, spec.rounds
 
     def fits(count: int) -> bool:
-        spent = count_run(replace(spec, rounds=count), adversary, survivors)
-        cost = compute_cost(spent, delta, accountant)
-        return cost.epsilon is not None and cost.epsilon <= limit
+        charges = plan_charges(replace(spec, rounds=count), accountant, survivors)
+        epsilon = charges.compute_cost(adversary).epsilon
+        return epsilon is not None and epsilon <= limit
 
     event, most = spec.round_events(survivors)[adversary], 0
     if not isinstance(event, NonPrivate):
@@ -305,31 +286,17 @@ def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     return least
 
 
-def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[str, Any]]:
-    """Return ε that a paper claims without a proof; never a part of the ε of a plan."""
-    claimed = spec.method.paper_claim
-    if claimed is None:
-        return []
-    promised = replace(spec, method=claimed)
-    found = {a: compute_cost(count_run(promised, a), delta, accountant).epsilon for a in ADVERSARIES}
-    return [
-        {"adversary": adversary, "epsilon": value, "why": claimed.assumptions[-1]}
-        for adversary, value in found.items()
-        if value is not None
-    ]
-
-
 def format_plan(result: Mapping[str, Any]) -> list[str]:
     """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
     head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
     whom = describe_unit(result["unit"])
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
-        epsilon = f"ε = {format_rounded_up(found['epsilon'])}"
+        epsilon = f"ε = {format_epsilon(found['epsilon'])}"
         lines.append(f"  {adversary:9} {epsilon if found['private'] else 'no guarantee: ' + found['reason']}")
     if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
         lines.append(
-            f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
+            f"  if all {result['silos']} silos answer; released ε = {format_epsilon(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
     if (evaluation := result.get("evaluation")) is not None:
@@ -365,7 +332,7 @@ def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     times = counted(evaluation["times"], "evaluation")
     if evaluation["across"] == "local":
         return [f"{times} within each silo: nothing leaves a silo, so no ε"]
-    spent = ", ".join(f"{name} ε = {format_rounded_up(e)}" for name, e in evaluation["epsilon"].items())
+    spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in evaluation["epsilon"].items())
     return [
         f"of this {times} by sums of {evaluation['cells']:,} counts: alone {spent}",
         f"  noise in each count: standard deviation {evaluation['noise_std']:.4g} records",

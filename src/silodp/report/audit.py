@@ -14,35 +14,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.accountant import (
-    ACCOUNTANTS,
-    Accountant,
-    Composition,
-    EventCount,
-    MembershipAttack,
-    compute_membership_attack,
-)
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant, Composition, EventCount, MembershipAttack
+from silodp.accounting.charges import ChargeCounts, Cost
 from silodp.accounting.events import Event
-from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
+from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import (
     ADVERSARIES,
-    HELD_OUT,
     LOCAL_INDEX,
-    NOT_COVERED,
-    ON_THE_LIST,
     PUBLIC_INDEX,
     Adversary,
     Guarantee,
+    list_not_covered,
 )
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
-from silodp.report.rederive import is_covered, rederive_guarantees
+from silodp.report.comparison import find_contradiction, is_covered
+from silodp.report.rederive import JOINED, rederive_guarantees
 from silodp.runtime.run_directory import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
 
 UNBOUND = (
@@ -106,22 +99,23 @@ def audit_run(
                 code="ledger.version",
             )
         guarantees = tuple(guarantees)
-        measured = any(row.get("loss") is not None for row in rows or ())
-        delta_share = aggregator.delta_share if aggregator else 1.0
         wrong = _compare_run(summary, aggregator, ledger.subject, ledger)
         promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
         if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
             wrong = f"it says private = {summary['private']} of the run, and not of its released model"
-        for guarantee in guarantees:
-            if wrong is None:
-                wrong = (
-                    _compare_unit(guarantee, ledger.subject)
-                    or _compare_epsilon(guarantee, ledger, delta_share)
-                    or _compare_rest(guarantee, ledger, measured)
-                )
-                wrong = wrong and f"against '{guarantee.adversary}' it says {wrong}"
         if wrong is not None:
             raise _contradicted(directory, "ledger", wrong)
+        again, charges = rederive_guarantees(directory, aggregator, ledger), ledger.to_counts()
+        delta_share = aggregator.delta_share if aggregator else 1.0
+        measured = any(row.get("loss") is not None for row in rows or ())
+        for guarantee in guarantees:
+            known = again.guarantees.get(guarantee.adversary)
+            derived = _take_from_ledger(guarantee, known, ledger.subject, charges, delta_share, measured)
+            unknown = ("realized",) if JOINED in again.unchecked else ()
+            wrong = find_contradiction(guarantee, derived, unknown)
+            if wrong is not None:
+                by = "ledger" if known is None else "ledger and config.toml"
+                raise _contradicted(directory, by, f"against '{guarantee.adversary}' it says {wrong}")
         wrong = None if rows is None else _compare_evaluations(rows, ledger)
         if wrong is None and rows is not None and not _is_unknown(ledger):
             wrong = _compare_rows(rows, ledger)
@@ -131,12 +125,6 @@ def audit_run(
                 "or delete it and resume the run: of the earlier rounds then only ε is known.",
                 code="report.contradicted",
             )
-        again = rederive_guarantees(directory, aggregator, ledger)
-        for guarantee in guarantees:
-            wrong = again.find_contradiction(guarantee)
-            if wrong is not None:
-                wrong = f"against '{guarantee.adversary}' it says {wrong}"
-                raise _contradicted(directory, "ledger and config.toml", wrong)
         wrong = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
         if wrong is not None:
             remedy = "resume the run, which writes it again"
@@ -155,7 +143,12 @@ def audit_run(
                 f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",
                 *unchecked,
             )
-        return AuditResult(ledger.rounds, ledger.budget, unchecked, _bound_attacks(guarantees, ledger))
+        attacks = {
+            one.adversary: charges.bound_attack(one.adversary, one.epsilon, one.delta)
+            for one in guarantees
+            if one.epsilon is not None
+        }
+        return AuditResult(ledger.rounds, ledger.budget, unchecked, attacks)
 
 
 def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
@@ -166,17 +159,53 @@ def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
     )
 
 
-def _bound_attacks(guarantees: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, MembershipAttack]:
-    """Return bounds by the events of the ledger; the part of δ that is not for noise is added (ciphertexts)."""
-    return {
-        guarantee.adversary: compute_membership_attack(
-            [(charge.events[guarantee.adversary], 1) for charge in ledger.history],
-            guarantee.epsilon,
-            max(0.0, guarantee.delta - ledger.delta),
-        )
-        for guarantee in guarantees
-        if guarantee.epsilon is not None
-    }
+def _take_from_ledger(
+    stated: Guarantee,
+    known: Guarantee | None,
+    header: LedgerHeader,
+    charges: ChargeCounts,
+    delta_share: float,
+    measured: bool,
+) -> Guarantee:
+    """Return the guarantee to compare a stated one with: all that the ledger knows of it is taken from there.
+
+    Args:
+        stated: of guarantee.json.
+        known: what follows from the specification; where it is None, the rest is as it is stated.
+        header: of the ledger.
+        charges: of the ledger.
+        delta_share: part of δ that the noise is accounted at.
+        measured: whether pooled held-out records measured the model.
+    """
+    # Without a public index, which only the assumptions tell, there is no list of ids.
+    has_list = LOCAL_INDEX not in stated.assumptions or PUBLIC_INDEX in stated.assumptions
+    is_same_delta = stated.delta * delta_share == charges.delta
+    derived = replace(
+        stated if known is None else known,
+        method=header.method,
+        unit=header.unit,
+        delta=stated.delta if is_same_delta else charges.delta / delta_share,
+        accountant=charges.accountant.name,
+        rounds=charges.rounds,
+        releasable=header.secret,
+        not_covered=list_not_covered(measured, has_list),
+    )
+    if isinstance(charges.accountant, _UnknownAccountant):
+        return replace(derived, epsilon=stated.epsilon, reason=stated.reason, persons=stated.persons)
+    adversary = stated.adversary
+    numbers = {records for records, _ in stated.persons}
+    numbers |= set(PERSONS_RECORDS) if header.unit == "record" else set()
+    if charges.rounds and not charges.charged[adversary]:
+        why = stated.reason if stated.epsilon is None else "the ledger has no charge against that adversary"
+        numbers, cost = set(), Cost(None, why)
+    else:
+        cost = charges.compute_cost(adversary)
+    return replace(
+        derived,
+        epsilon=cost.epsilon,
+        reason=cost.reason,
+        persons=tuple((k, charges.compute_person_cost(adversary, k).epsilon) for k in sorted(numbers)),
+    )
 
 
 def _compare_evaluations(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
@@ -231,76 +260,6 @@ def _compare_run(
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"
-    return None
-
-
-def _compare_unit(guarantee: Guarantee, header: LedgerHeader) -> str | None:
-    for name in ("method", "unit"):
-        if getattr(guarantee, name) != getattr(header, name):
-            return f"{name} = {getattr(guarantee, name)}, and the ledger says {getattr(header, name)}"
-    if guarantee.releasable and not header.secret:
-        return "that the model may be released, and by the ledger its noise follows from a seed"
-    if guarantee.releasable and guarantee.epsilon is None:
-        return "that the model may be released, and gives no guarantee"
-    return None
-
-
-def _compare_epsilon(guarantee: Guarantee, ledger: Ledger, delta_share: float) -> str | None:
-    if guarantee.delta * delta_share != ledger.delta:
-        part = "" if delta_share == 1 else f" for noise, a part of {delta_share:g}"
-        return f"delta = {guarantee.delta}, and the ledger says {ledger.delta}{part}"
-    for name, stated, charged in (
-        ("accountant", guarantee.accountant, ledger.accountant.name),
-        ("rounds", guarantee.rounds, ledger.rounds),
-    ):
-        if stated != charged:
-            return f"{name} = {stated}, and the ledger says {charged}"
-    if guarantee.epsilon is None or _is_unknown(ledger):
-        return None  # there is no ε to compare, or none to compare it with
-    adversary, stated_epsilon = guarantee.adversary, f"ε = {guarantee.epsilon:.6g}"
-    if any(adversary not in charge.events for charge in ledger.history):
-        return f"{stated_epsilon}, and the ledger has no charge against that adversary"
-    spent = ledger.epsilon(adversary)
-    if spent is None:
-        return f"{stated_epsilon}, and by the ledger there is no guarantee ({ledger.reason(adversary)})"
-    if not is_covered(guarantee.epsilon, spent):
-        return f"{stated_epsilon}, and the ledger's rounds cost {spent:.6g}"
-    return _compare_persons(guarantee, ledger)
-
-
-def _compare_persons(guarantee: Guarantee, ledger: Ledger) -> str | None:
-    """Compare ε of persons with several records with the same events, charged for so many records.
-
-    A guarantee about single records must state them, or readers take it for one about persons.
-    """
-    missing = set(PERSONS_RECORDS) - {records for records, _ in guarantee.persons}
-    if guarantee.unit == "record" and missing:
-        return f"no ε of a person with {min(missing)} records, which is larger than that of one record"
-    for records, stated in guarantee.persons:
-        if stated is None:
-            continue
-        events = [charge.events[guarantee.adversary] for charge in ledger.history]
-        spent = compute_person_epsilon(events, records, ledger.delta, ledger.accountant)
-        if spent is None or not is_covered(stated, spent):
-            cost = "give no guarantee" if spent is None else f"cost {spent:.6g}"
-            return f"ε = {stated:.6g} for a person with {records} records, and for them the ledger's rounds {cost}"
-    return None
-
-
-def _compare_rest(guarantee: Guarantee, ledger: Ledger, measured: bool) -> str | None:
-    """Compare the reason of a missing guarantee, and the list of what no ε covers."""
-    reason = None if _is_unknown(ledger) else ledger.reason(guarantee.adversary)
-    if guarantee.epsilon is None and reason is not None and guarantee.reason != reason:
-        return f"that there is no guarantee because {guarantee.reason}, and the ledger says: {reason}"
-    for text in NOT_COVERED:
-        if (
-            text == ON_THE_LIST
-            and LOCAL_INDEX in guarantee.assumptions
-            and PUBLIC_INDEX not in guarantee.assumptions
-        ):
-            continue  # there is no list
-        if text not in guarantee.not_covered and (measured or text != HELD_OUT):
-            return f"nothing of what is not covered: {text}"
     return None
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import counted
 
 _UNINFORMATIVE_ACCURACY = 0.999
@@ -17,19 +18,6 @@ def as_number(value: Any) -> float | None:
     """Return a finite number as float; None for everything else, a whole number of more than 63 bits included."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
-
-
-def format_epsilon(epsilon: float | None) -> str:
-    """Return ε rounded up: three figures, at least two decimals below 100; "none" where there is no guarantee."""
-    value = as_number(epsilon)
-    if value is None:
-        return "none"
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(value))) if value < 1 else 2 if value < 100 else 0
-    step = 10.0**-digits
-    rounded = math.ceil(value / step - 1e-9) * step
-    return f"{rounded:,.{digits}f}"
 
 
 def format_factor(epsilon: float) -> str:
@@ -116,7 +104,7 @@ def as_clause(sentence: str) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "epsilon": format_epsilon,
+    "epsilon": lambda value: format_epsilon(as_number(value)),
     "factor": format_factor,
     "measure": format_measure,
     "bytes": format_bytes,

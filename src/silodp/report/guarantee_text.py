@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_rounded_up
-from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy, format_epsilon
+from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_epsilon
+from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy
 
 WHO: dict[Adversary, str] = {
     "released": "whoever sees the models",
@@ -153,13 +153,28 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     if guarantee.epsilon is None:
         return describe_epsilon(guarantee)
     took_part = "it is" if guarantee.unit == "record" else "they are"
-    accuracy = (
-        compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
-    )
     return (
         f"{describe_epsilon(guarantee)[:-1]}; an attacker who gives even odds that {took_part} in the data guesses "
-        f"right at most {format_accuracy(accuracy)} of the time."
+        f"right at most {format_accuracy(bound_accuracy(guarantee, attack))} of the time."
     )
+
+
+def bound_accuracy(guarantee: Guarantee, attack: MembershipAttack | None) -> float:
+    """Return a bound on the accuracy of an attack on membership; where `attack` is None by ε and δ alone."""
+    if attack is not None:
+        return attack.accuracy
+    return compute_attack_accuracy(guarantee.epsilon or 0.0, guarantee.delta)
+
+
+def collect_texts(
+    guarantees: Iterable[Guarantee], name: Literal["assumptions", "not_covered"]
+) -> dict[str, list[Adversary]]:
+    """Return each text of these guarantees once, with the adversaries that it is about."""
+    found: dict[str, list[Adversary]] = {}
+    for guarantee in guarantees:
+        for text in dict.fromkeys(getattr(guarantee, name)):
+            found.setdefault(text, []).append(guarantee.adversary)
+    return found
 
 
 def describe_epsilon(guarantee: Guarantee) -> str:
@@ -169,7 +184,8 @@ def describe_epsilon(guarantee: Guarantee) -> str:
         return f"Against {who}: no guarantee, because {guarantee.reason}."
     unit = "one record" if guarantee.unit == "record" else "all records of a person"
     cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
-    return f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}."
+    epsilon = format_epsilon(guarantee.epsilon)
+    return f"Against {who}: ε = {epsilon} at δ = {guarantee.delta:g}{cap} for {unit}."
 
 
 def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
@@ -182,7 +198,7 @@ def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
             same.setdefault(tuple(values[place] for _, values in table.rows[1:]), []).append(adversary)
         numbers = "/".join(str(records) for records, _ in table.rows[1:])
         for values, against in same.items():
-            epsilons = "/".join(format_rounded_up(value) for value in values)
+            epsilons = "/".join(format_epsilon(value) for value in values)
             lines.append(f"A person with {numbers} records has ε = {epsilons} ({', '.join(against)}).")
     for spending in collect_spending(guarantees):
         requested = "; ".join(format_group(group) for group in spending.groups)
@@ -198,25 +214,25 @@ def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
 
 def format_claim(epsilon: float, why: str, against: str = "") -> str:
     """Return the line of a claim, labeled as no guarantee."""
-    return f"[{CLAIMED}: no guarantee] ε = {format_rounded_up(epsilon)}{against}: {why}"
+    return f"[{CLAIMED}: no guarantee] ε = {format_epsilon(epsilon)}{against}: {why}"
 
 
 def format_group(group: Mapping[str, Any]) -> str:
     """Return "0.1 → 0.099 (700)": requested, charged, and number of units; both ε are rounded up alike."""
-    return f"{format_requested(group)} → {format_rounded_up(get_charge(group))} ({group['units']:,})"
+    return f"{format_requested(group)} → {format_epsilon(get_charge(group))} ({group['units']:,})"
 
 
 def format_requested(group: Mapping[str, Any]) -> str:
     """Return the requested ε of a group, or its range, rounded up like the charge."""
     least = as_number(group.get("from", group.get("least")))  # "from": of records; "least": of persons
-    requested = format_rounded_up(group["budget"])
-    if least is None or format_rounded_up(least) == requested:
+    requested = format_epsilon(group["budget"])
+    if least is None or format_epsilon(least) == requested:
         return requested
-    return f"{format_rounded_up(least)}–{requested}"
+    return f"{format_epsilon(least)}–{requested}"
 
 
 def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Return a cell of a table: "0.100 → 0.0991, 1.00 → 0.99", of many groups the ranges; "–" where there are none.
+    """Return a cell of a table: "0.1 → 0.0991, 1 → 0.99", of many groups the ranges; "–" where there are none.
 
     Both are rounded up alike, so a budget that was kept never looks exceeded.
     """

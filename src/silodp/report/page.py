@@ -18,18 +18,20 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, TECHNICAL, Adversary, Guarantee
+from silodp.accounting.guarantee import (
+    ADVERSARIES,
+    HELD_OUT,
+    NOT_COVERED,
+    TECHNICAL,
+    Adversary,
+    Guarantee,
+    format_epsilon,
+)
 from silodp.errors import counted, name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import (
-    FILTERS,
-    as_number,
-    compute_attack_accuracy,
-    format_epsilon,
-    format_measure,
-)
+from silodp.report.formatting import FILTERS, as_number, format_measure
 from silodp.report.guarantee_text import WHO, BudgetSpending
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
@@ -83,9 +85,7 @@ class AdversaryRow:
     @property
     def accuracy(self) -> float:
         """Bound on the accuracy of an attack on membership from even odds; without `attack` by ε and δ alone."""
-        if self.attack is not None:
-            return self.attack.accuracy
-        return compute_attack_accuracy(self.guarantee.epsilon or 0.0, self.guarantee.delta)
+        return guarantee_text.bound_accuracy(self.guarantee, self.attack)
 
 
 @dataclass(frozen=True)
@@ -266,14 +266,10 @@ def _group_assumptions(
         technical: whether the technical ones are wanted, or those that somebody must sign.
     """
     private = [g for g in guarantees.values() if g.private]
-    made: dict[str, list[Adversary]] = {}
-    for guarantee in private:
-        for text in dict.fromkeys(guarantee.assumptions):
-            if text.startswith(TECHNICAL) == technical:
-                made.setdefault(text.removeprefix(TECHNICAL), []).append(guarantee.adversary)
     groups: dict[tuple[Adversary, ...], list[str]] = {}
-    for text, against in made.items():
-        groups.setdefault(tuple(against), []).append(text)
+    for text, against in guarantee_text.collect_texts(private, "assumptions").items():
+        if text.startswith(TECHNICAL) == technical:
+            groups.setdefault(tuple(against), []).append(text.removeprefix(TECHNICAL))
     everyone = groups.pop(tuple(g.adversary for g in private), [])
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]

@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.guarantee import ADVERSARIES, format_epsilon
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.figures import (
     DASHES,
@@ -27,7 +27,7 @@ from silodp.report.figures import (
     set_log_scale,
     shorten_label,
 )
-from silodp.report.formatting import as_number, format_epsilon
+from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import WHO
 
 if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not

@@ -7,11 +7,9 @@ aggregator are built from config.toml, and must be those of the specification. T
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
@@ -28,8 +26,9 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.report.comparison import is_same
 from silodp.runtime.checkpoint import read_fingerprint
-from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
 from silodp.runtime.run_directory import CONFIG, RUN_SPEC
 from silodp.wire.messages import Message
@@ -41,9 +40,6 @@ EARLIER = (
     "and charges began the run)"
 )
 JOINED = "realized charges of records with budgets (it is not known here which silos joined which rounds)"
-
-_TOLERANCE = 1e-6
-"""Relative difference of two ε that another machine may cause; a report shows three figures, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -57,46 +53,6 @@ class Rederived:
 
     guarantees: Mapping[Adversary, Guarantee]
     unchecked: tuple[str, ...]
-
-    def find_contradiction(self, stated: Guarantee) -> str | None:
-        """Return the first part of a stated guarantee that is missing or different; additional assumptions are allowed.
-
-        Args:
-            stated: of guarantee.json.
-
-        Returns:
-            The end of a sentence, or None.
-        """
-        if stated.adversary not in self.guarantees:
-            return None
-        again = self.guarantees[stated.adversary]
-        if stated.epsilon is not None:
-            for text in again.assumptions:
-                if text not in stated.assumptions:
-                    return f"nothing of what it assumes: {text}"
-        if stated.any_dropouts is not None and (
-            again.any_dropouts is None or not is_covered(stated.any_dropouts, again.any_dropouts)
-        ):
-            return f"any_dropouts = {stated.any_dropouts}, and it is {again.any_dropouts}"
-        if not is_same(stated.sample_known, again.sample_known):
-            return f"sample_known = {stated.sample_known}, and it is {again.sample_known}"
-        if not _is_linkage_covered(stated.linkage, again.linkage):
-            return f"linkage = {list(stated.linkage)}, and it is {list(again.linkage)}"
-        if not is_same(stated.claims, again.claims):
-            return f"claims = {_format_claims(stated.claims)}, and they are {_format_claims(again.claims)}"
-        return self._compare_groups(stated, again)
-
-    def _compare_groups(self, stated: Guarantee, again: Guarantee) -> str | None:
-        if stated.epsilon is None and not stated.groups:
-            return None
-        if len(stated.groups) != len(again.groups):
-            return f"{len(stated.groups)} budgets, and there are {len(again.groups)}"
-        unknown = {"realized"} if JOINED in self.unchecked else set()
-        for one, other in zip(stated.groups, again.groups, strict=True):
-            for key in sorted((one.keys() | other.keys()) - unknown):
-                if not is_same(one.get(key), other.get(key)):
-                    return f"{key} = {one.get(key)} of the budget {one['budget']:.6g}, and it is {other.get(key)}"
-        return None
 
 
 @refuse_plugins()
@@ -143,7 +99,8 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     except OSError as error:
         return Rederived({}, (f"{_ALL} ({error.strerror})",))
     participation = Participation(spec, store, Randomness.from_seed(spec.seed or 0))
-    return Rederived(build_guarantees(spec, ledger, participation.count), unchecked)
+    derived = derive_guarantees(spec, ledger.to_counts())
+    return Rederived({a: one.to_guarantee(participation.count) for a, one in derived.items()}, unchecked)
 
 
 def _contradicted(path: Path, how: str) -> SilodpError:
@@ -179,37 +136,6 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
             f"store of the server lists {kept}; restore the newest ledger.",
             code="report.contradicted",
         )
-
-
-def is_covered(stated: float, charged: float) -> bool:
-    """Return whether a stated ε is at least the charged one, up to rounding."""
-    return stated >= charged * (1 - _TOLERANCE)
-
-
-def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether no stated ε is smaller; earlier versions had larger ones for a record under another id."""
-    return len(stated) == len(again) and all(
-        is_same({**one, "epsilon": None}, {**other, "epsilon": None})
-        and (
-            one["epsilon"] == other["epsilon"]
-            or (
-                None not in (one["epsilon"], other["epsilon"])
-                and is_covered(one["epsilon"], other["epsilon"])
-            )
-        )
-        for one, other in zip(stated, again, strict=True)
-    )
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two JSON-ready values are equal, numbers up to rounding."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, float) and isinstance(other, float | int) and not isinstance(other, bool):
-        return math.isclose(one, other, rel_tol=_TOLERANCE)
-    return bool(one == other)
 
 
 def _config_mismatch(resolved: ResolvedRun, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
@@ -299,7 +225,3 @@ def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple
             copy.round(round_).put("clients", drawn)
     matters = spec.data.silo_budgets is not None and spec.method.samples_silos and forgotten
     return copy, (JOINED,) if matters else ()
-
-
-def _format_claims(claims: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(f"ε = {claim['epsilon']:.6g} ({claim['why']})" for claim in claims) or "none"

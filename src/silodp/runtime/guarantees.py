@@ -1,108 +1,256 @@
-"""The guarantees of a run, a function of its specification and its ledger."""
+"""The guarantees of a run, derived from its specification and the charges of its ledger, real or planned."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant, supports_all
+from silodp.accounting.accountant import Accountant, EventCount, find_accountant, supports_all
+from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_events
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
-from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
+from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import (
-    ADVERSARIES,
-    HELD_OUT,
-    NOT_COVERED,
-    ON_THE_LIST,
     OTHER_CODE,
     PUBLIC_VALUES,
     Adversary,
     Guarantee,
     View,
     list_assumptions,
+    list_not_covered,
 )
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 
 if TYPE_CHECKING:
-    from silodp.accounting.ledger import Ledger
     from silodp.aggregators.run_spec import RunSpec
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
+_Counts = Mapping[Adversary, Mapping[Event, int]]
+_EventsIn = Callable[[RunSpec, int, int], Mapping[Adversary, Event]]
+"""Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
 
-def build_guarantees(
-    spec: RunSpec, ledger: Ledger, count_participation: CountParticipation
-) -> dict[Adversary, Guarantee]:
-    """Return the guarantee against every adversary, for the rounds in the ledger.
+def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = None) -> ChargeCounts:
+    """Return what the ledger of a run would hold after all T rounds and evaluations, each released once.
 
     Args:
         spec: of the run.
-        ledger: of the run, open.
-        count_participation: called only where units have privacy budgets.
-
-    Returns:
-        Guarantees by adversary.
+        accountant: composes the events.
+        survivors: number of silos that answer every time; None: all.
     """
-    views = spec.aggregator.views(spec.method, len(spec.names))
-    integers = spec.aggregator.adds_integers and spec.bounds is not None
-    at_most = _costliest_releases(spec, ledger)
-    cost, evaluation = spec.round_events(), spec.charged_evaluation
-    result: dict[Adversary, Guarantee] = {}
-    for adversary in ADVERSARIES:
-        event = cost[adversary]
-        spent = None if isinstance(event, NonPrivate) else ledger.epsilon(adversary)
-        result[adversary] = Guarantee(
-            adversary=adversary,
-            unit=spec.method.unit,
-            epsilon=spent,
-            delta=spec.delta,
-            rounds=ledger.rounds,
-            accountant=ledger.accountant.name,
-            method=spec.method.name,
-            private=spent is not None,
-            releasable=spec.is_secret and spent is not None,
-            reason=event.reason if isinstance(event, NonPrivate) else ledger.reason(adversary),
-            assumptions=()
-            if spent is None
-            else list_assumptions(
-                views[adversary],
-                integers,
-                public_index=spec.has_public_index,
-                samples_users=spec.method.samples_users,
-                separate=spec.separate,
-            )
-            + ((ASSUMES_INDEX_BY_PROFILE,) if spec.data.identity_digest and spec.needs_common_index else ())
-            + (spec.aggregator.assumptions if adversary != "released" else ())
-            + spec.method.assumptions
-            + (() if evaluation is None else evaluation.method.assumptions)
-            + spec.data.assumptions
-            + ((PUBLIC_VALUES,) if spec.model.keeps_values else ())
-            + ((OTHER_CODE,) if _has_other_code(spec, ledger.accountant) else ())
-            + delta_warning(spec.delta, spec.population.users),
-            not_covered=tuple(
-                text
-                for text in NOT_COVERED
-                if (spec.tested or text != HELD_OUT) and (spec.has_public_index or text != ON_THE_LIST)
-            ),
-            persons=() if spent is None or spec.method.unit != "record" else _persons(ledger, adversary),
-            groups=() if spent is None else _groups(spec, ledger, views[adversary], count_participation),
-            claims=_claims(spec, adversary, ledger),
-            any_dropouts=None if spent is None else _any_dropouts(at_most, adversary, ledger),
-            sample_known=None if spent is None else _sample_known(spec, adversary, ledger),
-            linkage=() if spent is None else _linkage(spec, adversary, ledger),
+    releases = [(False, 0, range(spec.rounds))]
+    if spec.charged_evaluation is not None and spec.evaluations:
+        releases.append((True, 0, range(spec.evaluations)))
+
+    def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
+        return about.round_events(survivors, number)
+
+    charged, evaluations = (_count(spec, part, events_in) for part in (releases, releases[1:]))
+    return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
+
+
+def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, DerivedGuarantee]:
+    """Return what is guaranteed against every adversary for the charged rounds and evaluations.
+
+    Args:
+        spec: of the run.
+        charges: of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
+    """
+    views = spec.views()
+    # Of all adversaries at once, where one of them is asked for.
+    count_costliest = cache(lambda: _count(spec, charges.releases, RunSpec.costliest_events))
+    return {a: DerivedGuarantee(spec, charges, view, count_costliest) for a, view in views.items()}
+
+
+@dataclass(frozen=True)
+class DerivedGuarantee:
+    """The guarantee against one adversary; each part is computed when it is asked for.
+
+    Attributes:
+        spec: of the run.
+        charges: of its ledger, or of a plan.
+        view: of the adversary, where all silos answer.
+        count_costliest: returns the events of the charged releases by adversary, each at its largest cost over all
+            numbers of answers.
+    """
+
+    spec: RunSpec
+    charges: ChargeCounts
+    view: View
+    count_costliest: Callable[[], _Counts]
+
+    @property
+    def adversary(self) -> Adversary:
+        """The adversary's name."""
+        return self.view.adversary
+
+    @cached_property
+    def cost(self) -> Cost:
+        """ε of all charges."""
+        event = self.spec.round_events()[self.adversary]
+        if isinstance(event, NonPrivate):
+            return Cost(None, event.reason)
+        if not self.charges.is_beyond_plan:
+            return self.charges.compute_cost(self.adversary)
+        return self._compute_cost_beyond_plan(self._charged.items(), self.charges.accountant)
+
+    @property
+    def persons(self) -> tuple[tuple[int, Cost], ...]:
+        """(k, cost of a person with k records), where the unit is a record (group privacy); () where it is a person."""
+        numbers = PERSONS_RECORDS if self.spec.method.unit == "record" else ()
+        return tuple((k, self.charges.compute_person_cost(self.adversary, k)) for k in numbers)
+
+    @property
+    def any_dropouts(self) -> float | None:
+        """ε if every release has its largest cost over all numbers of answers; None where all silos must answer."""
+        charges = self.charges
+        if self.spec.min_silos == len(self.spec.names) or not charges.releases:
+            return None
+        events = self.count_costliest()[self.adversary]
+        return compute_cost(events.items(), charges.delta, charges.accountant).epsilon
+
+    @property
+    def sample_known(self) -> float | None:
+        """ε against a server that learns who was sampled; None where it knows it, or nobody is sampled."""
+        if self.adversary != "server" or not self.spec.method.samples_users:
+            return None
+        revealed: Counter[Event] = Counter()
+        for event, count in self._charged.items():
+            revealed[reveal_samples(event)] += count
+        if revealed == self._charged:
+            return None
+        return self._compute_cost_beyond_plan(revealed.items(), self.charges.accountant).epsilon
+
+    @property
+    def linkage(self) -> tuple[dict[str, Any], ...]:
+        """ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`).
+
+        JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
+        """
+        # The fewer silos are in a sum, the more one id too many counts.
+        view = self.spec.views(self.spec.min_silos)[self.adversary]
+        find_cases = self.spec.method.linkage_cases
+        by_charge = [(find_cases(event, view), count) for event, count in self._charged.items()]
+        rows = []
+        for alike in zip(*(cases for cases, _ in by_charge), strict=True):
+            events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
+            is_estimate = any(case.is_estimate for case in alike)
+            # What is believed of several coins is believed of Rényi divergences.
+            accountant = find_accountant("rdp") if is_estimate else self.charges.accountant
+            if supports_all(accountant, [event for event, _ in events]):
+                epsilon = self._compute_cost_beyond_plan(events, accountant).epsilon
+                rows.append({"case": alike[0].case, "epsilon": epsilon, "estimate": is_estimate})
+        return tuple(rows)
+
+    @property
+    def claims(self) -> tuple[dict[str, Any], ...]:
+        """ε that a paper claims for this run without a valid proof, JSON-ready {"epsilon", "why"}."""
+        claimed, charges = self.spec.method.paper_claim, self.charges
+        if claimed is None:
+            return ()
+        event = replace(self.spec, method=claimed).round_events()[self.adversary]
+        # The claim is about the rounds; evaluations cost what they cost.
+        evaluations = charges.evaluations.get(self.adversary, {})
+        releases = sum(self._charged.values()) - sum(evaluations.values())
+        spent = [(event, releases), *evaluations.items()]
+        epsilon = compute_cost(spent, charges.delta, charges.accountant).epsilon
+        return () if epsilon is None else ({"epsilon": epsilon, "why": claimed.assumptions[-1]},)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions on which the guarantee rests."""
+        spec, evaluation = self.spec, self.spec.charged_evaluation
+        common = list_assumptions(
+            self.view,
+            spec.aggregator.adds_integers and spec.bounds is not None,
+            public_index=spec.has_public_index,
+            samples_users=spec.method.samples_users,
+            separate=spec.separate,
         )
-    return result
+        by_profile = spec.data.identity_digest and spec.needs_common_index
+        plugins = (spec.method, spec.aggregator, self.charges.accountant)
+        has_plugin = any(not type(one).__module__.startswith("silodp.") for one in plugins)
+        return (
+            *common,
+            *((ASSUMES_INDEX_BY_PROFILE,) if by_profile else ()),
+            *(spec.aggregator.assumptions if self.adversary != "released" else ()),
+            *spec.method.assumptions,
+            *(() if evaluation is None else evaluation.method.assumptions),
+            *spec.data.assumptions,
+            *((PUBLIC_VALUES,) if spec.model.keeps_values else ()),
+            *((OTHER_CODE,) if spec.model.other_code or has_plugin else ()),
+        )
 
+    def to_guarantee(self, count_participation: CountParticipation) -> Guarantee:
+        """Return all parts, as they are stored.
 
-def _has_other_code(spec: RunSpec, accountant: Accountant) -> bool:
-    """Return whether the model, the loss, a metric or a plug-in came neither with silodp nor with torch."""
-    plugins = (spec.method, spec.aggregator, accountant)
-    return spec.model.other_code or any(not type(one).__module__.startswith("silodp.") for one in plugins)
+        Args:
+            count_participation: called only where units have privacy budgets.
+        """
+        spec, charges, epsilon = self.spec, self.charges, self.cost.epsilon
+        stated = Guarantee(
+            adversary=self.adversary,
+            unit=spec.method.unit,
+            epsilon=epsilon,
+            delta=spec.delta,
+            rounds=charges.rounds,
+            accountant=charges.accountant.name,
+            method=spec.method.name,
+            private=epsilon is not None,
+            releasable=spec.is_secret and epsilon is not None,
+            reason=self.cost.reason,
+            not_covered=list_not_covered(spec.tested, spec.has_public_index),
+            claims=self.claims,
+        )
+        if epsilon is None:
+            return stated
+        return replace(
+            stated,
+            assumptions=self.assumptions + delta_warning(spec.delta, spec.population.users),
+            persons=tuple((records, cost.epsilon) for records, cost in self.persons),
+            groups=self._report_budgets(count_participation),
+            any_dropouts=self.any_dropouts,
+            sample_known=self.sample_known,
+            linkage=self.linkage,
+        )
+
+    @property
+    def _charged(self) -> Mapping[Event, int]:
+        return self.charges.charged[self.adversary]
+
+    def _compute_cost_beyond_plan(self, charged: Collection[EventCount], accountant: Accountant) -> Cost:
+        """Return ε of charges that may be larger than those which constants of the aggregator were chosen for.
+
+        The part of δ that is kept for what encryption discloses need not suffice at their ε (docs/privacy.md, section
+        3).
+        """
+        spec = self.spec
+        cost = compute_cost(charged, spec.noise_delta, accountant)
+        disclosure = spec.aggregator.disclosure(spec).get(self.adversary, 0.0)
+        if disclosure == 0 or cost.epsilon is None:
+            return cost
+        disclosed = compute_cost(charged, spec.delta, accountant, disclosure)
+        return max(cost, disclosed, key=lambda one: math.inf if one.epsilon is None else one.epsilon)
+
+    def _report_budgets(self, count_participation: CountParticipation) -> tuple[dict[str, Any], ...]:
+        """Return requested and charged ε of units with privacy budgets, which are public."""
+        spec, charges = self.spec, self.charges
+        budgets: Sequence[np.ndarray] = spec.data.silo_budgets or ()
+        if spec.method.unit == "user":
+            of_users = spec.population.budgets
+            budgets = () if of_users is None else (np.array(of_users),)
+        if not budgets:
+            return ()
+        joined = count_participation(charges.rounds)[: len(budgets)]
+        return spec.method.budgets.report(
+            self.view, budgets, joined, charges.rounds, charges.delta, charges.accountant
+        )
 
 
 def delta_warning(delta: float, users: int) -> tuple[str, ...]:
@@ -115,128 +263,27 @@ def delta_warning(delta: float, users: int) -> tuple[str, ...]:
     )
 
 
-def _costliest_releases(spec: RunSpec, ledger: Ledger) -> list[Mapping[Adversary, Event]]:
-    """Return for every charged release its largest cost over all numbers of answers; [] if all silos must answer."""
-    if spec.min_silos == len(spec.names):
-        return []
-    evaluation = spec.charged_evaluation
-    return [
-        spec.costliest_events(charge.round, charge.release)
-        if charge.evaluation is None or evaluation is None
-        else evaluation.costliest_events(charge.evaluation, charge.release)
-        for charge in ledger.history
-    ]
-
-
-def _any_dropouts(
-    at_most: list[Mapping[Adversary, Event]], adversary: Adversary, ledger: Ledger
-) -> float | None:
-    """Return ε of these releases together; None where there are none, or ε is infinite."""
-    if not at_most:
-        return None
-    spent = compute_epsilon(
-        Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant
-    )
-    return spent if math.isfinite(spent) else None
-
-
-def _sample_known(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> float | None:
-    """Return ε against a server that learns who was sampled; None where it knows it, or nobody is sampled."""
-    if adversary != "server" or not spec.method.samples_users:
-        return None
-    charged = Counter(charge.events[adversary] for charge in ledger.history)
-    revealed = Counter(reveal_samples(charge.events[adversary]) for charge in ledger.history)
-    if revealed == charged:
-        return None
-    spent = compute_epsilon_beyond(spec, adversary, revealed.items(), ledger.accountant)
-    return spent if math.isfinite(spent) else None
-
-
-def compute_epsilon_beyond(
-    spec: RunSpec, adversary: Adversary, charged: Iterable[tuple[Event, int]], accountant: Accountant
-) -> float:
-    """Return ε of charges that may be larger than those which constants of the aggregator were chosen for.
-
-    The part of δ that is kept for what encryption discloses need not suffice at their ε (docs/privacy.md, section 3).
-    """
-    charged = list(charged)
-    spent = compute_epsilon(charged, spec.noise_delta, accountant)
-    disclosure = spec.aggregator.disclosure(spec).get(adversary, 0.0)
-    if disclosure == 0:
-        return spent
-    return max(spent, compute_epsilon(charged, spec.delta, accountant, disclosure))
-
-
-def _linkage(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
-    # The fewer silos are in a sum, the more one id too many counts.
-    view = spec.aggregator.views(spec.method, len(spec.names), spec.min_silos)[adversary]
-    charged = Counter(charge.events[adversary] for charge in ledger.history)
-    return compute_linkage(spec, view, charged.items(), ledger.accountant)
-
-
-def compute_linkage(
-    spec: RunSpec, view: View, charged: Iterable[tuple[Event, int]], accountant: Accountant
-) -> tuple[dict[str, Any], ...]:
-    """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`).
+def _count(
+    spec: RunSpec,
+    releases: Sequence[tuple[bool, int, Sequence[int]]],
+    events_in: _EventsIn,
+) -> dict[Adversary, Counter[Event]]:
+    """Return how often each event is charged against each adversary.
 
     Args:
         spec: of the run.
-        view: of the adversary, with the fewest silos that may be in a sum.
-        charged: events of a person who is recognized, each with the number of times it was charged.
-        accountant: of the run.
-
-    Returns:
-        JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
+        releases: as of `ChargeCounts`.
+        events_in: returns the events of a release.
     """
-    by_charge = [(spec.method.linkage_cases(event, view), count) for event, count in charged]
-    rows = []
-    for alike in zip(*(cases for cases, _ in by_charge), strict=True):
-        events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
-        is_estimate = any(case.is_estimate for case in alike)
-        # What is believed of several coins is believed of Rényi divergences.
-        found = find_accountant("rdp") if is_estimate else accountant
-        if supports_all(found, [event for event, _ in events]):
-            spent = compute_epsilon_beyond(spec, view.adversary, events, found)
-            known = spent if math.isfinite(spent) else None
-            rows.append({"case": alike[0].case, "epsilon": known, "estimate": is_estimate})
-    return tuple(rows)
+    found: dict[Adversary, Counter[Event]] = {}
+    for is_evaluation, release, numbers in releases:
+        about = (spec.charged_evaluation if is_evaluation else None) or spec
 
+        def find(number: int, about: RunSpec = about, release: int = release) -> tuple[Any, ...]:
+            return tuple(events_in(about, number, release).items())
 
-def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:
-    """Return (k, ε of a person with k records) from a guarantee about single records (group privacy)."""
-    events = [charge.events[adversary] for charge in ledger.history]
-    return tuple(
-        (records, compute_person_epsilon(events, records, ledger.delta, ledger.accountant))
-        for records in PERSONS_RECORDS
-    )
-
-
-def _groups(
-    spec: RunSpec, ledger: Ledger, view: View, count_participation: CountParticipation
-) -> tuple[dict[str, Any], ...]:
-    """Return requested and charged ε of units with privacy budgets, which are public."""
-    user_budgets = spec.population.budgets
-    budgets: Sequence[np.ndarray] = spec.data.silo_budgets or ()
-    if spec.method.unit == "user":
-        budgets = () if user_budgets is None else (np.array(user_budgets),)
-    if not budgets:
-        return ()
-    joined = count_participation(ledger.rounds)[: len(budgets)]
-    return spec.method.budgets.report(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
-
-
-def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
-    """Return ε that a paper claims for this run without a valid proof."""
-    claimed = spec.method.paper_claim
-    if claimed is None:
-        return ()
-    event = replace(spec, method=claimed).round_events()[adversary]
-    if isinstance(event, NonPrivate):
-        return ()
-    # The claim is about the rounds; evaluations cost what they cost.
-    spent = compute_epsilon(
-        Counter(event if c.evaluation is None else c.events[adversary] for c in ledger.history).items(),
-        ledger.delta,
-        ledger.accountant,
-    )
-    return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()
+        # Without rounds an event is charged no times: it still says whether there would be a guarantee.
+        for events, count in count_events(find, numbers) or [(find(0), 0)]:
+            for adversary, event in events:
+                found.setdefault(adversary, Counter())[event] += count
+    return found

@@ -23,7 +23,7 @@ from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
-from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import METRICS, REFUSED_SUM, MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
@@ -281,7 +281,8 @@ def run(
                 finally:  # the round is done, whatever becomes of the call
                     server.keep_charges()
                     directory.save_state(state)
-            guarantees = build_guarantees(spec, ledger, server.participation.count)
+            derived = derive_guarantees(spec, ledger.to_counts())
+            guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = compute_output(state)
             model = task.load(params)
             directory.write(

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from silodp.accounting.guarantee import format_rounded_up
+from silodp.accounting.guarantee import format_epsilon
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -33,7 +33,7 @@ def describe_round(result: RoundResult) -> str:
     values = {"loss": result.loss, **result.metrics}
     parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
     epsilon = result.epsilon.get("released")
-    parts.append("no privacy" if epsilon is None else f"ε {format_rounded_up(epsilon)}")
+    parts.append("no privacy" if epsilon is None else f"ε {format_epsilon(epsilon)}")
     if result.seconds_left:
         parts.append(f"about {format_duration(result.seconds_left)} left")
     return "  ".join(parts)

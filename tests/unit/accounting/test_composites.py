@@ -291,7 +291,7 @@ def test_a_budget_names_what_is_promised_nowhere():
         ledger.affords({"released": WorstOf((Gaussian(9.0), Composed((NonPrivate("counts disclosed"),))))})
     ledger.charge(0, 0, {"released": RevealedSample(0.5, Composed((NonPrivate("counts disclosed"),)))})
     assert ledger.epsilon("released") is None
-    assert ledger.reason("released") == "counts disclosed"
+    assert ledger.to_counts().compute_cost("released").reason == "counts disclosed"
 
 
 def test_integer_noise_reaches_every_release_and_no_first_look():

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import optimize, stats
 
@@ -30,7 +29,7 @@ from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import compute_epsilon as plan_epsilon
-from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger
 from support.oracles import logistic_task, small_federation
@@ -110,7 +109,7 @@ def test_epsilon_of_persons_with_several_ids_counts_the_ciphertexts_anew():
     """Parameters are chosen at the ε of a person with one id; two to four ids have a larger one."""
     spec = lattice_spec()
     with charge_all(spec, make_ledger(spec)) as ledger:
-        guarantee = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))["server"]
+        guarantee = derive_guarantees(spec, ledger.to_counts())["server"]
     event = spec.costliest_events()["server"]
     flat, stated = [], []
     for ids, row in zip((2, 3, 4), guarantee.linkage, strict=False):
@@ -133,7 +132,7 @@ def test_epsilon_if_the_server_learns_the_sample_counts_the_ciphertexts_anew(sig
         spec, method=replace(METHOD, noise_multiplier=sigma, user_sampling=0.1), aggregator=aggregator
     )
     with charge_all(spec, make_ledger(spec)) as ledger:
-        guarantee = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))["server"]
+        guarantee = derive_guarantees(spec, ledger.to_counts())["server"]
         charges = [(reveal_samples(spec.costliest_events()["server"]), spec.rounds)]
         accountant = choose_accountant([charges[0][0]])
         flat = compute_epsilon(charges, spec.noise_delta, accountant)
@@ -288,10 +287,10 @@ def test_what_a_protocol_assumes_stands_in_the_guarantees_that_need_it(hidden: b
         spec = replace(spec, aggregator=Masked(), method=UldpAvg(5.0, 0.5))
     ledger = make_ledger(spec, disclosure=spec.aggregator.disclosure(spec))
     ledger.charge(0, 0, spec.costliest_events(0))
-    found = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))
+    found = derive_guarantees(spec, ledger.to_counts())
     protocol = set(spec.aggregator.assumptions)
     assert protocol
     for adversary in ("server", "silo"):
-        assert found[adversary].private
+        assert found[adversary].cost.epsilon is not None
         assert protocol <= set(found[adversary].assumptions)
     assert not protocol & set(found["released"].assumptions)

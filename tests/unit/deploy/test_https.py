@@ -23,7 +23,7 @@ import pytest
 from starlette.requests import Request
 
 import silodp
-from silodp.accounting.guarantee import format_rounded_up
+from silodp.accounting.guarantee import format_epsilon
 from silodp.crypto.keys import Identity
 from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
@@ -650,7 +650,7 @@ def test_the_status_page_executes_and_loads_nothing_whatever_parties_are_called(
     page.feed(found.text)
     assert page.found == []
     assert evil in page.text
-    assert format_rounded_up(0.70301) in page.text
+    assert format_epsilon(0.70301) in page.text
     assert "Waiting for south to connect" in page.text
     assert "2 of 8 rounds are done, about 2 min left" in page.text
     assert "no guarantee" in page.text

@@ -28,13 +28,13 @@ from silodp.accounting.events import (
     reveal_samples,
     scale_shift,
 )
-from silodp.accounting.guarantee import Guarantee, View, format_rounded_up
+from silodp.accounting.guarantee import Guarantee, View, format_epsilon
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.methods import Default, FederationSize, Method, UldpAvg, UldpGroup, UldpNaive
-from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.guarantees import derive_guarantees
 from support.specs import make_spec
 
 AVG = UldpAvg(5.0, 1.0)
@@ -51,7 +51,8 @@ def guarantees(method: Method, aggregator: Aggregator, accountant: str = "rdp") 
     events = spec.round_events()
     for round_ in range(ROUNDS):
         ledger.charge(round_, 0, events)
-    return build_guarantees(spec, ledger, lambda rounds: np.zeros(0))
+    derived = derive_guarantees(spec, ledger.to_counts())
+    return {adversary: one.to_guarantee(lambda rounds: np.zeros(0)) for adversary, one in derived.items()}
 
 
 def cases(guarantee: Guarantee) -> dict[str, float]:
@@ -84,7 +85,7 @@ def test_golden_numbers_of_a_second_id_in_one_silo(adversary, printed, moved):
     √4 of them; of the three silos that a curious one does not know, 2/4 + 2/4, with three fourths of the noise.
     """
     found = cases(guarantees(AVG, Plain(), "pld")[adversary])["two ids in one silo"]
-    assert float(format_rounded_up(found)) == pytest.approx(printed, abs=1.5e-3)
+    assert float(format_epsilon(found)) == pytest.approx(printed, abs=1.5e-3)
     assert found == pytest.approx(printed, abs=6e-4)
     assert found == pytest.approx(gaussian_epsilon(5.0 / moved), rel=1e-4)
 
@@ -156,8 +157,8 @@ def test_the_server_is_amplified_and_what_it_would_be_if_it_learned_the_sample_s
         compute_epsilon([(event, ROUNDS)], DELTA, "rdp"), rel=1e-9
     )
     if aggregator.name == "masked":
-        assert format_rounded_up(found["server"].sample_known) == "3.343"
-    assert f"{format_rounded_up(found['server'].sample_known)} if it learns" in str(found["server"])
+        assert format_epsilon(found["server"].sample_known) == "3.343"
+    assert f"{format_epsilon(found['server'].sample_known)} if it learns" in str(found["server"])
     assert found["silo"].sample_known is None
     assert found["released"].sample_known is None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.guarantee import ADVERSARIES, OTHER_CODE
 from silodp.config.arguments import get_fields
 from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
@@ -235,3 +235,29 @@ def test_a_delta_that_promises_nothing_is_remarked_on(
 def test_users_are_counted() -> None:
     with pytest.raises(SilodpError, match="users = 0"):
         compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=3, users=0)
+
+
+OWN_FIELD = """
+from dataclasses import dataclass, field
+from silodp.methods import UldpAvg
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Warm(UldpAvg):
+    warmth: float
+    name: str = field(default="warm", init=False)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Declared(Warm):
+    epsilon_ignores = {**Warm.epsilon_ignores, "warmth": 0.5}
+"""
+
+
+def test_a_method_says_itself_on_which_of_its_fields_epsilon_does_not_depend(tmp_path: Path) -> None:
+    path = tmp_path / "warm.py"
+    path.write_text(OWN_FIELD)
+    asked = partial(compute_epsilon, fields={"noise_multiplier": 5.0}, rounds=3)
+    found = asked(f"{path}:Declared")
+    assert found["epsilon"] == asked("uldp-avg")["epsilon"]
+    assert OTHER_CODE in found["assumptions"]
+    with refused("config.missing_field"):
+        asked(f"{path}:Warm")

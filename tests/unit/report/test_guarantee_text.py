@@ -13,12 +13,11 @@ import pytest
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, SelfComposed
-from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, format_rounded_up
+from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, format_epsilon
 from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER
 from silodp.report.figures import render_svg, save_figure
-from silodp.report.formatting import format_epsilon
 from silodp.report.guarantee_text import CLAIMED, format_guarantees, get_charge, is_exceeded
 from silodp.report.page import write_report
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling, plot_spending
@@ -56,10 +55,22 @@ GROUPS: tuple[dict[str, Any], ...] = (
         (999_999.9991, "1000000"),
         (2.0049e8, "2.01e+08"),
         (9.999e8, "1.00e+09"),
+        (math.inf, "none"),
+        (9.997, "9.997"),
+        (4.4881, "4.489"),
+        (3.85, "3.85"),
+        (0.758, "0.758"),
+        (0.0123456, "0.0124"),
+        (0.1, "0.1"),
+        (0.0001, "0.0001"),
+        (0.99999, "1"),
+        (1e-7, "1.00e-07"),
+        (1.0011e-9, "1.01e-09"),
+        (5e-324, "1.00e-300"),
     ],
 )
 def test_an_epsilon_is_never_rounded_down(epsilon: float | None, text: str) -> None:
-    assert format_rounded_up(epsilon) == text
+    assert format_epsilon(epsilon) == text
 
 
 @pytest.fixture
@@ -217,7 +228,7 @@ def test_in_a_terminal_claims_come_last_and_labelled() -> None:
     everyone = "(released, server, silo)"
     assert lines[0].startswith("A person with 2/4/8/16/1000 records has ε = ")
     assert lines[0].endswith(f"/none {everyone}.")
-    assert lines[1] == f"Requested → charged {everyone}: 0.1 → 0.1 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
+    assert lines[1] == f"Requested → charged {everyone}: 0.1 → 0.0993 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
     assert lines[2].startswith(f"[{CLAIMED}: no guarantee] ε = ")
     assert len(lines) == 3
 
@@ -239,7 +250,7 @@ def test_epsilon_against_sampling_is_saved_as_its_name_says(tmp_path: Path) -> N
     save_figure(figure, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "σ = 1" in text
-    assert ">0.100<" in text
+    assert ">0.1<" in text
     save_figure(figure, tmp_path / "a.PNG")
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SilodpError, match="end in"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import silodp
-from silodp.accounting.guarantee import format_rounded_up
+from silodp.accounting.guarantee import format_epsilon
 from silodp.wire.transport import Traffic
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def render_page(state: State) -> str:
         heading=_describe_run(state),
         share=min(100.0, 100.0 * state.round / max(1, state.rounds)),
         epsilon={
-            who.get(name, name): "no guarantee" if epsilon is None else format_rounded_up(epsilon)
+            who.get(name, name): "no guarantee" if epsilon is None else format_epsilon(epsilon)
             for name, epsilon in state.epsilon.items()
         },
         version=silodp.__version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ class RpdpMinimum(TwoStageSampling):
     budget: Epsilon
 
     name: str = field(default="rpdp-minimum", init=False)
+
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "budget": 1.0}
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the same ε for all."""
@@ -44,6 +47,8 @@ class RpdpDropout(TwoStageSampling):
     threshold: Epsilon
 
     name: str = field(default="rpdp-dropout", init=False)
+
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "threshold": 1.0}
 
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the threshold, or 0 below it."""

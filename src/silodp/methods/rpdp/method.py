@@ -228,6 +228,8 @@ class Rpdp(TwoStageSampling):
 
     name: str = field(default="rpdp", init=False)
 
+    epsilon_ignores: ClassVar = {**Method.epsilon_ignores, "largest_budget": 1.0}
+
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
