@@ -112,7 +112,7 @@ def allocate(federation: Federation, users: int, silos: int) -> Federation:
 
 def find_sigma(rounds: int, target: float, delta: float) -> float:
     """Return σ of `uldp-sgd` for the target, against whoever sees the models."""
-    from silodp.accounting.guarantee import View
+    from silodp.accounting.views import View
 
     view = View("released", 1)
     return calibrate_noise_multiplier(lambda sigma: UldpSgd(sigma).dp_event(view), rounds, target, delta)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import NonPrivate
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.comparison import MethodSpec, check_labels, parse_methods
 from silodp.config.plugins import is_reference, locate_code

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.guarantee import ADVERSARIES, format_epsilon
+from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.views import ADVERSARIES
 from silodp.errors import counted
 from silodp.report import plots
 from silodp.report.formatting import format_measure

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators import Plain
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian

@@ -18,8 +18,8 @@ import torch
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.evaluation_charges import EvaluationCharges
 from silodp.accounting.events import Gaussian, Skellam
-from silodp.accounting.guarantee import ADVERSARIES
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
+from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators import Plain
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.aggregators.masked import Masked

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.deploy.setup import make_local
 from silodp.runtime.train import train

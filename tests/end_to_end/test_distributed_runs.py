@@ -11,7 +11,7 @@ from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Skellam, WorstOf
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation, SiloData

@@ -11,7 +11,7 @@ from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import NonPrivate, PoissonSampled, RevealedSample, Skellam
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators import masked
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec

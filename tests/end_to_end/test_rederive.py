@@ -17,15 +17,10 @@ from test_edges import TABLES
 from test_record_methods import DDP
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import (
-    ADVERSARIES,
-    DROPOUTS,
-    HELD_OUT,
-    NOT_COVERED,
-    OTHER_CODE,
-    format_epsilon,
-)
+from silodp.accounting.assumptions import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE
+from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.accounting.views import ADVERSARIES
 from silodp.cli.main import main
 from silodp.config.resolve import load_config
 from silodp.errors import SilodpError

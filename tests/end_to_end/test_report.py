@@ -18,14 +18,9 @@ import pytest
 from markupsafe import escape
 
 import silodp
-from silodp.accounting.guarantee import (
-    ADVERSARIES,
-    NOT_COVERED,
-    TECHNICAL,
-    Guarantee,
-    View,
-    list_assumptions,
-)
+from silodp.accounting.assumptions import NOT_COVERED, TECHNICAL, list_assumptions
+from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.views import ADVERSARIES, View
 from silodp.errors import SilodpError
 from silodp.report.formatting import (
     as_clause,

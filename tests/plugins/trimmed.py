@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.views import Adversary, View
 from silodp.aggregators import Plain, ServerAggregator, Visibility
 from silodp.aggregators.plain import PlainServer
 from silodp.aggregators.run_spec import RunSpec

@@ -19,8 +19,8 @@ from silodp.accounting.accountant import (
     compute_delta,
     compute_epsilon,
 )
-from silodp.accounting.guarantee import View
 from silodp.accounting.steps import flatten_per_unit
+from silodp.accounting.views import View
 
 __all__ = [
     "Accountant",

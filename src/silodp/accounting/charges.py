@@ -17,7 +17,7 @@ from silodp.accounting.accountant import (
 )
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.group_privacy import scale_to_person
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.views import Adversary
 from silodp.settings import Delta, check_value
 
 E = TypeVar("E", bound=Hashable)

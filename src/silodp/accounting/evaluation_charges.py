@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from silodp.accounting.events import Composed, Event
-from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger, LedgerEntry
+from silodp.accounting.views import Adversary
 
 
 class Charges(Protocol):

@@ -25,7 +25,7 @@ from silodp.accounting.accountant import Accountant, compute_epsilon, find_accou
 from silodp.accounting.charges import ChargeCounts
 from silodp.accounting.events import Composed, Event, count_kinds, event_from_dict, event_to_dict
 from silodp.accounting.events import explain_not_private as reason_of
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
+from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.settings import Delta, Epsilon, Named, Settings, check_value

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.views import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.accounting.guarantee import TECHNICAL
+from silodp.accounting.assumptions import TECHNICAL
 from silodp.aggregators._key_agreement import (
     SessionInfo,
     SiloKeyAgreement,

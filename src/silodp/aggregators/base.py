@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
+from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.errors import SilodpError, counted
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState

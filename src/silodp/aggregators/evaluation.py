@@ -16,7 +16,7 @@ import numpy as np
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators.base import (
     Aggregator,
     Handler,

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.events import (
     NonPrivate,
     find_costliest_event,
     remove_amplification,
     to_discrete,
 )
-from silodp.accounting.guarantee import TECHNICAL, Adversary
+from silodp.accounting.views import Adversary
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import sealed_sample_type
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.views import Adversary, View
 from silodp.aggregators.attempts import (
     MASKING_ASSUMPTIONS,
     MaskedAggregator,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.events import Event, find_costliest_event, remove_amplification, select_kind
-from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.views import Adversary, View
 from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
 from silodp.methods.base import Method

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from silodp.accounting.guarantee import Adversary, Guarantee
+from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.views import Adversary
 from silodp.bundle.model_card import check_card
 from silodp.config.build import build_architecture
 from silodp.config.toml_values import read_toml

@@ -338,7 +338,8 @@ def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
-    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
+    from silodp.accounting.assumptions import TECHNICAL
+    from silodp.accounting.guarantee import describe_unit, format_epsilon
 
     told = [f"{name} {format_epsilon(e)}" for name, e in agreed["epsilon"].items()]
     who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.cli._console import Interrupted, format_command, log

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
-from silodp.accounting.guarantee import Unit
+from silodp.accounting.views import Unit
 from silodp.config.arguments import build, describe_unknown, get_fields, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant
-from silodp.accounting.guarantee import Unit
 from silodp.accounting.ledger import Budget
+from silodp.accounting.views import Unit
 from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import build, describe_no_name, get_fields, validate_arguments, validate_given

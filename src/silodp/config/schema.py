@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from silodp.accounting.accountant import ACCOUNTANTS
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.views import Adversary
 from silodp.config.arguments import convert_validation_error, describe_unknown
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths

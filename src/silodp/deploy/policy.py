@@ -13,7 +13,7 @@ from typing import Annotated
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml

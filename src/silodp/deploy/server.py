@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from silodp.accounting.guarantee import ADVERSARIES, describe_unit
+from silodp.accounting.guarantee import describe_unit
 from silodp.accounting.ledger import reopen_ledger
+from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity

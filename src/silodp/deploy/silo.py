@@ -35,8 +35,9 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, count_kinds, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_epsilon
+from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun

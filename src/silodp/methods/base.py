@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.roles import (

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from silodp.accounting.events import Composed, Event, Gaussian, NonPrivate
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.roles import FederationSize

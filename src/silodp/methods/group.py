@@ -19,7 +19,7 @@ from silodp.accounting.events import (
     list_nested,
     scale_shift,
 )
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LinkageCase, LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, RecordSampling

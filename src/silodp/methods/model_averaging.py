@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
+from silodp.accounting.assumptions import NOT_COVERED
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
-from silodp.accounting.guarantee import NOT_COVERED, Guarantee
+from silodp.accounting.guarantee import Guarantee
 from silodp.errors import SilodpError, counted
 from silodp.methods.ddp.method import CLAIM
 from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value

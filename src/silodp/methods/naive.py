@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.roles import FederationSize

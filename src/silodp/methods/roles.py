@@ -16,7 +16,7 @@ import numpy as np
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import Adversary, Unit, View
+from silodp.accounting.views import Adversary, Unit, View
 
 if TYPE_CHECKING:
     from torch import Tensor

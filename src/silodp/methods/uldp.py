@@ -19,7 +19,7 @@ from silodp.accounting.events import (
     replace_unit,
     scale_shift,
 )
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, choose_accountant, compute_epsilon, find_accountant
+from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.events import (
     Event,
     Gaussian,
@@ -22,7 +23,7 @@ from silodp.accounting.events import (
     find_costliest_event,
     list_nested,
 )
-from silodp.accounting.guarantee import TECHNICAL, Adversary, View
+from silodp.accounting.views import Adversary, View
 from silodp.errors import SilodpError, counted
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets
 from silodp.settings import Count, Epsilon, Probability, Settings

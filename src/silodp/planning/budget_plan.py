@@ -13,7 +13,8 @@ import numpy as np
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import View, format_epsilon
+from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.views import View
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.errors import SilodpError, counted

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.events import Event, Group, list_nested, reveal_samples
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, View, format_epsilon
+from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments

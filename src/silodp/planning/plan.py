@@ -13,13 +13,8 @@ from silodp.accounting import calibration
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import (
-    ADVERSARIES,
-    Adversary,
-    describe_any_dropouts,
-    describe_unit,
-    format_epsilon,
-)
+from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution

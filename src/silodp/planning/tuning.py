@@ -14,7 +14,7 @@ import torch
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_epsilon
+from silodp.accounting.guarantee import Guarantee, describe_reservations, format_epsilon
+from silodp.accounting.views import Adversary
 from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy
 
 WHO: dict[Adversary, str] = {

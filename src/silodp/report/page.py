@@ -18,15 +18,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import (
-    ADVERSARIES,
-    HELD_OUT,
-    NOT_COVERED,
-    TECHNICAL,
-    Adversary,
-    Guarantee,
-    format_epsilon,
-)
+from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
+from silodp.accounting.guarantee import Guarantee, format_epsilon
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.errors import counted, name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities

@@ -14,7 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from silodp.accounting.guarantee import ADVERSARIES, format_epsilon
+from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.views import ADVERSARIES
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.figures import (
     DASHES,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
-from silodp.accounting.guarantee import Adversary, Guarantee
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.accounting.views import Adversary
 from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec

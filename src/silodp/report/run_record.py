@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import find_version
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import Budget
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from silodp.accounting.evaluation_charges import EvaluationCharges
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.views import Adversary
 from silodp.aggregators.base import state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity

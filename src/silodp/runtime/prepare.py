@@ -18,8 +18,8 @@ from silodp.accounting.accountant import (
     supports_all,
 )
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
+from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts
 from silodp.aggregators.evaluation import choose_table
 from silodp.aggregators.registry import AGGREGATORS

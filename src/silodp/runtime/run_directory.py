@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
+from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.views import Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.parsing import parse_json, parse_toml, refuse_unsound

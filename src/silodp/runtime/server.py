@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silodp.accounting.evaluation_charges import Charges
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted

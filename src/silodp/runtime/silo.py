@@ -13,8 +13,8 @@ from torch import Tensor
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.evaluation_charges import Charges
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.coins import PersonCoins

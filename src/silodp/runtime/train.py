@@ -13,8 +13,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import Adversary, Guarantee
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import Budget
+from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation

@@ -23,7 +23,7 @@ from silodp.accounting.events import (
     event_to_dict,
     remove_amplification,
 )
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 

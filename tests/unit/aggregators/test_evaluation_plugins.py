@@ -17,8 +17,8 @@ import pytest
 
 from plugins.trimmed import Trimmed
 from silodp.accounting.events import Event, Gaussian, Skellam, to_discrete
-from silodp.accounting.guarantee import Adversary, View
 from silodp.accounting.ledger import reopen_ledger
+from silodp.accounting.views import Adversary, View
 from silodp.aggregators import Aggregator, Masked, Plain, RunSpec, SiloAggregator, SiloContext
 from silodp.aggregators.base import Handler, LocalUpdateFn
 from silodp.mechanisms.quantization import Quantizer

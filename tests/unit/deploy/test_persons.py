@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from silodp.accounting.events import Gaussian
-from silodp.accounting.guarantee import ADVERSARIES
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium

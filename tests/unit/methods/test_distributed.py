@@ -21,7 +21,7 @@ from silodp.accounting.events import (
     WorstOf,
     to_discrete,
 )
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import add_noise

@@ -28,8 +28,9 @@ from silodp.accounting.events import (
     reveal_samples,
     scale_shift,
 )
-from silodp.accounting.guarantee import Guarantee, View, format_epsilon
+from silodp.accounting.guarantee import Guarantee, format_epsilon
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.views import View
 from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked

@@ -13,7 +13,7 @@ from plugins.adaptive_clipping import AdaptiveClipping
 from plugins.yogi import Yogi
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Gaussian, PoissonSampled
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
 from silodp.config.build import build_method

@@ -18,7 +18,7 @@ from scipy import stats
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.budget_curve import ORDERS
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate

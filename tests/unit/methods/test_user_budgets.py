@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from silodp.accounting.budget_curve import MAX_GROUPS
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, RevealedSample, Skellam
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.aggregators import Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked

@@ -16,7 +16,7 @@ from silodp.accounting.events import (
     RevealedSample,
     SelfComposed,
 )
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weights
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")

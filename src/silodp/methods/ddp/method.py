@@ -24,7 +24,7 @@ from silodp.accounting.events import (
     SelfComposed,
     WorstOf,
 )
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (

@@ -9,9 +9,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
+from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import TECHNICAL, Unit, View
+from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate

@@ -21,7 +21,7 @@ from silodp.accounting.budget_curve import (
 )
 from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.guarantee import View
+from silodp.accounting.views import View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.dp_sgd import check_batch
