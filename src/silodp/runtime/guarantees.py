@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
-_EventsIn = Callable[[RunSpec, int, int], Mapping[Adversary, Event]]
+_EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
 """Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
 
