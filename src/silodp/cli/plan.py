@@ -229,6 +229,8 @@ class EpsilonCommand(typer.core.TyperCommand):
         except click.NoSuchOption:
             self._method = None
             return super().parse_args(context, args)
+        finally:
+            self._method = None
 
 
 _FIELDS = "silodp.fields"
