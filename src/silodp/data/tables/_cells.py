@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import clean_text
+from silodp.data.identity.spellings import clean_text
 from silodp.data.tables._files import is_workbook
 from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING, names_no_person
 from silodp.data.identity import IdentityProfile
+from silodp.data.identity.spellings import MISSING, names_no_person
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables._cells import (

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING
+from silodp.data.identity.spellings import MISSING
 from silodp.data.tables._cells import format_cell, parse_date, parse_numbers
 from silodp.data.tables._files import quote, read_frame
 from silodp.data.tables._table import check_columns

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import names_no_person
 from silodp.data.identity import IdentityProfile
+from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData

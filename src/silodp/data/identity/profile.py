@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from silodp.data._identifiers import (
+from silodp.data.identity.spellings import (
     LONGEST,
     REASONS,
     REMEDIES,
