@@ -32,7 +32,7 @@ def zipf(records: int, users: int, silos: int, generator: np.random.Generator) -
         records: n.
         users: U.
         silos: S.
-        generator: of all draws; the same state gives the same allocation.
+        generator: the source of all draws; the same state gives the same allocation.
 
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
@@ -48,7 +48,7 @@ def draw_silos(user: Indices, users: int, silos: int, generator: np.random.Gener
         user: (n,) the user of every record.
         users: U.
         silos: S.
-        generator: of all draws.
+        generator: the source of all draws.
     """
     order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
     rank = generator.choice(silos, size=len(user), p=zipf_weights(silos, SILO_EXPONENT))

@@ -158,7 +158,7 @@ def check_table(
         profile: the profile.
         table: path of the silo's file.
         column: name of the column of identifiers.
-        reader: how the file is written; None: as files are by default.
+        reader: how the file is written; None takes the defaults of `Reader`.
 
     Raises:
         SilodpError: the table or the column cannot be read.

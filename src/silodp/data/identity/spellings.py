@@ -24,10 +24,10 @@ _NO_KEYS = {"\\N", "#N/A", "(null)", "(NULL)", "<null>", "<NULL>", "NaT"}
 
 Kind = Literal["digits", "code", "pseudonym"]
 
-LONGEST = 128
+MAX_LENGTH = 128
 """Characters of an identifier, at most."""
 
-_LONGEST_CELL = 1000
+_MAX_CELL = 1000
 _PLACES = {"#": "[0-9]", "@": "[A-Za-z]", "*": "[0-9A-Za-z]"}
 _PSEUDONYM = "[0-9A-Za-z._:=+/-]"
 # As text of a number: with a decimal point or comma, or with a sign in the exponent. No identifier is read from these.
@@ -134,8 +134,8 @@ def compact(cell: str) -> str:
 
 def find_layout_fault(layout: str) -> str | None:
     """Return what is wrong with a layout, as a clause that follows its name; None for a regular one."""
-    if not 0 < len(layout) <= LONGEST or not any(c in _PLACES for c in layout):
-        return f"has no place for a character, or more than {LONGEST} characters"
+    if not 0 < len(layout) <= MAX_LENGTH or not any(c in _PLACES for c in layout):
+        return f"has no place for a character, or more than {MAX_LENGTH} characters"
     if unicodedata.normalize("NFKC", layout) != layout or layout.strip() != layout:
         return "begins or ends with white space, or is not in Unicode's form NFKC"
     for c in layout:
@@ -167,7 +167,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
         accepted.add(f"[0-9]{{1,{width}}}")
     elif not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM
-        accepted.add(f"{characters}{{{width or f'1,{LONGEST}'}}}")
+        accepted.add(f"{characters}{{{width or f'1,{MAX_LENGTH}'}}}")
     return re.compile("|".join(sorted(accepted)))
 
 
@@ -186,7 +186,7 @@ def read_text(
         return Refusal.MISSING
     if _NUMBER.fullmatch(text) or (width is None and not layouts and _MAYBE_NUMBER.fullmatch(text)):
         return Refusal.NUMBER
-    if len(text) > _LONGEST_CELL or not pattern.fullmatch(text):
+    if len(text) > _MAX_CELL or not pattern.fullmatch(text):
         return Refusal.LAYOUT
     if kind == "pseudonym" and not layouts:
         return Refusal.LAYOUT if names_no_person(text) else text  # its punctuation is part of it

@@ -53,7 +53,7 @@ def read_frame(
     """Return all cells of a file and its header.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         reader: how it is written.
         columns: those that are used: formulas of others may have errors; None: all.
 
@@ -92,11 +92,9 @@ def read_frame(
     return frame, header
 
 
-def _open(path: Path, encoding: str, newline: str | None = "") -> TextIOWrapper:
-    """Open a text file, compressed or not."""
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding=encoding, newline=newline)
-    return path.open(encoding=encoding, newline=newline)
+def _open(path: Path, encoding: str) -> TextIOWrapper:
+    """Open a text file, compressed or not; the ends of its lines stay as they are."""
+    return TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
 
 
 def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
@@ -183,7 +181,7 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
     """Raise for cells that would count as missing: formulas of which no value is stored, and errors but #N/A.
 
     Args:
-        path: of the workbook.
+        path: the path of the workbook.
         sheet: its name.
         columns: numbers of the columns that are used, from 1.
     """

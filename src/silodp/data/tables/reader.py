@@ -24,11 +24,7 @@ from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.columns import TableMapping
-from silodp.data.tables.schema import (
-    UNSCALED_LABEL,
-    Schema,
-    normalize_key,
-)
+from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
 from silodp.errors import SilodpError
 
 _log = logging.getLogger(__name__)
@@ -228,9 +224,8 @@ def _user_index(
     """
     listed = schema.read_users()
     if listed is not None:
-        return _index_listed(
-            listed, str(schema.users) if isinstance(schema.users, str | Path) else "users"
-        ), []
+        source = str(schema.users) if isinstance(schema.users, str | Path) else "users"
+        return _index_listed(listed, source), []
     found = set[str]()
     for table in tables.values():
         found.update(table.keys[~table.is_test & table.kept_rows()])
@@ -262,16 +257,10 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     for value in listed:
         key = normalize_key(value)
         if key in known or names_no_person(key):
-            raise SilodpError(
-                f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once",
-                code="data.users",
-                field="data.schema.users",
+            raise refuse_users(
+                f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once"
             )
         known[key] = len(known)
     if not known:
-        raise SilodpError(
-            f"{source}: the list of users is empty; list every user's key, one per line",
-            code="data.users",
-            field="data.schema.users",
-        )
+        raise refuse_users(f"{source}: the list of users is empty; list every user's key, one per line")
     return known
