@@ -209,6 +209,7 @@ class Table:
         """
         self._faults.found, self._faults.rows = [], {}
         try:
+            # Refused cells go on through the arithmetic, so that the faults of later columns are found as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
         except Exception as error:
@@ -438,22 +439,16 @@ class Table:
         missing = self._missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
-        digits = ""
+        why = f"is no date of the layout {layout!r}"
         if needs_all_digits(layout):
-            digits = (
+            why += (
                 ", where each number has all its digits (a first zero may be lost: export the column as text)"
             )
         if constants.missing is not None:
             wrong &= ~missing
-        self._refuse(
-            column,
-            wrong,
-            f"is no date of the layout {layout!r}{digits}",
-            self._advise(
-                f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty",
-                f"give the layout of this table ({name_date_option(column)}), or correct the cell",
-            ),
-        )
+        remedy = f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty"
+        fixed = f"give the layout of this table ({name_date_option(column)}), or correct the cell"
+        self._refuse(column, wrong, why, self._advise(remedy, fixed))
         return values
 
     def _codes(
@@ -475,23 +470,22 @@ class Table:
                 place = numbers.get(text_of(text.replace(",", ".")), -1)  # "0,0" is the category 0
             return place
 
+        # The order matters: spellings and missing cells are told apart only among texts that are no declared value.
         texts = self.columns[column]
         codes = np.array([find(text) for text in texts], dtype=np.int64)
         # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
         spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
         misspelt = codes < 0
         misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
-        self._refuse(
-            column, misspelt, "differs from a declared one in upper and lower case only", self._advise(remedy)
-        )
+        why = "differs from a declared one in upper and lower case only"
+        self._refuse(column, misspelt, why, self._advise(remedy))
         missing_cells = self._missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & missing_cells] = place
         self._refuse(column, (codes < 0) & missing_cells, "stands for no value", self._advise(if_empty))
-        self._refuse(
-            column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
-        )
+        why = f"is none of {format_names([*numbers, *words])}"
+        self._refuse(column, codes < 0, why, self._advise(remedy))
         return codes
 
     def features(self) -> NDArray[np.float32] | NamedArrays:
@@ -506,6 +500,8 @@ class Table:
             if categories.codes:
                 codes_of.append(codes)
                 continue
+            # While faults are collected, a refused cell has the code -1: its 1 stands in the last column, and nobody
+            # gets the array.
             one_hot = np.zeros((len(codes), len(categories.categories)), dtype=np.float32)
             one_hot[np.arange(len(codes)), codes] = 1
             columns.append(one_hot)
@@ -525,23 +521,18 @@ class Table:
         outside = (values < low) | (values > high)
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
-            why = f"is outside the declared range {low:g}..{high:g}{unit}"
             first = self.columns[column][np.argmax(outside)]
-            none, fixed = "", ""
-            if _MISSING_CODE.fullmatch(first):
-                none = f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
-            if constants.fill is not None:
-                fixed = f"if it stands for no value, give {name_missing_option(first)}; else "
-            self._refuse(
-                column,
-                outside,
-                why,
-                self._advise(
-                    f"widen the public range or set out_of_range = 'clip'{none}",
-                    f"{fixed}correct the cell, leave out the row, or take the nearest end of the model's range "
-                    "(--out-of-range clip)",
-                ),
+            remedy = "widen the public range or set out_of_range = 'clip'"
+            fixed = (
+                "correct the cell, leave out the row, or take the nearest end of the model's range "
+                "(--out-of-range clip)"
             )
+            if _MISSING_CODE.fullmatch(first):
+                remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+            if constants.fill is not None:
+                fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
+            why = f"is outside the declared range {low:g}..{high:g}{unit}"
+            self._refuse(column, outside, why, self._advise(remedy, fixed))
         elif outside.any():
             values_outside = counted(int(outside.sum()), "value")
             _log.warning("%s: column %r: %s clipped to %g..%g", self.path, column, values_outside, low, high)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import datetime
-import inspect
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -27,8 +26,8 @@ class Reader:
     """How the cells of a file are written. It says nothing of the records.
 
     Attributes:
-        separator: between the cells of a text file; None: "," in .csv, a tab in .tsv.
-        decimal: decimal mark of numbers that are text, "." or ",": all in a text file, some in a workbook.
+        separator: the character between the cells of a text file; None takes "," in .csv and a tab in .tsv.
+        decimal: the decimal mark of numbers that are text, "." or ",": all in a text file, some in a workbook.
         encoding: the encoding of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
         sheet: the name of the sheet to read, where a workbook has several.
         missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.
@@ -141,6 +140,7 @@ class NumericColumn:
         """Clip values to the range and scale them by the public constants; same shape, float32."""
         if self.typical is None:
             return scale_to_range(values, *self.range)
+        # Clipped first: the range bounds what one record can contribute, however small the spread is.
         center, spread = self.typical
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
@@ -197,11 +197,8 @@ def read_mapping(silo: str, declared: Any) -> TableMapping:
     if is_table:
         _check_settings(where, declared, TableMapping, "silos")
     found = TableMapping(**declared) if is_table else TableMapping()
-    tables = [
-        found.columns,
-        found.values,
-        *(found.values.values() if isinstance(found.values, Mapping) else ()),
-    ]
+    of_columns = found.values.values() if isinstance(found.values, Mapping) else ()
+    tables = [found.columns, found.values, *of_columns]
     if not is_table or not all(isinstance(table, Mapping) for table in tables):
         raise refuse_schema(
             "silos",
@@ -222,13 +219,7 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
         SilodpError: a wrong type, or constants that do not fit each other.
     """
     where = f"numeric column {column!r}"
-    if isinstance(declared, NumericColumn):
-        found = declared
-    elif isinstance(declared, Mapping):
-        _check_settings(where, declared, NumericColumn, "numeric")
-        found = NumericColumn(**{"range": None, **declared})
-    else:
-        found = NumericColumn(declared)
+    found: NumericColumn = _read_column(NumericColumn, declared, {"range": None}, where, "numeric")
     if not _is_pair(found.range) or not found.range[0] < found.range[1]:
         raise refuse_schema(
             "numeric",
@@ -330,21 +321,35 @@ def read_categorical(column: str, declared: Any) -> CategoricalColumn:
         SilodpError: an unknown setting, or codes that are neither true nor false.
     """
     where = f"categorical column {column!r}"
-    if isinstance(declared, CategoricalColumn):
-        found = declared
-    elif isinstance(declared, Mapping):
-        _check_settings(where, declared, CategoricalColumn, "categorical")
-        found = CategoricalColumn(**{"categories": (), **declared})
-    else:
-        found = CategoricalColumn(declared)
+    found: CategoricalColumn = _read_column(
+        CategoricalColumn, declared, {"categories": ()}, where, "categorical"
+    )
     if not isinstance(found.codes, bool):
         raise refuse_schema("categorical", f"{where} has codes {shorten(found.codes)}; give true or false")
     return found
 
 
-def _check_settings(where: str, declared: Mapping[Any, Any], maker: type, section: str) -> None:
+def _read_column(kind: Any, declared: Any, first: Mapping[str, Any], where: str, section: str) -> Any:
+    """Return a column of a kind from a table of its fields, or from the value of its first field alone.
+
+    Args:
+        kind: `NumericColumn` or `CategoricalColumn`.
+        declared: the table, the value, or the column itself.
+        first: the name of the first field, and what it is where the table leaves it out.
+        where: name of the column, for messages.
+        section: of the schema, for `SilodpError.field`.
+    """
+    if isinstance(declared, kind):
+        return declared
+    if not isinstance(declared, Mapping):
+        return kind(declared)
+    _check_settings(where, declared, kind, section)
+    return kind(**{**first, **declared})
+
+
+def _check_settings(where: str, declared: Mapping[Any, Any], maker: Any, section: str) -> None:
     """Raise for a setting that the dataclass does not have."""
-    known = list(inspect.signature(maker).parameters)
+    known = [one.name for one in fields(maker)]
     for name in declared:
         if name not in known:
             remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."

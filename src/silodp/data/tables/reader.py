@@ -88,14 +88,15 @@ def read_tables(
     identifiers = None if profile is None else _list_by_number(known)
     tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
     persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
+    has_test = schema.split is not None or schema.test_share is not None
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, budgets = cells.pop(silo)
+        x, y, budgets = cells.pop(silo)  # no longer held twice, here and in the silo's data
         is_test, kept = table.is_test, table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
         held_out = None
-        if schema.split is not None or schema.test_share is not None:
+        if has_test:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
         silos.append(
@@ -111,7 +112,7 @@ def read_tables(
             schema.split,
         )
     test_data = None
-    if schema.split is not None or schema.test_share is not None:
+    if has_test:
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user, labels=schema.kind)
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)

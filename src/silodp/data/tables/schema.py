@@ -34,7 +34,7 @@ from silodp.data.tables.columns import (
     refuse_schema,
 )
 from silodp.errors import SilodpError, first_line, suggest_name
-from silodp.settings import Range, check_type
+from silodp.settings import Range, check_choice, check_type
 
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 ASSUMES_SPLIT = (
@@ -116,45 +116,25 @@ class Schema:
     def __post_init__(self) -> None:
         check_type("data.schema.kind", self.kind, str)
         check_type("data.schema.out_of_range", self.out_of_range, str)
+        check_choice("data.schema.out_of_range", self.out_of_range, ("refuse", "clip"))
         if self.kind not in get_args(LabelKind):
-            raise refuse_schema(
-                "kind",
-                f"kind is {self.kind!r}; choose 'classes', 'real', 'multilabel' or 'survival'",
-                "data.kind",
-            )
-        if self.out_of_range not in ("refuse", "clip"):
-            raise refuse_schema(
-                "out_of_range",
-                f"out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
-                "argument.value",
-            )
-        if self.identity is not None and not isinstance(self.identity, str | Path):
-            raise refuse_schema(
-                "identity",
-                f"identity is a {type(self.identity).__name__}; give the path of an identity profile",
-                "argument.type",
-            )
-        if self.identity is not None and self.users is not None:
-            raise refuse_schema(
-                "users",
-                "identity and users both declare how many persons there are; keep one of them",
-                "argument.conflict",
-            )
+            reason = f"kind is {self.kind!r}; choose 'classes', 'real', 'multilabel' or 'survival'"
+            raise refuse_schema("kind", reason, "data.kind")
+        if self.identity is not None:
+            check_type("data.schema.identity", self.identity, (str, Path))
+            if self.users is not None:
+                reason = "identity and users both declare how many persons there are; keep one of them"
+                raise refuse_schema("users", reason, "argument.conflict")
         if self.test_share is not None:
             if self.split is not None:
-                raise refuse_schema(
-                    "test_share",
-                    "split and test_share both say which records are for testing; keep one of them",
-                    "argument.conflict",
-                )
+                reason = "split and test_share both say which records are for testing; keep one of them"
+                raise refuse_schema("test_share", reason, "argument.conflict")
             Range(least=0, most=1, what="share of persons").check("data.schema.test_share", self.test_share)
         self._check_label()
         for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
             if not isinstance(getattr(self, section), Mapping):
-                raise refuse_schema(
-                    section,
-                    f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}",
-                )
+                reason = f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}"
+                raise refuse_schema(section, reason)
         if not self.numeric and not self.categorical:
             raise refuse_schema("", "no features; declare numeric ranges or categorical values")
         self.numeric_columns()
@@ -178,10 +158,9 @@ class Schema:
                 raise refuse_schema("", f"{column!r} names no column; give the header's text")
         for column, number in Counter(columns).items():
             if number > 1:
-                raise SilodpError(
-                    f"schema: column {column!r} is declared twice; give every column one meaning",
-                    code="data.schema",
-                    field=self.find_setting(column),
+                setting = self.find_setting(column).removeprefix("data.schema.")
+                raise refuse_schema(
+                    setting, f"column {column!r} is declared twice; give every column one meaning"
                 )
         if not isinstance(self.silos, Mapping):
             raise refuse_schema("silos", f"silos is {short(self.silos)}; give silo → its mapping")
@@ -550,6 +529,7 @@ def is_test_person(key: str, share: float) -> bool:
         key: the key of the person, normalized as in the tables.
         share: the share of persons whose records are for testing, in [0, 1].
     """
+    # The first eight bytes of the hash are a number below 2^64 that looks drawn at random, and is the same everywhere.
     digest = hashlib.sha256(f"silodp test person {key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
