@@ -36,7 +36,7 @@ FORMATS = (
     ("`guarantee.json`", "silodp.accounting.guarantee:FORMAT", "JSON"),
     ("`model.json`", "silodp.runtime.model_description:FORMAT", "JSON"),
     ("`run_spec.json`", "silodp.aggregators.run_spec:FORMAT", "JSON"),
-    ("`identity.toml`", "silodp.data.identity:FORMAT", "TOML; its digest covers the settings, not the bytes"),
+    ("`identity.toml`", "silodp.data.identity.profile:FORMAT", "TOML; its digest covers the settings, not the bytes"),
     ("signed messages", "silodp.wire.transport:_MARKER",
      "marker, Ed25519 signature, then safetensors with a JSON header"),
 )  # fmt: skip

@@ -56,7 +56,7 @@ def identity_new(
     as_json: Json = False,
 ) -> None:
     """Write an identity profile. It is public, and the same file for every silo."""
-    from silodp.data.identity import parse_profile
+    from silodp.data.identity.profile import parse_profile
 
     given: dict[str, Any] = {
         "study": study,
@@ -112,7 +112,7 @@ def identity_check(
 ) -> None:
     """Check a silo's table by a profile. Writes and sends nothing; the output is for the silo, apart from the code."""
     from silodp.data.identity import load_profile
-    from silodp.data.identity_check import check_table
+    from silodp.data.identity.check import check_table
     from silodp.data.tables.columns import Reader
 
     settings = list_reader_settings(separator=separator, encoding=encoding, sheet=sheet, missing=missing)

@@ -1,22 +1,13 @@
-"""The allocation of benchmark records to simulated users and to silos.
-
-All functions are pure: the same arguments and generator state give the same allocation. Users are numbered by rank:
-under the Zipf laws user 0 has the most records in expectation.
+"""The law by which simulated persons' records lie in silos, for benchmarks and synthetic tables.
 
 Source: ULDP-FL, section 5.1.1.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from silodp.errors import SilodpError, counted
-from silodp.settings import MOST_WHOLE, Range, Whole, check_choice
-
-Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
 
 USER_EXPONENT = 0.5
@@ -25,9 +16,6 @@ USER_EXPONENT = 0.5
 SILO_EXPONENT = 2.0
 """Share of a user's records in a silo ∝ rank^-2; the silos are ranked in a random order for each user."""
 
-MAIN_SHARE = 0.8
-"""Share of a user's records in one silo, where silos are fixed."""
-
 
 def zipf_weights(size: int, exponent: float) -> NDArray[np.float64]:
     """Return (size,) probabilities ∝ rank^-exponent, rank 1..size."""
@@ -35,288 +23,33 @@ def zipf_weights(size: int, exponent: float) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum())
 
 
-def uniform(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Draw user and silo of every record, independently and uniformly.
-
-    With `labels` (n,) and `labels_per_user` a record goes to a user who holds its label (see `zipf`).
-
-    Returns:
-        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
-    """
-    user = _draw_users(records, np.full(users, 1 / users), generator, labels, labels_per_user)
-    return user, generator.integers(silos, size=records)
-
-
-def zipf(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
+def zipf(records: int, users: int, silos: int, generator: np.random.Generator) -> tuple[Indices, Indices]:
     """Draw every record's user with probability ∝ rank^-0.5, then its silo with probability ∝ rank^-2.
 
-    For each user, the silos are ranked in a separate random order.
+    For each user, the silos are ranked in a separate random order. User 0 has the most records in expectation.
 
-    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are
-    given about equally often. The user of a record is then drawn only among the users who have its label, with
-    the same weights.
+    Args:
+        records: n.
+        users: U.
+        silos: S.
+        generator: the source of all draws; the same state gives the same allocation.
 
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
     """
-    user = _draw_users(records, zipf_weights(users, USER_EXPONENT), generator, labels, labels_per_user)
-    order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
-    rank = generator.choice(silos, size=records, p=zipf_weights(silos, SILO_EXPONENT))
-    return user, order[user, rank]
+    user = generator.choice(users, size=records, p=zipf_weights(users, USER_EXPONENT))
+    return user, draw_silos(user, users, silos, generator)
 
 
-def _draw_users(
-    records: int,
-    weights: NDArray[np.float64],
-    generator: np.random.Generator,
-    labels: ArrayLike | None,
-    labels_per_user: int | None,
-) -> Indices:
-    """Draw (n,) users with `weights`, or, per label, among the users who hold it."""
-    users = len(weights)
-    if labels_per_user is None:
-        return generator.choice(users, size=records, p=weights)
-    if labels is None or len(np.asarray(labels)) != records:
-        raise SilodpError(
-            f"labels_per_user is {labels_per_user}; give the label of each of the {records} records",
-            code="argument.shape",
-            field="labels",
-        )
-    values, label = np.unique(np.asarray(labels), return_inverse=True)
-    if labels_per_user < 1 or labels_per_user * users < len(values):
-        raise SilodpError(
-            f"labels_per_user is {labels_per_user} with {counted(users, 'user')}, too few to hold all {len(values)} "
-            "labels; raise users or labels_per_user",
-            code="argument.value",
-            field="labels_per_user",
-        )
-    # All labels in a random order, repeated: every label has a user, all about the same number of users.
-    decks = -(-labels_per_user * users // len(values))
-    deck = generator.permuted(np.tile(np.arange(len(values)), (decks, 1)), axis=1).ravel()
-    hands = deck[: labels_per_user * users].reshape(users, labels_per_user)
-    hands = generator.permutation(hands, axis=0)
-    user = np.empty(records, dtype=np.int64)
-    for value in range(len(values)):
-        mine = np.flatnonzero(label == value)
-        holders = np.flatnonzero((hands == value).any(axis=1))
-        share = weights[holders] / weights[holders].sum()
-        user[mine] = generator.choice(holders, size=len(mine), p=share)
-    return user
-
-
-def uniform_fixed(
-    sizes: ArrayLike, users: int, generator: np.random.Generator, pairs: bool = False
-) -> list[Indices]:
-    """Draw a user for every record, uniformly; the silos' sizes (S,) stay as they are.
-
-    With `pairs`, records of a silo are assigned in pairs, both to the same user. If the number of records is
-    odd, the remaining record goes to a user who already has a pair there. So a user has either no record or at
-    least two in a silo, which a Cox loss needs.
-
-    Returns:
-        one array (sizes[s],) of users per silo.
-    """
-    units = _units(sizes, pairs)
-    drawn = [generator.integers(users, size=size) for size in units]
-    return _spread(drawn, np.asarray(sizes), generator, pairs)
-
-
-def zipf_fixed(
-    sizes: ArrayLike,
-    users: int,
-    generator: np.random.Generator,
-    pairs: bool = False,
-    main_share: float = MAIN_SHARE,
-) -> list[Indices]:
-    """Draw records per user ∝ rank^-0.5, 80 % in one silo and the rest elsewhere; silo sizes (S,) are given.
-
-    The main silo of a user is drawn with probabilities proportional to the free places in each silo, beginning
-    with the users who have most records. Each of the user's other records goes to another silo, drawn uniformly
-    from those with free places. If the main silo has too few free places (a small silo, or one of the last
-    users), the rest goes to other silos too. `pairs` as in `uniform_fixed`.
-
-    Returns:
-        one array (sizes[s],) of users per silo.
-    """
-    room = _units(sizes, pairs)
-    drawn: list[list[int]] = [[] for _ in room]
-    totals = generator.multinomial(room.sum(), zipf_weights(users, USER_EXPONENT))
-    for user in np.argsort(-totals, kind="stable"):
-        total = int(totals[user])
-        if total == 0:
-            break
-        main = int(generator.choice(len(room), p=room / room.sum()))
-        here = min(round(main_share * total), int(room[main]))
-        taken = np.zeros_like(room)
-        taken[main] = here
-        for _ in range(total - here):
-            free = room - taken > 0
-            elsewhere = free & (np.arange(len(room)) != main)
-            taken[generator.choice(np.flatnonzero(elsewhere if elsewhere.any() else free))] += 1
-        room -= taken
-        for silo in np.flatnonzero(taken):
-            drawn[silo] += [int(user)] * int(taken[silo])
-    return _spread(
-        [np.array(users_of, dtype=np.int64) for users_of in drawn], np.asarray(sizes), generator, pairs
-    )
-
-
-def _units(sizes: ArrayLike, pairs: bool) -> Indices:
-    """Return how many records, or pairs of them, every silo hands out: (S,)."""
-    units = np.array(sizes, dtype=np.int64)
-    if not pairs:
-        return units
-    if (units == 1).any():
-        silo = int(np.flatnonzero(units == 1)[0])
-        raise SilodpError(
-            f"silo {silo} has 1 record, which makes no pair; drop it or allocate without pairs",
-            code="data.too_few_records",
-        )
-    return units // 2
-
-
-def _spread(
-    drawn: list[Indices], sizes: Indices, generator: np.random.Generator, pairs: bool
-) -> list[Indices]:
-    """Lay the drawn users over the records of each silo in random order (tables are often sorted)."""
-    result = []
-    for users, size in zip(drawn, sizes, strict=True):
-        if pairs:
-            odd = generator.choice(users, size=size % 2) if size else users
-            users = np.concatenate([np.repeat(users, 2), odd])
-        result.append(generator.permutation(users))
-    return result
-
-
-def one_user_per_record(
-    records: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None,
-    labels_per_silo: int | None,
-) -> tuple[Indices, Indices]:
-    """Give every record its own user, and distribute the records over the silos at random in equal shares.
-
-    With `labels_per_silo` = L, the records are sorted by label and cut into S·L shards. Every silo gets L
-    shards at random, so that it has about L different labels.
-
-    Returns:
-        user (n,), which is 0..n-1, and silo (n,) in 0..silos-1.
-
-    Source: McMahan et al. 2017, section 3.
-    """
-    order = generator.permutation(records)
-    silo = np.empty(records, np.int64)
-    if labels_per_silo is None:
-        silo[order] = np.arange(records) % silos
-    else:
-        if labels is None or labels_per_silo < 1:
-            raise SilodpError(
-                f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes",
-                code="argument.value",
-                field="labels_per_silo",
-            )
-        by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
-        shards = np.array_split(by_label, silos * labels_per_silo)
-        for place, shard in enumerate(generator.permutation(len(shards))):
-            silo[shards[shard]] = place // labels_per_silo
-    return np.arange(records), silo
-
-
-def allocate(
-    scheme: str,
-    *,
-    users: int,
-    generator: np.random.Generator,
-    records: int | None = None,
-    silos: int | None = None,
-    sizes: ArrayLike | None = None,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-    pairs: bool = False,
-    labels_per_silo: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Allocate every record to a user and a silo.
-
-    Give `records` and `silos` if records may go to any silo. Give `sizes` (S,) if the silo of every record is
-    fixed: the records must then be ordered by silo, and the returned silo is 0 `sizes[0]` times, then 1
-    `sizes[1]` times, and so on.
+def draw_silos(user: Indices, users: int, silos: int, generator: np.random.Generator) -> Indices:
+    """Return (n,) silos of records, drawn ∝ rank^-2 in an order of the silos that is drawn for each user.
 
     Args:
-        scheme: "uniform", "zipf", or "own", which makes every record a user.
-        users: U; unused by "own".
-        generator: of all draws.
-        records: n.
+        user: (n,) the user of every record.
+        users: U.
         silos: S.
-        sizes: (S,) records of fixed silos.
-        labels: (n,) class of every record.
-        labels_per_user: number of classes that a user may hold; None for no limit.
-        pairs: with fixed silos, whether users get records in pairs.
-        labels_per_silo: with "own", about how many classes a silo holds.
-
-    Returns:
-        user (n,) and silo (n,), int64.
-
-    Raises:
-        SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
+        generator: the source of all draws.
     """
-    check_choice("allocation", scheme, get_args(Scheme))
-    if labels_per_silo is not None and scheme != "own":
-        raise SilodpError(
-            "labels_per_silo goes with allocation 'own' only; leave it out",
-            code="argument.conflict",
-            field="labels_per_silo",
-        )
-    if labels_per_user is not None and scheme == "own":
-        raise SilodpError(
-            "labels_per_user is set with allocation 'own', where every user has one record: leave it out.",
-            code="argument.conflict",
-            field="labels_per_user",
-        )
-    if scheme != "own":
-        Range().check("users", users)
-        Whole().check("users", users)
-    if sizes is not None:
-        if any(option is not None for option in (records, silos, labels_per_user, labels_per_silo)):
-            raise SilodpError(
-                "sizes is given with records, silos, labels_per_user or labels_per_silo: fixed silos take sizes only.",
-                code="argument.conflict",
-                field="sizes",
-            )
-        if scheme == "own":
-            return np.arange(np.sum(sizes)), np.repeat(np.arange(len(np.asarray(sizes))), np.asarray(sizes))
-        law = uniform_fixed if scheme == "uniform" else zipf_fixed
-        per_silo = law(sizes, users, generator, pairs)
-        return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
-    if silos is not None:
-        Whole(-MOST_WHOLE).check("silos", silos)  # below 1 it is refused as missing
-    if records is None or silos is None or silos < 1:
-        raise SilodpError(
-            f"records is {records} and silos is {silos}; give both, or sizes for fixed silos",
-            code="argument.missing",
-        )
-    if pairs:
-        raise SilodpError(
-            "pairs is set with free silos; allocate in pairs only where the silos' sizes are fixed",
-            code="argument.conflict",
-            field="pairs",
-        )
-    if scheme == "own":
-        return one_user_per_record(records, silos, generator, labels, labels_per_silo)
-    if scheme == "uniform":
-        return uniform(records, users, silos, generator, labels, labels_per_user)
-    return zipf(records, users, silos, generator, labels, labels_per_user)
+    order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
+    rank = generator.choice(silos, size=len(user), p=zipf_weights(silos, SILO_EXPONENT))
+    return np.asarray(order[user, rank])

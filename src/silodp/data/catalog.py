@@ -26,7 +26,7 @@ def find_dataset(name: str, field: str = "data.source") -> Dataset:
     """Return a registered data set.
 
     Args:
-        name: of the data set; "-" and "_" are one character here.
+        name: the name of the data set; "-" and "_" are one character here.
         field: the setting that names it, for the message.
 
     Raises:

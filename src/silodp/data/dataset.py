@@ -20,7 +20,7 @@ class Origin:
 
     Attributes:
         rows: records after loading, training and test together.
-        license: as the publisher states it.
+        license: the license, in the words of the publisher.
         publisher: who publishes the data.
         files: file name → SHA-256 (hex).
         urls: file name → the addresses to try in turn; empty where the publisher asks for a login or for processing.
@@ -51,7 +51,7 @@ class Dataset:
     signature. All attributes are public and stated without reading a record.
 
     Attributes:
-        name: in a configuration.
+        name: the name by which a configuration names the data set.
         loader: keyword arguments → Federation. Three arguments have a meaning: `users` (U), `silos` (S), and
             `allocation`, where "own" makes every record a user.
         record_shape: shape of one record's features; () for several named arrays.
@@ -103,7 +103,7 @@ class Dataset:
         """Read the data.
 
         Args:
-            arguments: of the loader.
+            arguments: the arguments of the loader.
 
         Raises:
             SilodpError: the loader returned something else than a Federation, or refused the arguments or the files.
@@ -121,7 +121,7 @@ class Dataset:
         """Return the public facts of the data that `load(arguments)` would read; no private file is opened.
 
         Args:
-            arguments: of the loader, already checked against its signature.
+            arguments: the arguments of the loader, already checked against its signature.
             users: U, where the caller knows it; None takes the declared one.
 
         Returns:

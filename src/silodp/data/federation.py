@@ -226,7 +226,7 @@ class Federation(Settings):
             budgets: a name in `PREFERENCES` or a function (count, generator) -> (count,), drawn once for all units; or
                 the budgets: one array (n,) over all records in the order of the silos, one array per silo, or (U,)
                 for users.
-            seed: of the draw.
+            seed: the seed of the draw.
             unit: "record" or "user".
 
         Raises:
@@ -290,7 +290,7 @@ class Federation(Settings):
         Args:
             files: silo name → path, or a list of paths whose stems are the names.
             schema: what the columns mean; other columns are ignored.
-            name: of the federation.
+            name: the name of the federation.
 
         Returns:
             Training records by silo, test records pooled (user -1 for users without a number). `assumptions` says when

@@ -89,7 +89,7 @@ class Input:
 
     Attributes:
         name: the keyword argument of the model; "" where there is one array, without a name.
-        shape: of one record.
+        shape: the shape of one record, without the axis of records.
         categories: None for real numbers (float32). Else the array holds ids (int64), and this is the public number K
             of ids, 0 to K−1: one for all places, or one for each place of the last axis.
     """
@@ -105,11 +105,7 @@ class Input:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts, JSON-ready."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "categories": list(self.categories) if isinstance(self.categories, tuple) else self.categories,
-        }
+        return {key: list(fact) if isinstance(fact, tuple) else fact for key, fact in vars(self).items()}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Input:

@@ -27,6 +27,9 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 
+_LATER_FACTS = ("identity_digest", "inputs", "label_typical", "targets")
+"""Facts that `PublicData.to_dict` leaves out where they are empty."""
+
 LabelKind = Literal["classes", "real", "survival", "multilabel"]
 """One class of several, one or several numbers, [event, time], or several yes/no labels."""
 
@@ -38,7 +41,7 @@ class PublicData:
     `Federation.public` gives them for loaded data, `Dataset.public` for data that nobody has read yet.
 
     Attributes:
-        name: of the data set.
+        name: the name of the data set.
         silos: (S,) names in order; "silo-1", "silo-2" and so on where they are not known before loading.
         users: U ≥ 1; None where only the tables tell how many users there are.
         record_shape: shape of one record's features, such as (30,) or (1, 28, 28); () for several named arrays.
@@ -91,16 +94,13 @@ class PublicData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
-        facts = {name: value for name, value in vars(self).items() if name != "silo_budgets"}
-        if not self.identity_digest:  # runs from before there were profiles keep their digests
-            del facts["identity_digest"]
-        if not self.inputs:  # so do runs on one array of real numbers
-            del facts["inputs"]
-        if self.label_typical is None:  # and runs on labels as they are
-            del facts["label_typical"]
-        if self.targets is None:  # and runs on single labels
-            del facts["targets"]
-        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
+        # Runs from before there were these facts keep their digests, and so do runs without them.
+        absent = {name for name in _LATER_FACTS if not getattr(self, name)}
+        facts = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+            if name not in absent | {"silo_budgets"}
+        }
         if self.inputs:
             facts["inputs"] = [one.to_dict() for one in self.inputs]
         if self.silo_budgets is None:

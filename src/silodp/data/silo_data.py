@@ -93,6 +93,7 @@ class SiloData:
         if self.test is not None:
             self._check_test(self.test)
         for field, array in {**arrays, "y": self.y}.items():
+            # Ids and classes are whole numbers, which are all finite.
             finite = np.isfinite(array) if array.dtype.kind == "f" else np.ones((), bool)
             if not finite.all():
                 record = int(np.argwhere(~finite)[0][0])
@@ -253,7 +254,7 @@ def scale_to_range(
     x: NDArray[Any], low: NDArray[Any] | float, high: NDArray[Any] | float
 ) -> NDArray[np.float32]:
     """Clip to the public range [low, high] and map it to [-1, 1]; same shape, float32."""
-    clipped = np.clip(x, low, high)
+    clipped = np.clip(x, low, high)  # the ends are public, so that no cell tells of the others
     return np.asarray(2 * (clipped - low) / (np.asarray(high) - low) - 1, dtype=np.float32)
 
 

@@ -18,7 +18,7 @@ from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
-from silodp.data.linkage import find_key_doubts
+from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy import IDENTITY, LOCK, POLICY, TLS_KEY

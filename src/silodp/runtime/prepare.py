@@ -25,7 +25,7 @@ from silodp.aggregators.evaluation import choose_table
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
-from silodp.data.linkage import find_linkage_doubts
+from silodp.data.identity.linkage import find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup

@@ -1,6 +1,6 @@
 """The papers' data sets as federations of simulated users, and one table that needs no download.
 
-The users' index is simulated by `silodp.data.allocation`; the records are real. Where a loader estimates a constant
+The users' index is simulated by `allocation`; the records are real. Where a loader estimates a constant
 from private rows, as the papers do, it says so in `Federation.assumptions`; `normalize="public"` uses published or
 declared constants instead. The public facts of every set stand in its `Dataset`, next to its loader.
 """

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.allocation import allocate
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.settings import Whole
+from silodp_experiments.benchmarks.allocation import allocate
 
 Normalize = Literal["private", "public"]
 Floats = NDArray[Any]

@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from silodp.data.allocation import allocate, uniform, zipf, zipf_weights
+from silodp.data.allocation import zipf, zipf_weights
 from silodp.errors import SilodpError
+from silodp_experiments.benchmarks.allocation import allocate, uniform
 from support.refusals import refused
 
 HEART = (199, 172, 30, 85)

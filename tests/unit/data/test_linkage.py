@@ -10,7 +10,7 @@ from test_tables import read, schema, write
 from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
-from silodp.data.linkage import find_key_doubts, find_linkage_doubts
+from silodp.data.identity.linkage import find_key_doubts, find_linkage_doubts
 from support.refusals import refused
 
 HEADER = "patient,age,sex,ill\n"

@@ -385,7 +385,7 @@ def test_bad_user_lists(tmp_path, users, sentence):
     ("changes", "sentence"),
     [
         ({"kind": "ranking"}, "kind is 'ranking'; choose"),
-        ({"out_of_range": "drop"}, "out_of_range is 'drop'; choose"),
+        ({"out_of_range": "drop"}, "out_of_range = 'drop': set one of"),
         ({"classes": None}, "has no classes; .* kind = 'real'"),
         ({"kind": "real"}, "kind is 'real' and classes is"),
         ({"label": None}, "kind 'classes' takes label"),

@@ -14,17 +14,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import clean_text
+from silodp.data.identity.spellings import clean_text
 from silodp.data.tables._files import is_workbook
 from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError
 
 Strings = NDArray[Any]  # (n,) object array of str
 _POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
-_MOST_LISTED = 10  # names or values that an error lists
+_MAX_LISTED = 10  # names or values that an error lists
 _WIDTHS = {"%d": 2, "%m": 2, "%y": 2, "%Y": 4, "%j": 3, "%H": 2, "%I": 2, "%M": 2, "%S": 2}
 """Digits of the numbers of a layout."""
-LEAST_ROUNDED = 1e15
+MIN_ROUNDED = 1e15
 """From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
 
@@ -59,8 +59,8 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
     a whole number of 16 digits in a workbook, where spreadsheet programs have rounded it.
 
     Args:
-        cells: of the column.
-        path: of the table.
+        cells: the cells of the column.
+        path: the path of the table.
         missing: further texts that stand for no identifier.
     """
     where = f"{path}: column {str(cells.name)!r}"
@@ -79,7 +79,7 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
         elif isinstance(cell, str):
             listed.append("" if none and _fold(cell) in none else cell)
         elif isinstance(cell, Integral) and not isinstance(cell, bool):
-            if is_workbook(path) and abs(int(cell)) >= LEAST_ROUNDED:
+            if is_workbook(path) and abs(int(cell)) >= MIN_ROUNDED:
                 raise _refuse_identifiers(f"{where}, data row {row}", "number with 16 digits or more")
             listed.append("" if str(int(cell)) in none else str(int(cell)))
         else:
@@ -165,5 +165,5 @@ def describe_header(header: Sequence[str]) -> str:
 
 def format_names(names: Sequence[str]) -> str:
     """Return the first names and the number of the others, for messages."""
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")

@@ -22,15 +22,14 @@ TEXT = {".csv": ",", ".tsv": "\t"}
 """Endings of text files, and what separates their cells unless a reader says otherwise."""
 ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
 
-
 _MARKS = (b"\xff\xfe", b"\xfe\xff")
 """First bytes of UTF-16."""
-_LONGEST = 2**31 - 1
-"""Characters of a cell, at most: what the csv module can count on every system."""
-_LONG = 2**17
+_MAX_CELL = 2**31 - 1
+"""The most characters of a cell that the csv module can count on every system."""
+_LONG_CELL = 2**17
 """Characters of a cell from which on a line break in it is taken for a stray quote."""
-_MOST_SHEETS = 10
-"""Names of sheets in a message."""
+_MAX_SHEETS = 10
+"""The most names of sheets that a message lists."""
 
 
 def is_text_file(path: Path) -> bool:
@@ -54,7 +53,7 @@ def read_frame(
     """Return all cells of a file and its header.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         reader: how it is written.
         columns: those that are used: formulas of others may have errors; None: all.
 
@@ -62,23 +61,15 @@ def read_frame(
         SilodpError: no such file, or unreadable.
     """
     if path.is_dir():
-        raise SilodpError(
-            f"{path}: a folder, not a table; give the silo's file, for example a .csv",
-            code="data.no_file",
-            field="data.files",
+        raise _make_error(
+            path, "a folder, not a table; give the silo's file, for example a .csv", code="data.no_file"
         )
     if not path.is_file():
-        raise SilodpError(
-            f"{path}: no such file; check the path of the table",
-            code="data.no_file",
-            field="data.files",
-        )
+        raise _make_error(path, "no such file; check the path of the table", code="data.no_file")
     ending = _find_ending(path)
     if not ending:
-        raise SilodpError(
-            f"{path}: unknown extension {path.suffix!r}; give a file that ends in {', '.join(ENDINGS)}",
-            code="data.unreadable",
-            field="data.files",
+        raise _make_error(
+            path, f"unknown extension {path.suffix!r}; give a file that ends in {', '.join(ENDINGS)}"
         )
     reader = Reader() if reader is None else reader
     try:
@@ -93,66 +84,43 @@ def read_frame(
     except SilodpError:
         raise
     except Exception as error:  # parsers of damaged files raise exceptions of any type
-        raise SilodpError(
-            f"{path}: not readable as {ending[1:]} ({first_line(error)}); export it again",
-            code="data.unreadable",
-            field="data.files",
+        raise _make_error(
+            path, f"not readable as {ending[1:]} ({first_line(error)}); export it again"
         ) from error
     header = [header_text(column) for column in frame.columns]
     frame.columns = pd.Index(header)
     return frame, header
 
 
-def _open(path: Path, encoding: str, newline: str | None = "") -> TextIOWrapper:
-    """Open a text file, compressed or not."""
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding=encoding, newline=newline)
-    return path.open(encoding=encoding, newline=newline)
+def _open(path: Path, encoding: str) -> TextIOWrapper:
+    """Open a text file, compressed or not; the ends of its lines stay as they are."""
+    return TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
 
 
 def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
     """Read all cells as text, the first line as header.
 
-    header=None keeps pandas from renaming repeated columns and from taking the first column for an index when
-    rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
+    The csv module makes the cells, rather than pandas: pandas would rename repeated columns, take the first column for
+    an index where rows are longer than the header, and fill up a short row, each cell a column away from its place.
     """
     separator = reader.separator or TEXT[_find_ending(path).removesuffix(".gz")]
     try:
         _check_encoding(path, reader)
-        with _allow_long_cells():
-            width, has_returns = _check_shape(path, reader, separator)
-            if width == 1:
-                return _take_header(_read_single(path, reader, separator))
-        # After an empty line that ends in a carriage return alone pandas would leave out an empty first cell.
-        with _open(path, reader.codec, newline=None if has_returns else "") as file:
-            cells = pd.read_csv(file, header=None, dtype=str, keep_default_na=False, sep=separator)
+        with _allow_long_cells(), _open(path, reader.codec) as file:
+            header, *rows = _check_shape(path, _read_rows(path, file, separator), separator)
     except UnicodeError as error:
         raise _refuse_encoding(path, reader) from error
-    return _take_header(cells)
+    return pd.DataFrame(rows, columns=pd.Index(header))
 
 
 @contextmanager
 def _allow_long_cells() -> Iterator[None]:
     """Lift the limit of the csv module, which holds for the whole process, until the end of the block."""
-    before = csv.field_size_limit(_LONGEST)
+    before = csv.field_size_limit(_MAX_CELL)
     try:
         yield
     finally:
         csv.field_size_limit(before)
-
-
-def _read_single(path: Path, reader: Reader, separator: str) -> pd.DataFrame:
-    """Read a single column, where an empty line is an empty cell, which pandas would leave out.
-
-    Before the header and at the end of the file an empty line is no row.
-    """
-    with _open(path, reader.codec) as file:
-        rows = list(csv.reader(file, delimiter=separator))
-    while not rows[-1]:
-        rows.pop()
-    cells = ["".join(row) for row in rows]
-    start = next(place for place, cell in enumerate(cells) if cell.strip())
-    return pd.DataFrame(cells[start:])
 
 
 def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> pd.DataFrame:
@@ -164,32 +132,30 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
     try:
         import openpyxl
     except ImportError:
-        raise SilodpError(
-            f"{path}: reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
+        raise _make_error(
+            path,
+            f"reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
             code="data.no_reader",
-            field="data.files",
         ) from None
     workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
     sheets = [sheet.title for sheet in workbook.worksheets]  # a chart on a sheet of its own has no cells
     workbook.close()
     if not sheets:
-        raise SilodpError(
-            f"{path}: the workbook has charts alone and no sheet with cells; export the table again",
-            code="data.unreadable",
-            field="data.files",
+        raise _make_error(
+            path, "the workbook has charts alone and no sheet with cells; export the table again"
         )
     if reader.sheet is None and len(sheets) > 1:
-        raise SilodpError(
-            f"{path}: the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
+        raise _make_error(
+            path,
+            f"the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
             f"{name_setting('sheet')}",
-            code="data.unreadable",
             field="data.schema.reader.sheet",
         )
     if reader.sheet is not None and reader.sheet not in sheets:
-        raise SilodpError(
-            f"{path}: the workbook has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct "
+        raise _make_error(
+            path,
+            f"the workbook has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct "
             f"{name_setting('sheet')}",
-            code="data.unreadable",
             field="data.schema.reader.sheet",
         )
     cells = pd.read_excel(
@@ -206,8 +172,8 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
 
 def _list_sheets(sheets: Sequence[str]) -> str:
     """Return the names of the sheets, the first ten of a longer list."""
-    more = len(sheets) - _MOST_SHEETS
-    named = ", ".join(map(repr, sheets[:_MOST_SHEETS]))
+    more = len(sheets) - _MAX_SHEETS
+    named = ", ".join(map(repr, sheets[:_MAX_SHEETS]))
     return f"{named} and {more:,} more" if more > 0 else named
 
 
@@ -215,7 +181,7 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
     """Raise for cells that would count as missing: formulas of which no value is stored, and errors but #N/A.
 
     Args:
-        path: of the workbook.
+        path: the path of the workbook.
         sheet: its name.
         columns: numbers of the columns that are used, from 1.
     """
@@ -231,18 +197,16 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
                 continue
             # A stored text may be empty, and has the type str.
             if formula.data_type == "f" and value.value is None and value.data_type != "str":
-                raise SilodpError(
-                    f"{path}: cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
+                raise _make_error(
+                    path,
+                    f"cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
                     "spreadsheet program and save it, or export it as CSV",
-                    code="data.unreadable",
-                    field="data.files",
                 )
             if value.data_type == "e" and value.value != "#N/A":
-                raise SilodpError(
-                    f"{path}: cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
+                raise _make_error(
+                    path,
+                    f"cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
                     "cell",
-                    code="data.unreadable",
-                    field="data.files",
                 )
     written.close()
     stored.close()
@@ -254,41 +218,42 @@ def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]:
-    """Return the number of columns, and whether a line ends in a carriage return alone, as on old Macintoshes.
+def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[list[str]]:
+    """Return the header and the data rows, all of one length.
 
-    Raises for no header, another separator, or a row too short or too long: pandas would fill a short row up with empty
-    cells, each a column away from where its value belongs.
+    An empty line is no row. In a table of one column it is an empty cell, except before the header and at the end.
+
+    Raises:
+        SilodpError: there is no header, the separator is another one, or a row is too short or too long.
     """
-    with _open(path, reader.codec) as file:
-        rows = _read_rows(path, file, separator)
-        rows_kept = (row for row in rows if any(cell.strip() for cell in row) or len(row) > 1)
-        header = next(rows_kept, None)
-        if header is None:
-            raise _refuse_empty(path)
-        for other in (";", "\t", "|", ","):
-            if len(header) == 1 and other != separator and other in header[0]:
-                decimal = ', and decimal = "," for decimal commas' if other == ";" else ""
-                setting = name_setting("separator", other, decimal)
-                raise SilodpError(
-                    f"{path}: the columns are separated by {other!r}; set {setting}, or export the table with "
-                    f"{separator!r} between columns",
-                    code="data.unreadable",
-                    field="data.files",
-                )
-        for number, row in enumerate(rows_kept, start=1):
-            if len(row) != len(header):
-                is_title = number == 1 and sum(bool(cell.strip()) for cell in header) == 1
-                above = ", or delete the lines above the names of the columns" if is_title else ""
-                raise SilodpError(
-                    f"{path}: the header has {counted(len(header), 'cell')} and data row {number} has {len(row)}; "
-                    "correct the row, and put text that holds a comma in quotes (numbers take a decimal point)"
-                    f"{above}",
-                    code="data.unreadable",
-                    field="data.files",
-                )
-        ends = (file.newlines,) if isinstance(file.newlines, str) else file.newlines or ()
-        return len(header), "\r" in ends
+    header = next((row for row in rows if len(row) > 1 or any(map(str.strip, row))), None)
+    if header is None:
+        raise _refuse_empty(path)
+    for other in (";", "\t", "|", ","):
+        if len(header) == 1 and other != separator and other in header[0]:
+            decimal = ', and decimal = "," for decimal commas' if other == ";" else ""
+            setting = name_setting("separator", other, decimal)
+            raise _make_error(
+                path,
+                f"the columns are separated by {other!r}; set {setting}, or export the table with {separator!r} "
+                "between columns",
+            )
+    found, known = [header], dict[str, str]()
+    for row in rows:
+        if len(header) > 1 and len(row) < 2 and (not row or (row[0] and not row[0].strip(" \t"))):
+            continue  # an empty line, or one of white space alone
+        if row and len(row) != len(header):
+            is_title = len(found) == 1 and sum(bool(cell.strip()) for cell in header) == 1
+            above = ", or delete the lines above the names of the columns" if is_title else ""
+            raise _make_error(
+                path,
+                f"the header has {counted(len(header), 'cell')} and data row {len(found)} has {len(row)}; correct the "
+                f"row, and put text that holds a comma in quotes (numbers take a decimal point){above}",
+            )
+        found.append(list(map(known.setdefault, row, row)))  # equal cells share their memory
+    while not found[-1]:
+        found.pop()
+    return [row or [""] for row in found]
 
 
 def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list[str]]:
@@ -318,7 +283,7 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
         if row is None:
             break
         width = width or len(row)
-        if len(lines) > 1 and max(map(len, row)) > _LONG:
+        if len(lines) > 1 and max(map(len, row)) > _LONG_CELL:
             raise _refuse_quotes(path, start, f"a quote there makes one cell of {len(lines):,} lines")
         if len(lines) > 1 and width > 1:
             cells = [_split_line(line, separator) for line in lines]
@@ -360,21 +325,23 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+def _make_error(
+    path: Path, reason: str, code: str = "data.unreadable", field: str = "data.files"
+) -> SilodpError:
+    """Return, for the caller to raise, the error about a file."""
+    return SilodpError(f"{path}: {reason}", code=code, field=field)
+
+
 def _refuse_quotes(path: Path, line: int, what: str) -> SilodpError:
-    return SilodpError(
-        f"{path}: the row that begins in line {line:,} cannot be read ({what}); write a quote that belongs to a text "
+    return _make_error(
+        path,
+        f"the row that begins in line {line:,} cannot be read ({what}); write a quote that belongs to a text "
         "twice, within quotes around the cell, or export the table without line breaks in texts",
-        code="data.unreadable",
-        field="data.files",
     )
 
 
 def _refuse_empty(path: Path) -> SilodpError:
-    return SilodpError(
-        f"{path}: the file is empty; export the silo's table again",
-        code="data.no_records",
-        field="data.files",
-    )
+    return _make_error(path, "the file is empty; export the silo's table again", code="data.no_records")
 
 
 def _check_encoding(path: Path, reader: Reader) -> None:
@@ -411,10 +378,9 @@ def _decode(path: Path, encoding: str) -> bool:
             is_ascii = is_ascii and part.isascii()
             if (zero := part.find("\0")) >= 0:
                 lines += part.count("\n", 0, zero)
-                raise SilodpError(
-                    f"{path}: line {lines:,} has a zero byte, which is no text; delete it, or export the table again",
-                    code="data.unreadable",
-                    field="data.files",
+                raise _make_error(
+                    path,
+                    f"line {lines:,} has a zero byte, which is no text; delete it, or export the table again",
                 )
             lines += part.count("\n")
     return is_ascii
@@ -454,11 +420,11 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
             break
     guess = f"it looks like {found}: set {name_setting('encoding', found)}"
     guess = guess if found else f"it is no text in UTF-8, UTF-16 or cp1252: set {name_setting('encoding')}"
-    return SilodpError(
-        f"{path}: not text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
+    return _make_error(
+        path,
+        f"not text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
         "spreadsheet programs 'CSV UTF-8')",
         code="data.encoding",
-        field="data.files",
     )
 
 

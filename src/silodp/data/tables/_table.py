@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING, names_no_person
 from silodp.data.identity import IdentityProfile
+from silodp.data.identity.spellings import MISSING, names_no_person
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables._cells import (
-    LEAST_ROUNDED,
+    MIN_ROUNDED,
     Strings,
     describe_header,
     format_names,
@@ -52,20 +52,20 @@ _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
 _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
-"""A number with a decimal point, or with points between thousands; `k.A.` is neither."""
+"""A number with a decimal point, or with points between thousands. `k.A.`, which stands for no value, is neither."""
 _BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
-"""No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
+"""A number with a unit or a comparison, such as `150 bpm` or `< 5`: such a cell has a value, so it is never missing."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
-"""A number that may stand for no value."""
+"""A number, such as -9 or 999, that programs write where there is no value."""
 _TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
-_MOST_FAULTS = 20
-"""Faults in a message."""
+_MAX_FAULTS = 20
+"""The most faults that a message lists."""
 _FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
-"""1.2345679E12 is how SAS writes a long number; 1E12 may be a code."""
+"""A rounded number with an exponent, as SAS writes a long one (1.2345679E12). 1E12 may be a code and does not match."""
 _LONG_FLOAT = re.compile(r"-?(\d{16,})[.,]0+")
 _FAULTY_KEYS = [
     # Programs write ="0017" and '0017 to keep the zeros.
@@ -90,10 +90,10 @@ _FAULTY_KEYS = [
 
 @dataclass
 class _Faults:
-    """What is wrong with the cells of a table.
+    """The faults of a table that `Table.collect_faults` reports together.
 
     Attributes:
-        found: in the order of the columns; None where the first one is to be raised.
+        found: the faults in the order of the columns; None while a fault is raised at once.
         rows: column → (n,) bool, the rows that a fault in `found` is about.
     """
 
@@ -106,7 +106,7 @@ class Table:
     """One file as text columns, and the schema to read it by.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         schema: what the columns mean.
         cells: the cells as they are in the file; columns by `header_text` of their names in the schema.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
@@ -139,10 +139,10 @@ class Table:
         """Read the schema's columns of a file, user keys by the identity profile if there is one.
 
         Args:
-            path: of the file.
+            path: the path of the file.
             schema: what the columns mean.
             profile: how user keys are read.
-            reader: how the file is written; None: as `schema.reader` says.
+            reader: how the file is written; None takes `schema.reader`.
             mapping: how the table differs from the schema; None: not at all.
 
         Raises:
@@ -209,6 +209,7 @@ class Table:
         """
         self._faults.found, self._faults.rows = [], {}
         try:
+            # Refused cells go on through the arithmetic, so that the faults of later columns are found as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
         except Exception as error:
@@ -222,7 +223,7 @@ class Table:
             raise _join_faults(self.path, found)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
-        """Refuse the bad rows, if any, besides those that the column has been refused for."""
+        """Raise for the bad rows, or note them while faults are collected; a row is reported once for each column."""
         rows = bad & ~self._faults.rows.get(column, np.zeros_like(bad)) if self._faults.found else bad
         if not rows.any():
             return
@@ -241,54 +242,47 @@ class Table:
         self._faults.rows[column] = bad | self._faults.rows.get(column, np.zeros_like(bad))
 
     def _advise(self, remedy: str, fixed: str = "") -> str:
-        """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
+        """Return a remedy that changes the schema, or `fixed` where a trained model fixes the schema."""
         if not self.is_fixed:
             return remedy
         return fixed or _AS_TRAINED
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
-        text = self.columns[self.schema.user]
-        rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
         # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
         digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
-        rounded |= np.array(
-            [isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits for key in keys]
-        )
-        if is_workbook(self.path):
-            rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
-        found = [_LONG_FLOAT.fullmatch(key.strip()) if isinstance(key, str) else None for key in keys]
-        rounded |= np.array([each is not None and int(each[1]) >= 2**53 for each in found], dtype=bool)
+        from_workbook = is_workbook(self.path)
+
+        def is_rounded(key: Any) -> bool:
+            if isinstance(key, str):
+                long = _LONG_FLOAT.fullmatch(key.strip())
+                return long is not None and int(long[1]) >= 2**53
+            if isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits:
+                return True
+            return from_workbook and isinstance(key, int | float) and abs(key) >= MIN_ROUNDED
+
+        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch) | _mark(keys, is_rounded)
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
 
     def _missing(self, column: str) -> NDArray[np.bool_]:
-        """Return (n,) bool: which cells stand for no value, by their text or in columns of numbers by their number."""
+        """Return (n,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
         if column not in self._missing_cells:
-            self._missing_cells[column] = self._find_missing(column)
+            found = self._missing_cells[column] = self._find_missing(column)
+            if found.all() and column in self.schema.feature_columns:
+                _log.warning(
+                    "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
+                )
         return self._missing_cells[column]
 
     def _find_missing(self, column: str) -> NDArray[np.bool_]:
-        found = self._compare_missing(column)
-        if found.all() and column in self.schema.feature_columns:
-            _log.warning(
-                "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
-            )
-        return found
-
-    def _compare_missing(self, column: str) -> NDArray[np.bool_]:
+        """Return (n,) bool, as `_missing`, which keeps the result."""
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
-        found = np.array(
-            [_shorten_whole(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
-        )
+        found = _mark(self.columns[column], lambda text: _shorten_whole(text, self.reader).lower() in texts)
         schema = self.schema
-        numeric = {
-            *schema.numeric,
-            schema.time,
-            schema.budget,
-            *(schema.label_columns if schema.kind == "real" else ()),
-        }
+        numeric = {*schema.numeric, schema.time, schema.budget}
+        numeric |= set(schema.label_columns if schema.kind == "real" else ())
         if self.reader.missing and column in numeric:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
             found |= np.isin(self._parse_cells(column), parse_numbers(listed, self.reader.decimal))
@@ -301,32 +295,24 @@ class Table:
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
         self._refuse_rounded_keys(self.cells[header_text(column)])
-        names_none = np.array([names_no_person(text) for text in texts], dtype=bool)
-        self._refuse(
-            column, names_none | self._missing(column), "names no user", "give every record a user key"
-        )
+        names_none = _mark(texts, names_no_person) | self._missing(column)
+        self._refuse(column, names_none, "names no user", "give every record a user key")
         for pattern, fault, remedy in _FAULTY_KEYS:
-            wrong = np.array([pattern.search(text) is not None for text in texts], dtype=bool)
-            self._refuse(column, wrong, fault, f"{remedy}, since only equal keys are one person")
+            remedy = f"{remedy}, since only equal keys are one person"
+            self._refuse(column, _mark(texts, pattern.search), fault, remedy)
         return texts
 
     def kept_rows(self) -> NDArray[np.bool_]:
         """Return (n,) bool: which rows are records of the federation, all without an identity profile."""
-        return (
-            np.ones(len(self.columns[self.schema.user]), dtype=bool)
-            if self.dropped is None
-            else ~self.dropped
-        )
+        rows = len(self.columns[self.schema.user])
+        return np.ones(rows, dtype=bool) if self.dropped is None else ~self.dropped
 
     def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return (n,) number of every record's user; -1, in test or dropped rows only, for a key without a number."""
         number = np.array([known.get(key, -1) for key in self.keys], dtype=np.int64)
-        self._refuse(
-            self.schema.user,
-            (number < 0) & ~test & self.kept_rows(),
-            "has no number in the index of users",
-            "add the key to the public list, or to the trust center's file, or drop the record",
-        )
+        remedy = "add the key to the public list, or to the trust center's file, or drop the record"
+        unknown = (number < 0) & ~test & self.kept_rows()
+        self._refuse(self.schema.user, unknown, "has no number in the index of users", remedy)
         return number
 
     @cached_property
@@ -334,16 +320,12 @@ class Table:
         """(n,) bool: which rows are test records."""
         share = self.schema.test_share
         if share is not None:
-            return np.array([is_test_person(key, share) for key in self.keys], dtype=bool)
+            return _mark(self.keys, lambda key: is_test_person(key, share))
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
         split = np.array([text.lower() for text in self.columns[self.schema.split]])
-        self._refuse(
-            self.schema.split,
-            ~np.isin(split, ("train", "test")),
-            "is no split",
-            "write 'train' or 'test' there",
-        )
+        wrong = ~np.isin(split, ("train", "test"))
+        self._refuse(self.schema.split, wrong, "is no split", "write 'train' or 'test' there")
         return np.asarray(split == "test")
 
     def budgets(self, train: NDArray[np.bool_]) -> NDArray[np.float64] | None:
@@ -421,9 +403,7 @@ class Table:
         texts = self.columns[column]
         values = parse_numbers(texts, ".")
         if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
-            is_text = np.array(
-                [isinstance(cell, str) for cell in self.cells[header_text(column)]], dtype=bool
-            )
+            is_text = _mark(self.cells[header_text(column)], lambda cell: isinstance(cell, str))
             values[is_text] = parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
@@ -459,22 +439,16 @@ class Table:
         missing = self._missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
-        digits = ""
+        why = f"is no date of the layout {layout!r}"
         if needs_all_digits(layout):
-            digits = (
+            why += (
                 ", where each number has all its digits (a first zero may be lost: export the column as text)"
             )
         if constants.missing is not None:
             wrong &= ~missing
-        self._refuse(
-            column,
-            wrong,
-            f"is no date of the layout {layout!r}{digits}",
-            self._advise(
-                f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty",
-                f"give the layout of this table ({name_date_option(column)}), or correct the cell",
-            ),
-        )
+        remedy = f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty"
+        fixed = f"give the layout of this table ({name_date_option(column)}), or correct the cell"
+        self._refuse(column, wrong, why, self._advise(remedy, fixed))
         return values
 
     def _codes(
@@ -496,23 +470,22 @@ class Table:
                 place = numbers.get(text_of(text.replace(",", ".")), -1)  # "0,0" is the category 0
             return place
 
+        # The order matters: spellings and missing cells are told apart only among texts that are no declared value.
         texts = self.columns[column]
         codes = np.array([find(text) for text in texts], dtype=np.int64)
         # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
         spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
         misspelt = codes < 0
         misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
-        self._refuse(
-            column, misspelt, "differs from a declared one in upper and lower case only", self._advise(remedy)
-        )
+        why = "differs from a declared one in upper and lower case only"
+        self._refuse(column, misspelt, why, self._advise(remedy))
         missing_cells = self._missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & missing_cells] = place
         self._refuse(column, (codes < 0) & missing_cells, "stands for no value", self._advise(if_empty))
-        self._refuse(
-            column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
-        )
+        why = f"is none of {format_names([*numbers, *words])}"
+        self._refuse(column, codes < 0, why, self._advise(remedy))
         return codes
 
     def features(self) -> NDArray[np.float32] | NamedArrays:
@@ -527,6 +500,8 @@ class Table:
             if categories.codes:
                 codes_of.append(codes)
                 continue
+            # While faults are collected, a refused cell has the code -1: its 1 stands in the last column, and nobody
+            # gets the array.
             one_hot = np.zeros((len(codes), len(categories.categories)), dtype=np.float32)
             one_hot[np.arange(len(codes)), codes] = 1
             columns.append(one_hot)
@@ -546,32 +521,21 @@ class Table:
         outside = (values < low) | (values > high)
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
-            why = f"is outside the declared range {low:g}..{high:g}{unit}"
             first = self.columns[column][np.argmax(outside)]
-            none, fixed = "", ""
+            remedy = "widen the public range or set out_of_range = 'clip'"
+            fixed = (
+                "correct the cell, leave out the row, or take the nearest end of the model's range "
+                "(--out-of-range clip)"
+            )
             if _MISSING_CODE.fullmatch(first):
-                none = f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+                remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
             if constants.fill is not None:
-                fixed = f"if it stands for no value, give {name_missing_option(first)}; else "
-            self._refuse(
-                column,
-                outside,
-                why,
-                self._advise(
-                    f"widen the public range or set out_of_range = 'clip'{none}",
-                    f"{fixed}correct the cell, leave out the row, or take the nearest end of the model's range "
-                    "(--out-of-range clip)",
-                ),
-            )
+                fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
+            why = f"is outside the declared range {low:g}..{high:g}{unit}"
+            self._refuse(column, outside, why, self._advise(remedy, fixed))
         elif outside.any():
-            _log.warning(
-                "%s: column %r: %s clipped to %g..%g",
-                self.path,
-                column,
-                counted(int(outside.sum()), "value"),
-                low,
-                high,
-            )
+            values_outside = counted(int(outside.sum()), "value")
+            _log.warning("%s: column %r: %s clipped to %g..%g", self.path, column, values_outside, low, high)
         scaled = constants.scale(values)
         return [scaled, missing.astype(np.float32)] if constants.has_indicator else [scaled]
 
@@ -589,9 +553,8 @@ class Table:
         if schema.event is None or schema.time is None:
             columns = schema.label_columns
             if schema.kind == "multilabel":
-                answers = [
-                    self._answers(name, "is no yes or no", "write 1 for yes, 0 for no") for name in columns
-                ]
+                why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
+                answers = [self._answers(name, why, remedy) for name in columns]
                 return np.stack(answers, axis=1).astype(np.float32)
             pairs: Any = schema.label_typical or [(0.0, 1.0)] * len(columns)
             if schema.targets is None and schema.label_typical is not None:
@@ -626,7 +589,7 @@ def read_cells(
     """Return the cells of one column as an identity profile reads them, "" where they are missing.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         column: its name.
         reader: how the file is written.
         setting: setting or argument that names the column, for errors.
@@ -646,7 +609,7 @@ def check_columns(
     """Raise for a column that the header does not have, or has twice.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         header: names of its columns.
         columns: needed column -> setting or argument that names it, if any.
         remedy: what to do, in place of a name that is similar.
@@ -680,12 +643,17 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     """Return one error about the first faults of a table."""
     if len(faults) == 1:
         return faults[0]
-    shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MOST_FAULTS]]
+    shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MAX_FAULTS]]
     listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
     more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
     return SilodpError(
         f"{path}: {len(faults):,} faults: {listed}{more}", code=faults[0].code, field=faults[0].field
     )
+
+
+def _mark(cells: Iterable[Any], test: Callable[[Any], object]) -> NDArray[np.bool_]:
+    """Return (n,) bool, True where a test holds for the cell."""
+    return np.array([bool(test(cell)) for cell in cells], dtype=bool)
 
 
 def _shorten_whole(text: str, reader: Reader) -> str:
@@ -704,11 +672,11 @@ def _take_columns(
     """Return the cells of the schema's columns under its names, and their texts, those that are mapped replaced.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         frame: all its cells.
         names: column of the schema → its name in the table.
         reader: how the file is written.
-        mapping: of values.
+        mapping: how the table differs from the schema; only its values are used here.
     """
     named = frame[[header_text(name) for name in names.values()]]
     texts = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import datetime
-import inspect
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from silodp.data.silo_data import scale_to_range
 from silodp.errors import SilodpError, shorten, suggest_name
 
-MOST_SPREADS = 1e6
-"""The widest range, in spreads: beyond it a scaled value is not a number that a model can be trained on."""
+MAX_SPREADS = 1e6
+"""The widest range, as a multiple of the spread. Models cannot be trained on larger scaled values."""
 INDICATOR = "indicator"
 
 
@@ -27,10 +26,10 @@ class Reader:
     """How the cells of a file are written. It says nothing of the records.
 
     Attributes:
-        separator: between the cells of a text file; None: "," in .csv, a tab in .tsv.
-        decimal: decimal mark of numbers that are text, "." or ",": all in a text file, some in a workbook.
-        encoding: of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
-        sheet: of a workbook that has several.
+        separator: the character between the cells of a text file; None takes "," in .csv and a tab in .tsv.
+        decimal: the decimal mark of numbers that are text, "." or ",": all in a text file, some in a workbook.
+        encoding: the encoding of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
+        sheet: the name of the sheet to read, where a workbook has several.
         missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.
         dates: column → layout of its dates in this file, where it differs from the column's `date`.
 
@@ -50,39 +49,35 @@ class Reader:
         if separator is not None and (
             not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n'
         ):
-            raise _refuse(f"reader.separator is {separator!r}; give one character", "data.schema", "reader")
+            raise refuse_schema("reader", f"reader.separator is {separator!r}; give one character")
         if self.decimal not in (".", ","):
-            raise _refuse(f"reader.decimal is {self.decimal!r}; choose '.' or ','", "data.schema", "reader")
+            raise refuse_schema("reader", f"reader.decimal is {self.decimal!r}; choose '.' or ','")
         if self.separator == self.decimal:
-            raise _refuse(
-                f"reader.separator and reader.decimal are both {self.decimal!r}; set another separator or decimal",
-                "data.schema",
+            raise refuse_schema(
                 "reader",
+                f"reader.separator and reader.decimal are both {self.decimal!r}; set another separator or decimal",
             )
         try:
             "a".encode(self.encoding).decode(self.encoding)
         except (LookupError, TypeError, UnicodeError):
-            raise _refuse(
-                f"reader.encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'",
-                "data.schema",
+            raise refuse_schema(
                 "reader",
+                f"reader.encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'",
             ) from None
         listed = isinstance(self.missing, Sequence) and not isinstance(self.missing, str)
         if not listed or not all(isinstance(text, str) for text in self.missing):
-            raise _refuse(f"reader.missing is {self.missing!r}; list texts", "data.schema", "reader")
+            raise refuse_schema("reader", f"reader.missing is {self.missing!r}; list texts")
         if self.dates is not None and not isinstance(self.dates, Mapping):
-            raise _refuse(
-                f"reader.dates is {self.dates!r}; give a table from columns to layouts such as '%d.%m.%Y'",
-                "data.schema",
+            raise refuse_schema(
                 "reader",
+                f"reader.dates is {self.dates!r}; give a table from columns to layouts such as '%d.%m.%Y'",
             )
         for column, layout in (self.dates or {}).items():
             if not _is_layout(layout):
-                raise _refuse(
+                raise refuse_schema(
+                    "reader",
                     f"reader.dates gives column {column!r} the layout {layout!r}; give one with day, month and year "
                     "such as '%d.%m.%Y'",
-                    "data.schema",
-                    "reader",
                 )
 
     @property
@@ -145,6 +140,7 @@ class NumericColumn:
         """Clip values to the range and scale them by the public constants; same shape, float32."""
         if self.typical is None:
             return scale_to_range(values, *self.range)
+        # Clipped first: the range bounds what one record can contribute, however small the spread is.
         center, spread = self.typical
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
@@ -160,7 +156,7 @@ def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
     Args:
         silo: whose reader it is, for messages; None: that of all silos.
         declared: the table, or the reader itself.
-        common: for fields that the table leaves out.
+        common: the reader whose fields stand where the table leaves one out.
 
     Raises:
         SilodpError: a wrong type, an unknown setting, or settings that do not fit those of `common`.
@@ -169,10 +165,8 @@ def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
         return declared
     where, section = ("reader", "reader") if silo is None else (f"the reader of silo {silo!r}", "readers")
     if not isinstance(declared, Mapping):
-        raise _refuse(
-            f"{where} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
-            "data.schema",
-            section,
+        raise refuse_schema(
+            section, f"{where} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}"
         )
     _check_settings(where, declared, Reader, section)
     try:
@@ -181,10 +175,8 @@ def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
         if silo is None:
             raise
         reason = str(error).removeprefix("schema: ")
-        raise _refuse(
-            f"readers.{silo}, with the settings of reader that it leaves out: {reason}",
-            "data.schema",
-            "readers",
+        raise refuse_schema(
+            "readers", f"readers.{silo}, with the settings of reader that it leaves out: {reason}"
         ) from None
 
 
@@ -205,17 +197,13 @@ def read_mapping(silo: str, declared: Any) -> TableMapping:
     if is_table:
         _check_settings(where, declared, TableMapping, "silos")
     found = TableMapping(**declared) if is_table else TableMapping()
-    tables = [
-        found.columns,
-        found.values,
-        *(found.values.values() if isinstance(found.values, Mapping) else ()),
-    ]
+    of_columns = found.values.values() if isinstance(found.values, Mapping) else ()
+    tables = [found.columns, found.values, *of_columns]
     if not is_table or not all(isinstance(table, Mapping) for table in tables):
-        raise _refuse(
+        raise refuse_schema(
+            "silos",
             f"{where} is {shorten(declared)}; give tables such as columns = {{ age = 'Alter' }} and values = "
             "{ sex = { w = 'f' } }",
-            "data.schema",
-            "silos",
         )
     return found
 
@@ -231,18 +219,11 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
         SilodpError: a wrong type, or constants that do not fit each other.
     """
     where = f"numeric column {column!r}"
-    if isinstance(declared, NumericColumn):
-        found = declared
-    elif isinstance(declared, Mapping):
-        _check_settings(where, declared, NumericColumn, "numeric")
-        found = NumericColumn(**{"range": None, **declared})
-    else:
-        found = NumericColumn(declared)
+    found: NumericColumn = _read_column(NumericColumn, declared, {"range": None}, where, "numeric")
     if not _is_pair(found.range) or not found.range[0] < found.range[1]:
-        raise _refuse(
-            f"{where} has range {found.range!r}; give finite numbers (low, high), low < high{_explain_dates(found)}",
-            "data.schema",
+        raise refuse_schema(
             "numeric",
+            f"{where} has range {found.range!r}; give finite numbers (low, high), low < high{_explain_dates(found)}",
         )
     if found.typical is not None:
         _check_typical(where, found.range, found.typical)
@@ -271,10 +252,9 @@ def _check_missing(where: str, column: NumericColumn) -> None:
     is_number = isinstance(missing, Real) and not isinstance(missing, bool)
     if missing is None or missing == INDICATOR or (is_number and low <= float(missing) <= high):
         return
-    raise _refuse(
-        f"{where} has missing {missing!r}; give 'indicator' or a number in its range {low:g}..{high:g}",
-        "data.schema",
+    raise refuse_schema(
         "numeric",
+        f"{where} has missing {missing!r}; give 'indicator' or a number in its range {low:g}..{high:g}",
     )
 
 
@@ -283,11 +263,10 @@ def _check_date(where: str, column: NumericColumn) -> None:
         return
     if isinstance(column.since, str) and _read_day(column.since) and _is_layout(column.date):
         return
-    raise _refuse(
+    raise refuse_schema(
+        "numeric",
         f"{where} has date {column.date!r} and since {column.since!r}; give both, a layout with day, month and year "
         "such as '%d.%m.%Y' (with %p where it has %I) and a public day such as '2020-01-01'",
-        "data.schema",
-        "numeric",
     )
 
 
@@ -342,27 +321,39 @@ def read_categorical(column: str, declared: Any) -> CategoricalColumn:
         SilodpError: an unknown setting, or codes that are neither true nor false.
     """
     where = f"categorical column {column!r}"
-    if isinstance(declared, CategoricalColumn):
-        found = declared
-    elif isinstance(declared, Mapping):
-        _check_settings(where, declared, CategoricalColumn, "categorical")
-        found = CategoricalColumn(**{"categories": (), **declared})
-    else:
-        found = CategoricalColumn(declared)
+    found: CategoricalColumn = _read_column(
+        CategoricalColumn, declared, {"categories": ()}, where, "categorical"
+    )
     if not isinstance(found.codes, bool):
-        raise _refuse(
-            f"{where} has codes {shorten(found.codes)}; give true or false", "data.schema", "categorical"
-        )
+        raise refuse_schema("categorical", f"{where} has codes {shorten(found.codes)}; give true or false")
     return found
 
 
-def _check_settings(where: str, declared: Mapping[Any, Any], maker: type, section: str) -> None:
+def _read_column(kind: Any, declared: Any, first: Mapping[str, Any], where: str, section: str) -> Any:
+    """Return a column of a kind from a table of its fields, or from the value of its first field alone.
+
+    Args:
+        kind: `NumericColumn` or `CategoricalColumn`.
+        declared: the table, the value, or the column itself.
+        first: the name of the first field, and what it is where the table leaves it out.
+        where: name of the column, for messages.
+        section: of the schema, for `SilodpError.field`.
+    """
+    if isinstance(declared, kind):
+        return declared
+    if not isinstance(declared, Mapping):
+        return kind(declared)
+    _check_settings(where, declared, kind, section)
+    return kind(**{**first, **declared})
+
+
+def _check_settings(where: str, declared: Mapping[Any, Any], maker: Any, section: str) -> None:
     """Raise for a setting that the dataclass does not have."""
-    known = list(inspect.signature(maker).parameters)
+    known = [one.name for one in fields(maker)]
     for name in declared:
         if name not in known:
             remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."
-            raise _refuse(f"{where} has no setting {shorten(name)}: {remedy}", "data.schema", section)
+            raise refuse_schema(section, f"{where} has no setting {shorten(name)}: {remedy}")
 
 
 def check_typical(where: str, typical: Any, section: str) -> None:
@@ -371,16 +362,14 @@ def check_typical(where: str, typical: Any, section: str) -> None:
     Args:
         where: name of the column, for messages.
         typical: (center, spread).
-        section: of the schema.
+        section: the name of the part of the schema, for `SilodpError.field`.
 
     Raises:
         SilodpError: they are no two finite numbers, or the spread is not above 0.
     """
     if not _is_pair(typical) or not typical[1] > 0:
-        raise _refuse(
-            f"{where} has typical {typical!r}; give finite (center, spread), spread > 0",
-            "data.schema",
-            section,
+        raise refuse_schema(
+            section, f"{where} has typical {typical!r}; give finite (center, spread), spread > 0"
         )
 
 
@@ -388,22 +377,21 @@ def _check_typical(where: str, bounds: tuple[float, float], typical: tuple[float
     check_typical(where, typical, "numeric")
     (low, high), (center, spread) = bounds, typical
     if not low <= center <= high:
-        raise _refuse(
-            f"{where} has the typical center {center:g}, outside its range {low:g}..{high:g}; correct one of them",
-            "data.schema",
+        raise refuse_schema(
             "numeric",
+            f"{where} has the typical center {center:g}, outside its range {low:g}..{high:g}; correct one of them",
         )
-    if (high - low) / spread > MOST_SPREADS:
-        raise _refuse(
+    if (high - low) / spread > MAX_SPREADS:
+        raise refuse_schema(
+            "numeric",
             f"{where} has the typical spread {spread:g}, less than a millionth of its range {low:g}..{high:g}; give "
             "both in the same units",
-            "data.schema",
-            "numeric",
         )
 
 
-def _refuse(message: str, code: str, section: str) -> SilodpError:
-    return SilodpError(f"schema: {message}", code=code, field=f"data.schema.{section}")
+def refuse_schema(section: str, reason: str, code: str = "data.schema") -> SilodpError:
+    """Return, for the caller to raise, the error about a part of the schema; "" is the schema as a whole."""
+    return SilodpError(f"schema: {reason}", code=code, field=f"data.schema{section and '.' + section}")
 
 
 def _is_pair(values: Any) -> bool:

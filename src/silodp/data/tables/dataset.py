@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ class TableDataset(Dataset):
         profile, inputs = schema.read_identity(), schema.list_inputs()
         is_declared = profile is not None or schema.users is not None
         of_index = () if is_declared else (ASSUMES_INDEX_FROM_TABLES,)
-        return PublicData(
+        return replace(
+            super().public(arguments, users),
             name=str(self.argument(arguments, "name")),
-            silos=self.silo_names(arguments),
-            users=self.declared_users(arguments) if users is None else users,
             record_shape=() if inputs else (len(schema.features),),
             labels=schema.kind,
             classes=None if schema.classes is None else len(schema.classes),
             features=schema.features,
             assumptions=(*of_index, *schema.assumptions),
-            record_budgets=self.has_record_budgets(arguments),
             identity_digest="" if profile is None else profile.digest,
             inputs=inputs,
             label_typical=schema.label_typical,
@@ -59,8 +58,7 @@ class TableDataset(Dataset):
 
     def has_record_budgets(self, arguments: Mapping[str, Any]) -> bool:
         """Return whether the schema names a column of budgets."""
-        schema: Schema = arguments["schema"]
-        return schema.budget is not None
+        return arguments["schema"].budget is not None
 
 
 TABLES = TableDataset(name="tables", loader=Federation.from_tables)

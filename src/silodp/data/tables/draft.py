@@ -16,18 +16,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import MISSING
+from silodp.data.identity.spellings import MISSING
 from silodp.data.tables._cells import format_cell, parse_date, parse_numbers
 from silodp.data.tables._files import quote, read_frame
 from silodp.data.tables._table import check_columns
 from silodp.data.tables.columns import Reader
 
-MOST_CATEGORIES = 20
-"""The most values of a column that the draft lists as categories; more are likely names or free text."""
+MAX_CATEGORIES = 20
+"""The most values that the draft lists as the categories of a column; more are likely names or free text."""
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _LAYOUTS = ("%Y-%m-%dT%H:%M:%S", *(day + hour for day in _DAYS for hour in ("", " %H:%M", " %H:%M:%S")))
-_LONGEST_CODE = 8
-_FEWEST_NUMBERED = 10
+_MAX_CODE = 8
+_MIN_NUMBERED = 10
 _OTHER_MARKS = re.compile(r"[+-]?(\d+[.,]\d+|\d{1,3}([., ']\d{3})+([.,]\d+)?)")
 """Numbers with another decimal mark than the declared one, or with separators of thousands."""
 
@@ -36,7 +36,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     """Return a draft of a configuration for a table, as TOML with comments.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         user: its column that names the person.
         label: its column to be predicted.
         reader: how the file is written.
@@ -76,7 +76,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
         else:
             doubt = _describe_doubt(found, reader.decimal)
-            if 2 <= found.nunique() <= MOST_CATEGORIES:
+            if 2 <= found.nunique() <= MAX_CATEGORIES:
                 categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}{doubt}")
             else:
                 left_out.append(f"# ROWS: {key}: {_count_values(found)}{note}{doubt}")
@@ -145,8 +145,8 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
         return f"; numbers except {other}: if that stands for no value, add --missing {other}"
     if len(others) > 1 and all(_OTHER_MARKS.fullmatch(cell) for cell in others):
         return "; numbers with another decimal mark (--decimal), or with separators of thousands (export without them)"
-    if len(different) > MOST_CATEGORIES and all(
-        len(cell) <= _LONGEST_CODE and " " not in cell for cell in different
+    if len(different) > MAX_CATEGORIES and all(
+        len(cell) <= _MAX_CODE and " " not in cell for cell in different
     ):
         return "; if they are codes of a public list, such as ICD-10, declare all codes of that list, with codes = true"
     return ""
@@ -155,7 +155,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
 def _describe_odd(numbers: NDArray[np.float64]) -> str:
     """Return what a column of numbers may be besides a quantity; "" where nothing says so."""
     different = np.unique(numbers)
-    if _FEWEST_NUMBERED <= len(different) == len(numbers) and (numbers == np.round(numbers)).all():
+    if _MIN_NUMBERED <= len(different) == len(numbers) and (numbers == np.round(numbers)).all():
         return "; every row has another whole number: delete this line if it numbers rows or cases"
     negative = [f"{number:g}" for number in different[different < 0]]
     if len(negative) == 1 and re.fullmatch(r"-(1|9+)", negative[0]):
@@ -176,16 +176,14 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
     name = f"label = {quote(label)}"
-    if found.nunique() > MOST_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
+    if found.nunique() > MAX_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
         seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
             name,
             'kind = "real"  # a number. For the time until an event: kind = "survival", with event and time for label',
             f"label_typical = []  # FILL IN center and spread. ROWS: {seen}",
         ]
-    listed = (
-        f"ROWS: {_list_values(found)}" if found.nunique() <= MOST_CATEGORIES else "ROWS: too many to list"
-    )
+    listed = f"ROWS: {_list_values(found)}" if found.nunique() <= MAX_CATEGORIES else "ROWS: too many to list"
     return [name, f"classes = []  # FILL IN. {listed}{_describe_missing(text)}"]
 
 

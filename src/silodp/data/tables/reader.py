@@ -17,18 +17,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data._identifiers import names_no_person
 from silodp.data.identity import IdentityProfile
+from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.columns import TableMapping
-from silodp.data.tables.schema import (
-    UNSCALED_LABEL,
-    Schema,
-    normalize_key,
-)
+from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
 from silodp.errors import SilodpError
 
 _log = logging.getLogger(__name__)
@@ -92,14 +88,15 @@ def read_tables(
     identifiers = None if profile is None else _list_by_number(known)
     tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
     persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
+    has_test = schema.split is not None or schema.test_share is not None
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, budgets = cells.pop(silo)
+        x, y, budgets = cells.pop(silo)  # no longer held twice, here and in the silo's data
         is_test, kept = table.is_test, table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
         held_out = None
-        if schema.split is not None or schema.test_share is not None:
+        if has_test:
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
         silos.append(
@@ -115,7 +112,7 @@ def read_tables(
             schema.split,
         )
     test_data = None
-    if schema.split is not None or schema.test_share is not None:
+    if has_test:
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user, labels=schema.kind)
     return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
@@ -228,9 +225,8 @@ def _user_index(
     """
     listed = schema.read_users()
     if listed is not None:
-        return _index_listed(
-            listed, str(schema.users) if isinstance(schema.users, str | Path) else "users"
-        ), []
+        source = str(schema.users) if isinstance(schema.users, str | Path) else "users"
+        return _index_listed(listed, source), []
     found = set[str]()
     for table in tables.values():
         found.update(table.keys[~table.is_test & table.kept_rows()])
@@ -262,16 +258,10 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     for value in listed:
         key = normalize_key(value)
         if key in known or names_no_person(key):
-            raise SilodpError(
-                f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once",
-                code="data.users",
-                field="data.schema.users",
+            raise refuse_users(
+                f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once"
             )
         known[key] = len(known)
     if not known:
-        raise SilodpError(
-            f"{source}: the list of users is empty; list every user's key, one per line",
-            code="data.users",
-            field="data.schema.users",
-        )
+        raise refuse_users(f"{source}: the list of users is empty; list every user's key, one per line")
     return known

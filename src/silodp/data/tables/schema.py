@@ -31,9 +31,10 @@ from silodp.data.tables.columns import (
     read_mapping,
     read_numeric,
     read_reader,
+    refuse_schema,
 )
 from silodp.errors import SilodpError, first_line, suggest_name
-from silodp.settings import Range, check_type
+from silodp.settings import Range, check_choice, check_type
 
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 ASSUMES_SPLIT = (
@@ -49,7 +50,7 @@ _OF_RECORDS = {
     "user", "label", "kind", "classes", "label_typical", "event", "time", "split", "users", "budget", "identity",
     "test_share", "readers", "silos",
 }  # fmt: skip
-"""Fields of a schema that say nothing about features."""
+"""Fields that say nothing about features: a model is stored without them."""
 
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
@@ -115,57 +116,35 @@ class Schema:
     def __post_init__(self) -> None:
         check_type("data.schema.kind", self.kind, str)
         check_type("data.schema.out_of_range", self.out_of_range, str)
+        check_choice("data.schema.out_of_range", self.out_of_range, ("refuse", "clip"))
         if self.kind not in get_args(LabelKind):
-            raise _refusal(
-                f"kind is {self.kind!r}; choose 'classes', 'real', 'multilabel' or 'survival'",
-                "data.kind",
-                "kind",
-            )
-        if self.out_of_range not in ("refuse", "clip"):
-            raise _refusal(
-                f"out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
-                "argument.value",
-                "out_of_range",
-            )
-        if self.identity is not None and not isinstance(self.identity, str | Path):
-            raise _refusal(
-                f"identity is a {type(self.identity).__name__}; give the path of an identity profile",
-                "argument.type",
-                "identity",
-            )
-        if self.identity is not None and self.users is not None:
-            raise _refusal(
-                "identity and users both declare how many persons there are; keep one of them",
-                "argument.conflict",
-                "users",
-            )
+            reason = f"kind is {self.kind!r}; choose 'classes', 'real', 'multilabel' or 'survival'"
+            raise refuse_schema("kind", reason, "data.kind")
+        if self.identity is not None:
+            check_type("data.schema.identity", self.identity, (str, Path))
+            if self.users is not None:
+                reason = "identity and users both declare how many persons there are; keep one of them"
+                raise refuse_schema("users", reason, "argument.conflict")
         if self.test_share is not None:
             if self.split is not None:
-                raise _refusal(
-                    "split and test_share both say which records are for testing; keep one of them",
-                    "argument.conflict",
-                    "test_share",
-                )
+                reason = "split and test_share both say which records are for testing; keep one of them"
+                raise refuse_schema("test_share", reason, "argument.conflict")
             Range(least=0, most=1, what="share of persons").check("data.schema.test_share", self.test_share)
         self._check_label()
         for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
             if not isinstance(getattr(self, section), Mapping):
-                raise _refusal(
-                    f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}",
-                    "data.schema",
-                    section,
-                )
+                reason = f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}"
+                raise refuse_schema(section, reason)
         if not self.numeric and not self.categorical:
-            raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
+            raise refuse_schema("", "no features; declare numeric ranges or categorical values")
         self.numeric_columns()
         for column, found in self.categorical_columns().items():
             _check_values(f"categorical column {column!r}", found.categories)
             if found.missing is not None and text_of(found.missing) not in map(text_of, found.categories):
-                raise _refusal(
+                raise refuse_schema(
+                    "categorical",
                     f"categorical column {column!r} has missing {short(found.missing)}, which is none of its "
                     "categories; add it to them",
-                    "data.schema",
-                    "categorical",
                 )
         if not isinstance(self.reader, Reader):
             object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
@@ -176,16 +155,15 @@ class Schema:
         columns = self.columns
         for column in columns:
             if not isinstance(column, str):
-                raise _refusal(f"{column!r} names no column; give the header's text", "data.schema")
+                raise refuse_schema("", f"{column!r} names no column; give the header's text")
         for column, number in Counter(columns).items():
             if number > 1:
-                raise SilodpError(
-                    f"schema: column {column!r} is declared twice; give every column one meaning",
-                    code="data.schema",
-                    field=self.find_setting(column),
+                setting = self.find_setting(column).removeprefix("data.schema.")
+                raise refuse_schema(
+                    setting, f"column {column!r} is declared twice; give every column one meaning"
                 )
         if not isinstance(self.silos, Mapping):
-            raise _refusal(f"silos is {short(self.silos)}; give silo → its mapping", "data.schema", "silos")
+            raise refuse_schema("silos", f"silos is {short(self.silos)}; give silo → its mapping")
         silos = {
             silo: self._check_mapping(silo, read_mapping(silo, given)) for silo, given in self.silos.items()
         }
@@ -200,43 +178,36 @@ class Schema:
                     remedy = (
                         suggest_name(str(column), self.columns) or "name a column that the schema declares"
                     )
-                    raise _refusal(
-                        f"{where} maps {column!r}, which is no column; {remedy}", "data.schema", where
-                    )
+                    raise refuse_schema(where, f"{where} maps {column!r}, which is no column; {remedy}")
         names = [mapping.columns.get(column, column) for column in self.columns]
         for name in names:
             if not isinstance(name, str) or not name.strip():
-                raise _refusal(
-                    f"{where}.columns names {name!r}; give the header's text",
-                    "data.schema",
-                    f"{where}.columns",
+                raise refuse_schema(
+                    f"{where}.columns", f"{where}.columns names {name!r}; give the header's text"
                 )
         for name, number in Counter(map(header_text, names)).items():
             if number > 1:
-                raise _refusal(
-                    f"{where}.columns takes two columns from {name!r}; give each a name of its own",
-                    "data.schema",
+                raise refuse_schema(
                     f"{where}.columns",
+                    f"{where}.columns takes two columns from {name!r}; give each a name of its own",
                 )
         for column, values in mapping.values.items():
             declared = self._list_declared(column)
             setting = f"{where}.values.{column}"
             if not declared:
-                raise _refusal(
+                raise refuse_schema(
+                    setting,
                     f"{setting} maps values of a column without public values; map those of categories, classes, "
                     "events and splits only",
-                    "data.schema",
-                    setting,
                 )
             if len(set(map(text_of, values))) < len(values):
-                raise _refusal(f"{setting} has two values for one text; keep one", "data.schema", setting)
+                raise refuse_schema(setting, f"{setting} has two values for one text; keep one")
             for value in values.values():
                 if to_cell(value) not in declared:
-                    raise _refusal(
+                    raise refuse_schema(
+                        setting,
                         f"{setting} has the value {short(value)}, which is not declared; choose one of "
                         f"{', '.join(declared)}",
-                        "data.schema",
-                        setting,
                     )
         texts = {
             column: {text_of(text): to_cell(value) for text, value in values.items()}
@@ -262,47 +233,42 @@ class Schema:
             for column in reader.dates or {}:
                 if column not in dates:
                     remedy = suggest_name(str(column), dates) or "give it date and since in numeric"
-                    raise _refusal(
-                        f"reader.dates names {column!r}, which is no column of dates; {remedy}",
-                        "data.schema",
-                        "reader",
+                    raise refuse_schema(
+                        "reader", f"reader.dates names {column!r}, which is no column of dates; {remedy}"
                     )
 
     def _check_label(self) -> None:
         """Check that the kind of label and the columns that hold it go together."""
         if not isinstance(self.label, str | None):
             if not isinstance(self.label, Sequence) or not all(isinstance(name, str) for name in self.label):
-                raise _refusal(
-                    f"label is {short(self.label)}; give the name of a column, or a list of names",
-                    "data.schema",
-                    "label",
+                raise refuse_schema(
+                    "label", f"label is {short(self.label)}; give the name of a column, or a list of names"
                 )
             object.__setattr__(self, "label", tuple(self.label))
         is_several = isinstance(self.label, tuple)
         if (is_several and (self.kind not in ("real", "multilabel") or len(self.label_columns) < 2)) or (
             self.kind == "multilabel" and not is_several
         ):
-            raise _refusal(
+            raise refuse_schema(
+                "label",
                 f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
                 "(yes and no) or 'real' (numbers), and name one for all others",
                 "data.kind",
-                "label",
             )
         if self.label_typical is not None:
             if self.kind != "real":
-                raise _refusal(
+                raise refuse_schema(
+                    "label_typical",
                     f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' "
                     "only",
                     "data.kind",
-                    "label_typical",
                 )
             pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
             if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
-                raise _refusal(
+                raise refuse_schema(
+                    "label_typical",
                     f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give "
                     "one pair [center, spread] for each column",
-                    "data.schema",
-                    "label_typical",
                 )
             for column, pair in zip(self.label_columns, pairs, strict=True):
                 check_typical(f"the label {column!r}", pair, "label_typical")
@@ -311,31 +277,31 @@ class Schema:
             object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
-                raise _refusal(
-                    "kind 'survival' takes event and time, and neither label nor classes", "data.kind", "kind"
+                raise refuse_schema(
+                    "kind", "kind 'survival' takes event and time, and neither label nor classes", "data.kind"
                 )
             return
         if self.label is None or self.event is not None or self.time is not None:
-            raise _refusal(
+            raise refuse_schema(
+                "kind",
                 f"kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a label of "
                 "event and time",
                 "data.kind",
-                "kind",
             )
         if self.kind in ("real", "multilabel") and self.classes is not None:
-            raise _refusal(
+            raise refuse_schema(
+                "classes",
                 f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
                 "data.kind",
-                "classes",
             )
         if self.kind == "classes":
             if self.classes is None:
-                raise _refusal(
+                raise refuse_schema(
+                    "classes",
                     f"the label {self.label!r} has no classes; list its public values in classes, or set "
                     "kind = 'real' where it is a number, or kind = 'survival' with event and time where it is the "
                     "time until an event",
                     "data.kind",
-                    "classes",
                 )
             _check_values("classes", self.classes)
 
@@ -468,7 +434,7 @@ class Schema:
             SilodpError, TypeError: it is no such description.
         """
         if unknown := _OF_RECORDS & set(inputs):
-            raise _refusal(f"{min(unknown)} says nothing about features; take it out", "data.schema")
+            raise refuse_schema("", f"{min(unknown)} says nothing about features; take it out")
         # No header has a line break, so these two columns are in no table.
         return cls(**{"user": "\nuser", "label": "\nlabel", "kind": "real", **inputs})
 
@@ -485,19 +451,15 @@ class Schema:
             try:
                 lines = Path(self.users).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise SilodpError(
+                raise refuse_users(
                     f"{self.users}: the list of users is not readable ({first_line(error)}); check the path, and save "
-                    "it as UTF-8",
-                    code="data.users",
-                    field="data.schema.users",
+                    "it as UTF-8"
                 ) from error
             return [line for line in lines if line.strip()]
         if self.users is not None and not isinstance(self.users, Sequence | np.ndarray):
-            raise SilodpError(
+            raise refuse_users(
                 f"users is a {type(self.users).__name__}; give a list of keys, or the path of a text file with one "
-                "per line",
-                code="data.users",
-                field="data.schema.users",
+                "per line"
             )
         return self.users
 
@@ -510,16 +472,17 @@ class Schema:
         return None if self.identity is None else load_profile(self.identity)
 
 
-def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
-    return SilodpError(
-        f"schema: {reason}", code=code, field=f"data.schema.{field}" if field else "data.schema"
-    )
+def refuse_users(message: str) -> SilodpError:
+    """Return, for the caller to raise, the error about the public list of users."""
+    return SilodpError(message, code="data.users", field="data.schema.users")
 
 
 def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and np.ndim(values)
     if not listed or len(values) < 2 or len({str(text_of(value)) for value in values}) < len(values):
-        raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
+        raise refuse_schema(
+            "", f"{what} are {short(values)}; list at least two values, all different", "data.values"
+        )
 
 
 def _join(categories: Sequence[Any]) -> str:
@@ -541,7 +504,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers: those of the schema, else the numbers."""
+    """Return the names of the classes in the order of their numbers; without a schema the numbers are the names."""
     if schema is not None and schema.classes is not None:
         return tuple(map(text_of, schema.classes))
     return tuple(map(str, range(count or 0)))
@@ -563,9 +526,10 @@ def is_test_person(key: str, share: float) -> bool:
     """Return whether a person's records are for testing: a public function of their key, equal in every silo.
 
     Args:
-        key: as tables have it once it is normalized.
-        share: of persons, in [0, 1].
+        key: the key of the person, normalized as in the tables.
+        share: the share of persons whose records are for testing, in [0, 1].
     """
+    # The first eight bytes of the hash are a number below 2^64 that looks drawn at random, and is the same everywhere.
     digest = hashlib.sha256(f"silodp test person {key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
@@ -574,7 +538,7 @@ def normalize_key(value: object) -> str:
     """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
     An identity profile replaces this rule (see `IdentityProfile`). "007" and "7" stay two keys here (see
-    `linkage.find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
+    `find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
     removed together. For one of them it is weaker: one person's removal may move a sum by up to twice the clip.
     """
     return text_of(value)

@@ -26,7 +26,7 @@ def find_groups(
 
     Args:
         x: (n, features) as the schema gives them, or n rows of the arrays of `schema.list_inputs`.
-        schema: of the tables.
+        schema: the schema of the tables.
         groups: column -> categories, or ascending bounds; a range has its lower bound, the last one both.
 
     Raises:
@@ -62,8 +62,8 @@ def list_group_names(schema: Schema | None, column: str, values: Sequence[Any]) 
     """Return the names of the subgroups of a column: two declarations with equal names mean the same records.
 
     Args:
-        schema: of the tables.
-        column: of a feature.
+        schema: the schema of the tables.
+        column: the name of a column of features.
         values: its categories, or ascending bounds.
 
     Raises:
@@ -89,33 +89,26 @@ def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> No
     Raises:
         SilodpError: there is no such column, or it has no such categories or range.
     """
-    where = f"card.subgroups.{column}"
+
+    def refuse(reason: str) -> SilodpError:
+        where = f"card.subgroups.{column}"
+        return SilodpError(f"{where}: {reason}", code="config.value", field=where)
+
     if schema is None or column not in schema.feature_columns:
         known = ", ".join(schema.feature_columns) if schema else "none: the data have no schema"
-        raise SilodpError(
-            f"{where}: a subgroup is declared by a column of features of the schema ({known}): name one.",
-            code="config.value",
-            field=where,
-        )
+        raise refuse(f"a subgroup is declared by a column of features of the schema ({known}): name one.")
     if column in schema.categorical:
         declared = {text_of(value) for value in schema.categorical_columns()[column].categories}
-        if (
-            not values
-            or len({text_of(v) for v in values}) < len(values)
-            or {text_of(v) for v in values} - declared
-        ):
-            raise SilodpError(
-                f"{where}: list categories that the schema declares ({', '.join(sorted(declared))}), each once.",
-                code="config.value",
-                field=where,
+        given = {text_of(value) for value in values}
+        if not values or len(given) < len(values) or given - declared:
+            raise refuse(
+                f"list categories that the schema declares ({', '.join(sorted(declared))}), each once."
             )
         return
     low, high = schema.find_range(column)
     are_numbers = all(isinstance(value, int | float) and low <= value <= high for value in values)
     if not are_numbers or len(values) < 2 or any(b <= a for a, b in pairwise(values)):
-        raise SilodpError(
-            f"{where}: list at least two ascending numbers within the declared range {low:g} to {high:g}, between "
-            "which the subgroups lie.",
-            code="config.value",
-            field=where,
+        raise refuse(
+            f"list at least two ascending numbers within the declared range {low:g} to {high:g}, between which the "
+            "subgroups lie."
         )

@@ -1,4 +1,4 @@
-"""The check of one silo's column of identifiers by an identity profile: nothing of it leaves the silo."""
+"""The check of one silo's column of identifiers by an identity profile. Its result stays in the silo."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from silodp.data._identifiers import REASONS, Refusal, compact
-from silodp.data.identity import IdentityProfile
-from silodp.data.linkage import MANY_ROWS, MANY_TIMES, find_many_rows
+from silodp.data.identity.linkage import MANY_ROWS, MANY_TIMES, find_many_rows, find_similar
+from silodp.data.identity.profile import IdentityProfile
+from silodp.data.identity.spellings import REASONS, Refusal, compact
 from silodp.data.tables.columns import Reader
 from silodp.errors import counted
 from silodp.settings import check_type
 
-MOST_ROWS = 10
+MAX_ROWS = 10
 """Rows or identifiers that a check lists of each kind."""
 
 
@@ -25,10 +25,10 @@ class Suspicion:
     """Identifiers that are accepted and deserve a look.
 
     Attributes:
-        kind: "spellings", "similar", "repeated" or "many_rows".
-        persons: how many identifiers it is about.
-        rows: the first data row of each of the first identifiers; the first row after the header is 1.
-        identifiers: these first identifiers.
+        kind: One of the keys of `SUSPICIONS`.
+        persons: The number of identifiers that deserve the look.
+        rows: The first data row of each of the first `MAX_ROWS` identifiers; the first row after the header is 1.
+        identifiers: These first identifiers, which are private.
     """
 
     kind: str
@@ -51,16 +51,16 @@ class IdentityCheck:
     """What a profile reads from one column. Private to the silo, apart from the profile's code.
 
     Attributes:
-        profile: the profile.
-        table: path of the table.
-        column: name of the column.
-        rows: number of data rows.
-        persons: different identifiers.
-        rows_per_person: smallest number of rows of a person, median and largest; zeros without persons.
-        dropped: rows that are dropped because they have no identifier.
-        refused: reason → number of rows.
-        first_refused: the first refused data rows and their reasons.
-        suspicions: of accepted identifiers.
+        profile: The profile by which the column was read.
+        table: The path of the table, for the text.
+        column: The name of the column, for the text.
+        rows: The number of data rows.
+        persons: The number of different identifiers.
+        rows_per_person: The smallest number of rows of a person, the median and the largest; zeros without persons.
+        dropped: The number of rows that a run would drop because they have no identifier.
+        refused: Reason → number of rows that a run would refuse for it.
+        first_refused: The first `MAX_ROWS` refused data rows, each with its reason.
+        suspicions: What deserves a look among the accepted identifiers.
     """
 
     profile: IdentityProfile
@@ -142,7 +142,7 @@ class IdentityCheck:
             lines.append(f"Suspicious: {counted(found.persons, 'identifier')} {SUSPICIONS[found.kind]}")
             where = ", ".join(map(str, found.rows))
             lines.append(
-                f"  first seen in data row {where}" + (" and others" if found.persons > MOST_ROWS else "")
+                f"  first seen in data row {where}" + (" and others" if found.persons > MAX_ROWS else "")
             )
             if show_identifiers:
                 lines.append(f"  {', '.join(found.identifiers)}")
@@ -158,7 +158,7 @@ def check_table(
         profile: the profile.
         table: path of the silo's file.
         column: name of the column of identifiers.
-        reader: how the file is written; None: as files are by default.
+        reader: how the file is written; None takes the defaults of `Reader`.
 
     Raises:
         SilodpError: the table or the column cannot be read.
@@ -184,12 +184,12 @@ def check_cells(
             dropped += 1
         else:
             refused[value] += 1
-            if len(first_refused) < MOST_ROWS:
+            if len(first_refused) < MAX_ROWS:
                 first_refused.append((row, value))
     numbers = rows.values()
     found = {
         "spellings": _find_spellings(cells, parsed),
-        "similar": _find_similar(rows),
+        "similar": find_similar(rows, lambda value: value.casefold().lstrip("0")),
         "repeated": [value for value in rows if len(value) > 2 and len(set(value)) == 1],
         "many_rows": find_many_rows(rows),
     }
@@ -207,8 +207,8 @@ def check_cells(
             Suspicion(
                 kind,
                 len(values),
-                tuple(first_row[value] for value in values[:MOST_ROWS]),
-                tuple(values[:MOST_ROWS]),
+                tuple(first_row[value] for value in values[:MAX_ROWS]),
+                tuple(values[:MAX_ROWS]),
             )
             for kind, values in found.items()
             if values
@@ -223,11 +223,3 @@ def _find_spellings(cells: Iterable[object], parsed: Iterable[object]) -> list[s
         if isinstance(value, str):
             spellings[value].add(compact(str(cell)))
     return sorted(value for value, written in spellings.items() if len(written) > 1)
-
-
-def _find_similar(values: Iterable[str]) -> list[str]:
-    """Return the identifiers that would be equal to another one without case and leading zeros."""
-    groups = defaultdict[str, list[str]](list)
-    for value in values:
-        groups[value.casefold().lstrip("0")].append(value)
-    return [value for group in groups.values() if len(group) > 1 for value in group]

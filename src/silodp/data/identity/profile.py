@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from silodp.data._identifiers import (
-    LONGEST,
+from silodp.data.identity.spellings import (
+    MAX_LENGTH,
     REASONS,
     REMEDIES,
     Kind,
@@ -36,12 +36,13 @@ from silodp.parsing import parse_toml
 from silodp.settings import Count, Settings, Whole, check_path
 
 FORMAT = 1
-"""Of identity.toml and of what its digest covers."""
+"""Version of identity.toml, and of the settings that its digest covers."""
 
-_MOST_BYTES = 1 << 20
-_MOST_LISTED = 50
-"""Layouts or placeholders in a profile."""
-_MOST_NOTE = 200
+_MAX_BYTES = 1 << 20
+_MAX_LISTED = 50
+"""The most layouts, and the most placeholders, of a profile."""
+_MAX_NOTE = 200
+"""The most characters of `IdentityProfile.overlap_note`."""
 _STUDY = re.compile(r"[\w-][\w.-]{0,99}")
 _SPELLINGS = 10
 _HEADER = (
@@ -62,7 +63,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     placeholders. Every other cell is refused.
 
     Attributes:
-        study: what the profile was made for, for example "heart-2026".
+        study: the name of the study that the profile was made for, for example "heart-2026".
         kind: "digits" (a number of `width` digits, shorter ones have lost leading zeros), "code" (letters and digits,
             upper and lower case alike) or "pseudonym" (compared exactly, as a trust center issued it).
         width: number of letters and digits of an identifier. It may be left out for a code that has layouts, and for
@@ -82,7 +83,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     study: str
     kind: Kind
     population: Count
-    width: Annotated[int, Whole(most=LONGEST)] | None = None
+    width: Annotated[int, Whole(most=MAX_LENGTH)] | None = None
     layouts: tuple[str, ...] = ()
     check: Literal["mod11", "luhn", "mod97"] | None = None
     placeholders: tuple[str, ...] = ()
@@ -97,14 +98,14 @@ class IdentityProfile(Settings, error_code="identity.profile"):
             raise _fault(
                 "study", self.study, "give a name of 1 to 100 letters, digits, dots, hyphens and underscores"
             )
-        if len(self.overlap_note) > _MOST_NOTE:
-            raise _fault("overlap_note", self.overlap_note, f"give a text of at most {_MOST_NOTE} characters")
+        if len(self.overlap_note) > _MAX_NOTE:
+            raise _fault("overlap_note", self.overlap_note, f"give a text of at most {_MAX_NOTE} characters")
         for name in ("layouts", "placeholders"):
             listed = getattr(self, name)
             if not isinstance(listed, tuple):
                 raise _fault(name, listed, "give a list of texts")
-            if len(listed) > _MOST_LISTED or len(set(listed)) < len(listed):
-                raise _fault(name, listed, f"give at most {_MOST_LISTED} texts, all different")
+            if len(listed) > _MAX_LISTED or len(set(listed)) < len(listed):
+                raise _fault(name, listed, f"give at most {_MAX_LISTED} texts, all different")
         self._check_shape()
         self._check_placeholders()
 
@@ -134,7 +135,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     def _check_placeholders(self) -> None:
         """Check that every placeholder can be met: cells are compared after their characters were normalized."""
         for text in self.placeholders:
-            if not 0 < len(text) <= LONGEST or clean_text(text) != text:
+            if not 0 < len(text) <= MAX_LENGTH or clean_text(text) != text:
                 raise _fault("placeholders", text, "write it in plain characters, without space around it")
 
     # --- reading cells ---
@@ -268,7 +269,7 @@ def load_profile(path: str | Path) -> IdentityProfile:
     """Read an identity profile.
 
     Args:
-        path: of a TOML file with the attributes of `IdentityProfile`.
+        path: the path of a TOML file with the attributes of `IdentityProfile`.
 
     Returns:
         The profile, checked.
@@ -280,9 +281,9 @@ def load_profile(path: str | Path) -> IdentityProfile:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
         values = parse_toml(content.decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
@@ -301,32 +302,23 @@ def parse_profile(values: Mapping[str, Any], source: str = "profile") -> Identit
     Raises:
         SilodpError: `identity.profile`, with the field that is unknown, missing or has a wrong value.
     """
-    known = {field.name: field for field in fields(IdentityProfile)}
-    for name in values:
-        if name not in known and name != "format":
-            remedy = suggest_name(name, [*known]) or f"use {', '.join(known)}."
-            raise SilodpError(
-                f"{source}: {shorten(name)} is no setting of an identity profile: {remedy}",
-                code="identity.profile",
-                field=name,
-            )
-    if values.get("format", FORMAT) != FORMAT or isinstance(values.get("format"), bool):
-        raise SilodpError(
-            f"{source}: format = {shorten(values['format'])} is not known; use the version of silodp that wrote the "
-            "profile",
-            code="identity.profile",
-            field="format",
-        )
+
+    def refuse(name: str, reason: str) -> SilodpError:
+        return SilodpError(f"{source}: {reason}", code="identity.profile", field=name)
+
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    version = given.pop("format", FORMAT)
+    known = [field.name for field in fields(IdentityProfile)]
+    for name in given:
+        if name not in known:
+            remedy = suggest_name(name, known) or f"use {', '.join(known)}."
+            raise refuse(name, f"{shorten(name)} is no setting of an identity profile: {remedy}")
+    if version != FORMAT or isinstance(version, bool):
+        reason = f"format = {shorten(version)} is not known; use the version of silodp that wrote the profile"
+        raise refuse("format", reason)
     for name in ("study", "kind", "population"):
-        if name not in values:
-            raise SilodpError(
-                f"{source}: {name} is missing; write it, or make a profile with 'silodp identity new'",
-                code="identity.profile",
-                field=name,
-            )
-    given: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name != "format"
-    }
+        if name not in given:
+            raise refuse(name, f"{name} is missing; write it, or make a profile with 'silodp identity new'")
     try:
         return IdentityProfile(**given)
     except SilodpError as error:

@@ -17,7 +17,7 @@ def read_person_index(path: Path, profile: IdentityProfile) -> dict[str, int]:
 
     Args:
         path: a CSV or Parquet file with the columns `id`, read by the profile, and `position`, from 0 to U − 1.
-        profile: of the run.
+        profile: the identity profile of the run.
 
     Returns:
         Positions by identifier, as the profile writes it.

@@ -24,10 +24,10 @@ _NO_KEYS = {"\\N", "#N/A", "(null)", "(NULL)", "<null>", "<NULL>", "NaT"}
 
 Kind = Literal["digits", "code", "pseudonym"]
 
-LONGEST = 128
+MAX_LENGTH = 128
 """Characters of an identifier, at most."""
 
-_LONGEST_CELL = 1000
+_MAX_CELL = 1000
 _PLACES = {"#": "[0-9]", "@": "[A-Za-z]", "*": "[0-9A-Za-z]"}
 _PSEUDONYM = "[0-9A-Za-z._:=+/-]"
 # As text of a number: with a decimal point or comma, or with a sign in the exponent. No identifier is read from these.
@@ -134,8 +134,8 @@ def compact(cell: str) -> str:
 
 def find_layout_fault(layout: str) -> str | None:
     """Return what is wrong with a layout, as a clause that follows its name; None for a regular one."""
-    if not 0 < len(layout) <= LONGEST or not any(c in _PLACES for c in layout):
-        return f"has no place for a character, or more than {LONGEST} characters"
+    if not 0 < len(layout) <= MAX_LENGTH or not any(c in _PLACES for c in layout):
+        return f"has no place for a character, or more than {MAX_LENGTH} characters"
     if unicodedata.normalize("NFKC", layout) != layout or layout.strip() != layout:
         return "begins or ends with white space, or is not in Unicode's form NFKC"
     for c in layout:
@@ -167,7 +167,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
         accepted.add(f"[0-9]{{1,{width}}}")
     elif not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM
-        accepted.add(f"{characters}{{{width or f'1,{LONGEST}'}}}")
+        accepted.add(f"{characters}{{{width or f'1,{MAX_LENGTH}'}}}")
     return re.compile("|".join(sorted(accepted)))
 
 
@@ -186,7 +186,7 @@ def read_text(
         return Refusal.MISSING
     if _NUMBER.fullmatch(text) or (width is None and not layouts and _MAYBE_NUMBER.fullmatch(text)):
         return Refusal.NUMBER
-    if len(text) > _LONGEST_CELL or not pattern.fullmatch(text):
+    if len(text) > _MAX_CELL or not pattern.fullmatch(text):
         return Refusal.LAYOUT
     if kind == "pseudonym" and not layouts:
         return Refusal.LAYOUT if names_no_person(text) else text  # its punctuation is part of it
@@ -209,12 +209,14 @@ def check_mod11(digits: Digits) -> NDArray[np.bool_]:
 def check_luhn(digits: Digits) -> NDArray[np.bool_]:
     """Return where the digits pass Luhn's test: every second one from the right doubled (ISO/IEC 7812-1)."""
     doubled = digits * np.where(np.arange(digits.shape[1], 0, -1) % 2 == 0, 2, 1)
+    # The sum of the digits of 10 to 18 is the number minus 9.
     return np.asarray((doubled - 9 * (doubled > 9)).sum(axis=1) % 10 == 0)
 
 
 def check_mod97(digits: Digits) -> NDArray[np.bool_]:
     """Return where the number is 1 modulo 97 (ISO 7064, MOD 97-10); letters stand for 10 (a) to 35 (z)."""
     rest = np.zeros(len(digits), dtype=np.int64)
+    # Place by place, as a number of 128 digits does not fit into 64 bits. A letter takes two decimal places.
     for column in digits.T:
         rest = (rest * np.where(column > 9, 100, 10) + column) % 97
     return np.asarray(rest == 1)
@@ -235,6 +237,7 @@ def find_wrong_checks(check: str, values: Iterable[str]) -> set[str]:
         by_length.setdefault(len(value), []).append(value)
     wrong = set[str]()
     for length, group in by_length.items():
+        # All values of one length at once: a check digit at a time would take seconds for a million rows.
         codes = np.frombuffer("".join(group).encode(), dtype=np.uint8).astype(np.int64).reshape(-1, length)
         digits = codes - np.where(codes > ord("9"), ord("a") - 10, ord("0"))
         wrong.update(group[i] for i in np.flatnonzero(~CHECKS[check](digits)))

@@ -10,29 +10,30 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
-from silodp.data._identifiers import to_ascii_digit
 from silodp.data.federation import Federation
+from silodp.data.identity.spellings import to_ascii_digit
 from silodp.errors import counted
 
 MANY_TIMES, MANY_ROWS = 20, 50
 """A key has very many rows where it has this many times the median, and at least this many."""
 
-_FEWEST_KEYS, _FEWEST_ROWS, _LEAST_SHARE, _TIMES_NEXT = 5, 10, 0.1, 4
-"""In a small table: of this many keys one has so many rows, this share of all, and so many times the next one's."""
+_MIN_KEYS, _MIN_ROWS, _MIN_SHARE, _TIMES_NEXT = 5, 10, 0.1, 4
+"""A table of at least `_MIN_KEYS` keys is searched for a gap: a key above it has at least `_MIN_ROWS` rows, this share
+of all rows, and so many times the rows of the next key."""
 
 _TIMES_MEDIAN = 4
-"""A number such as 0 or 9999, which may name a person, is a placeholder where it has so many times the median."""
+"""A number such as 0 or 9999 may name a person. It is taken for a placeholder from so many times the median rows on."""
 
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0]")
-"""Characters without a shape of their own that Unicode counts among letters, marks and symbols."""
+"""Characters that are not visible, although Unicode counts them among letters, marks and symbols."""
 _PLACEHOLDER = re.compile(
     r"-(1|9+)|(.)\2{7,}|x{2,}|[?.*]+|(unknown|unbekannt|inconnu|desconocido|sconosciuto|onbekend|ukendt|missing|fehlt|fehlend|"
     r"leer|empty|blank|keine?|no[ _-]?id|kein(e)? id|not known|nicht bekannt|ohne|anonym(ous|e|o)?|dummy|test|tbd|"
@@ -66,7 +67,7 @@ def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
     Args:
         tables: name of a silo, file or list → key → its number of rows there.
     """
-    similar = set(_find_similar({key for table in tables.values() for key in table}))
+    similar = set(find_similar({key for table in tables.values() for key in table}, _fold_key))
     doubts = []
     if similar:
         persons = len({_fold_key(key) for key in similar})
@@ -116,8 +117,8 @@ def find_many_rows(rows: Mapping[str, int]) -> list[str]:
 def _find_outlying(rows: Mapping[str, int]) -> list[str]:
     """Return the keys with very many rows; in a small table those above a gap in the numbers of rows."""
     ranked = Counter(rows).most_common()
-    least = max(_FEWEST_ROWS, _LEAST_SHARE * sum(rows.values()))
-    if len(ranked) >= _FEWEST_KEYS:
+    least = max(_MIN_ROWS, _MIN_SHARE * sum(rows.values()))
+    if len(ranked) >= _MIN_KEYS:
         for place, ((_, number), (_, following)) in enumerate(pairwise(ranked[: len(ranked) // 2])):
             if number < least:
                 break
@@ -128,18 +129,18 @@ def _find_outlying(rows: Mapping[str, int]) -> list[str]:
 
 def _find_placeholders(rows: Mapping[str, int]) -> Iterator[str]:
     """Yield the keys that are usual placeholders; numbers that may name persons only where they have many rows."""
-    least = max(_FEWEST_ROWS / 2, _TIMES_MEDIAN * median(rows.values())) if rows else 0
+    least = max(_MIN_ROWS / 2, _TIMES_MEDIAN * median(rows.values())) if rows else 0
     for key, number in rows.items():
         plain = unicodedata.normalize("NFKC", key).casefold().strip(" <>()[]")
         if _PLACEHOLDER.fullmatch(plain) or (number >= least and _MAYBE_PLACEHOLDER.fullmatch(plain)):
             yield key
 
 
-def _find_similar(keys: Iterable[str]) -> list[str]:
-    """Return the keys that differ from another one in what `_fold_key` leaves out."""
+def find_similar(keys: Iterable[str], fold: Callable[[str], str]) -> list[str]:
+    """Return the keys that differ from another one only in what `fold` leaves out."""
     groups = defaultdict[str, list[str]](list)
     for key in keys:
-        groups[_fold_key(key)].append(key)
+        groups[fold(key)].append(key)
     return [key for group in groups.values() if len(group) > 1 for key in group]
 
 
