@@ -22,6 +22,8 @@ from torch.utils._pytree import register_pytree_node
 
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.model_runs import seeded
+from silodp.training.model_state import model_error
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -270,7 +272,7 @@ def _select(
 
     def select() -> GradientBuilder:
         tensors = example()
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+        with seeded(task.device, 0):
             for builder in builders[:-1]:
                 try:
                     builder(task)(*tensors)
@@ -283,11 +285,10 @@ def _select(
             except SilodpError:
                 raise
             except Exception as error:
-                raise SilodpError(
+                raise model_error(
                     f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be computed "
                     f"({first_line(error)}): use operations that torch.autograd can differentiate.",
-                    code="model.no_gradient",
-                    field="task.model",
+                    "model.no_gradient",
                 ) from error
         task.engine.get("announced", lambda: _announce_loop(task, reason))
         return builders[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -12,30 +11,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.data.inputs import NamedArrays, map_arrays
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.errors import SilodpError, describe_exception
 from silodp.settings import check_type
 from silodp.training.gradients import select_user_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import (
-    call_model,
+from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
+from silodp.training.model_runs import call_model, describe_failures, seeded
+from silodp.training.model_state import (
+    copy_model,
+    digest_tensors,
+    has_frozen_parts,
     has_tensor_attributes,
-    inspect_loss,
-    inspect_model,
-    inspect_on,
-    inspect_parameters,
-    is_frozen_norm,
     list_numeric_attributes,
+    list_places,
+    model_error,
     refuse_changes,
+    serialize,
     set_mode,
     take_snapshot,
-    view_bytes,
 )
+from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
@@ -118,11 +118,11 @@ class Task:
                 field="pretrained",
             )
         inspect_model(model)
-        self.model = _copy(model)
+        self.model = copy_model(model)
         set_mode(self.model, training=True)
         # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
         # shares the parameters, whose values `load` replaces or which are frozen.
-        self._released = _copy(self.model, dict((id(p), p) for p in self.model.parameters()))
+        self._released = copy_model(self.model, dict((id(p), p) for p in self.model.parameters()))
         self.metrics = {} if metrics is None else dict(metrics)
         check_type("architecture", architecture, (Architecture, type(None)))
         self.architecture = Architecture() if architecture is None else architecture
@@ -139,9 +139,9 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
-        self._places = _list_places(self.model)
+        self._places = list_places(self.model)
         self._has_stated_start = pretrained is True
-        self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
+        self.is_pretrained = has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
 
     @property
@@ -209,8 +209,7 @@ class Task:
         if self.is_pretrained:
             return self.flatten(self.model).clone()
         model = copy.deepcopy(self.model).cpu()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
+        with seeded(torch.device("cpu"), np.random.SeedSequence(seed).generate_state(1)[0].item()):
             _draw_parameters(model)
         return self.flatten(model).to(self.device)
 
@@ -248,12 +247,8 @@ class Task:
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
-        try:
+        with describe_failures(self.model):
             outputs = self.forward(params, x)
-        except SilodpError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(self.model, error) from error
         return self.loss.compute(outputs, y, mask)
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Tensor]:
@@ -333,7 +328,7 @@ class Task:
             select_user_gradient(self, example, labels)
             inspect_parameters(self.model, example)
         # Running a model may have left in it what cannot be copied, or must not stay.
-        _copy(self.model)
+        copy_model(self.model)
         refuse_changes(self.model, before)
 
 
@@ -390,11 +385,8 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad():
-        try:
-            batch = _choose_evaluation_batch(model, inputs)
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(model, error) from error
+    with torch.no_grad(), describe_failures(model):
+        batch = _choose_evaluation_batch(model, inputs)
     starts = range(0, len(inputs), batch)
     return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch]) for i in starts])
 
@@ -405,12 +397,9 @@ def compute_outputs_at_once(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad():
-        try:
-            outputs: Tensor = call_model(model, inputs)
-            return outputs
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(model, error) from error
+    with torch.no_grad(), describe_failures(model):
+        outputs: Tensor = call_model(model, inputs)
+    return outputs
 
 
 def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
@@ -423,7 +412,7 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
     device = next(model.parameters()).device
     budget = default_memory_budget(device)
     measured, batch = 2, 1
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with seeded(device, 0):
         while batch < enough and measured <= max(2, batch):
             example = map_arrays(partial(_make_up, count=measured), inputs)
             peak = measure_cost(partial(call_model, model, example)).peak
@@ -446,46 +435,6 @@ def _make_up(array: Tensor, count: int) -> Tensor:
     return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
 
 
-def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
-    """Return the model's state as a safetensors file that `load_state_dict` can read.
-
-    Tied parameters, of which the format allows only one, are written as a copy under each of their names.
-
-    Raises:
-        SilodpError: the format does not know such a tensor.
-    """
-    tensors: dict[str, Tensor] = {}
-    written: set[int] = set()
-    for name, value in model.state_dict().items():
-        tensor = value.detach().contiguous().cpu()
-        storage = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if storage in written else tensor
-        written.add(storage)
-    try:
-        return bytes(save(tensors, metadata=dict(metadata)))
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise SilodpError(
-            f"the model cannot be stored ({first_line(error)}): keep only dense tensors of numbers in its state.",
-            code="model.not_storable",
-            field="model",
-        ) from error
-
-
-def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
-    """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
-    hasher = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        try:
-            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str
-        except TypeError:  # numpy has no such type, for example bfloat16
-            dtype = str(value.dtype)
-        hasher.update(f"{name} {tuple(value.shape)} {dtype}".encode())
-        hasher.update(view_bytes(value).cpu().numpy().tobytes())
-    for text in more:
-        hasher.update(text.encode())
-    return hasher.hexdigest()
-
-
 def _draw_parameters(model: nn.Module) -> None:
     """Draw the parameters of all layers anew, as far as they have a `reset_parameters`."""
     for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
@@ -494,10 +443,9 @@ def _draw_parameters(model: nn.Module) -> None:
             try:
                 reset()
             except (Exception, SystemExit) as error:
-                raise SilodpError(
+                raise model_error(
                     f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
-                    code="model.raised",
-                    field="task.model",
+                    "model.raised",
                 ) from error
 
 
@@ -508,46 +456,9 @@ def _keeps_parameters(model: nn.Module) -> bool:
     with torch.no_grad():
         for parameter in trained:
             parameter.fill_(math.nan)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(torch.device("cpu"), 0):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
-
-
-def _list_places(model: nn.Module) -> dict[str, str]:
-    """Return, for every place of a parameter or buffer, the name that it is listed under; each module counts once."""
-    listed = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    return {
-        f"{prefix}.{key}".lstrip("."): listed[id(tensor)]
-        for prefix, module in model.named_modules()
-        for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    }
-
-
-def _has_frozen_parts(model: nn.Module) -> bool:
-    frozen = (not p.requires_grad for p in model.parameters())
-    return any(frozen) or any(is_frozen_norm(module) for module in model.modules())
-
-
-def _copy(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a model, whose objects with the ids of `shared` are those given there."""
-    try:
-        return copy.deepcopy(model, shared)
-    except Exception as error:
-        raise SilodpError(
-            f"the model cannot be copied ({first_line(error)}): keep only modules, parameters and buffers in it "
-            "(torch.nn.utils.parametrizations instead of older hooks).",
-            code="model.not_copyable",
-            field="task.model",
-        ) from error
-
-
-def _describe_failure(model: nn.Module, error: BaseException) -> SilodpError:
-    return SilodpError(
-        f"the model ({type(model).__name__}) raised {describe_exception(error)}: correct its forward.",
-        code="model.raised",
-        field="task.model",
-    )
 
 
 def _measure_metric(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._planning import measure_cost
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class TracedGradient:
             return gradient(*tree_unflatten(tensors, structure))
 
         with (
-            torch.random.fork_rng(devices=[flat[0].device] if flat[0].is_cuda else []),
+            seeded(flat[0].device, 0),
             # Without it, torch sets one up for each tensor that it notes, which takes half of the time of a trace.
             tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
         ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -24,6 +23,7 @@ from silodp.training.gradients import (
     put_channels_last,
     select_user_gradient,
 )
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._planning import (
     StepCost,
@@ -330,29 +330,5 @@ def validate_start(task: Task, params: Tensor) -> Tensor:
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:
     """Measure the cost of a computation, with random numbers of its own."""
-    with seeded(task, 0):
+    with seeded(task.device, 0):
         return measure_cost(computation)
-
-
-def draw_seed(generator: torch.Generator) -> int:
-    """Draw a seed for `seeded`."""
-    return int(torch.randint(1 << 62, (), generator=generator))
-
-
-@contextmanager
-def seeded(task: Task, seed: int) -> Iterator[None]:
-    """Seed torch's global generator for the time of the context, because dropout takes no generator."""
-    if task.device.type == "cuda":
-        with torch.random.fork_rng(devices=[task.device]):
-            torch.manual_seed(seed)
-            yield
-        return
-    # torch.manual_seed also records, with a stack trace, that GPUs used later are to be seeded, which takes longer than
-    # a small step: seed the CPU's generator directly.
-    generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(state)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
+from silodp.training.model_runs import draw_seed, seeded
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
+from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, validate_start
 from silodp.training.sgd.separate import train_separately
 from silodp.training.task import Task
 
@@ -114,7 +115,7 @@ def _train_together(
     seed = draw_seed(generator)
     for number, (chunk, plan) in enumerate(zip(chunks.chunks, plans, strict=True)):
         rows = users.rows(chunk)
-        with seeded(task, seed + number):
+        with seeded(task.device, seed + number):
             deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # as above
@@ -145,5 +146,5 @@ def silo_update(
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
     (plan,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
-    with seeded(task, draw_seed(generator)):
+    with seeded(task.device, draw_seed(generator)):
         return trainer.train(everyone, plan(), generator, shapes, BLOCK_BYTES)[0]

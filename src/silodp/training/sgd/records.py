@@ -12,11 +12,12 @@ from torch import Tensor
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
+from silodp.training.model_runs import draw_seed, seeded
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
 from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._tracing import TracedGradient
-from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
+from silodp.training.sgd._trainer import measure_task_cost, validate_start
 from silodp.training.sgd.separate import differentiate_separately
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task
@@ -59,7 +60,7 @@ def record_gradients(
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        with seeded(task, secrets.randbits(62) if generator is None else draw_seed(generator)):
+        with seeded(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
             rows = torch.cat(
                 [g.reshape(len(g), -1) for g in gradient(*start, inputs[piece], targets[piece])], 1
             )
@@ -181,7 +182,7 @@ class RecordGradients:
             return
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
-        with seeded(self._task, draw_seed(self._generator)):
+        with seeded(self._task.device, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, torch.cat([part[: len(batch)].reshape(len(batch), -1) for part in parts], 1)
 
@@ -194,12 +195,12 @@ class RecordGradients:
         at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
-            with seeded(self._task, draw_seed(self._generator)):
+            with seeded(self._task.device, draw_seed(self._generator)):
                 rows = gradient(start, self._x[records], self._y[records])
             yield records, rows
 
     def _try_sequential(self) -> SequentialGradient | None:
-        with seeded(self._task, 0):
+        with seeded(self._task.device, 0):
             return SequentialGradient.try_build(self._task, self._x, self._y)
 
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._schedule import LocalTraining
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.sgd._trainer import seeded
 from silodp.training.task import Task, compute_outputs_at_once
 
 
@@ -134,7 +134,7 @@ def isolated(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
     digest = hashlib.sha256(f"{seed} {unit}".encode()).digest()
     drawn = int.from_bytes(digest[:8], "big") >> 2
     threads = torch.get_num_threads()
-    with seeded(task, drawn):
+    with seeded(task.device, drawn):
         if threads != 1:
             torch.set_num_threads(1)
         try:
