@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -261,17 +261,23 @@ class Task:
     def _tensor(self, values: Any) -> Tensor:
         return make_tensor(values, self.device, self.dtype)
 
-    def load(self, params: Tensor) -> nn.Module:
-        """Return a copy of the model that carries these parameters (d,), in eval mode."""
+    def validate_params(self, params: Tensor) -> Tensor:
+        """Return parameters (d,) on the task's device and in its data type; raise if their number is another."""
         if params.shape != (self.size,):
             raise SilodpError(
                 f"the model has {self.size} parameters, the vector {tuple(params.shape)}",
                 code="argument.shape",
+                field="params",
             )
+        return params.detach().to(self.device, self.dtype)
+
+    def load(self, params: Tensor) -> nn.Module:
+        """Return a copy of the model that carries these parameters (d,), in eval mode."""
+        parts = self.unflatten(self.validate_params(params))
         model = copy.deepcopy(self._released)
         named = dict(model.named_parameters())
         with torch.no_grad():
-            for name, value in zip(self.names, self.unflatten(params.detach()), strict=True):
+            for name, value in zip(self.names, parts, strict=True):
                 named[name].copy_(value)
         return model.eval()
 
@@ -375,6 +381,11 @@ def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor
         values = values.copy()  # torch cannot mark a tensor read-only and warns
     tensor = torch.as_tensor(values)
     return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+
+def flatten_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows (r, d) of one tensor (r, ...) for each parameter; the inverse of `Task.unflatten`."""
+    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
 
 def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:

@@ -19,7 +19,7 @@ from silodp.training.model_runs import draw_seed, seeded
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, validate_start
+from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
 from silodp.training.sgd.separate import train_separately
 from silodp.training.task import Task
 
@@ -69,7 +69,7 @@ def user_updates(
             f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree",
             code="argument.shape",
         )
-    start = validate_start(task, params)
+    start = task.validate_params(params)
     data = inputs, targets, owner
     alone = torch.ones(len(owner), dtype=torch.bool)
     if not separate:
@@ -140,7 +140,7 @@ def silo_update(
         SilodpError: `params` has another length than the model, or the model or loss cannot be trained.
     """
     inputs, targets = task.tensors(x, y)
-    start = validate_start(task, params)
+    start = task.validate_params(params)
     if len(inputs) == 0:
         return torch.zeros_like(start)
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)

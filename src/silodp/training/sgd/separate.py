@@ -19,7 +19,7 @@ from silodp.training.gradients import build_looped_record_gradient, build_plain_
 from silodp.training.model_runs import seeded
 from silodp.training.sgd._schedule import LocalTraining
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.task import Task, compute_outputs_at_once
+from silodp.training.task import Task, compute_outputs_at_once, flatten_rows
 
 
 def train_separately(
@@ -89,7 +89,7 @@ def differentiate_separately(
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
         with isolated(task, seed, int(record)):
-            row = torch.cat([g.reshape(1, -1) for g in gradient(*start, x[here], y[here])], 1)
+            row = flatten_rows(gradient(*start, x[here], y[here]))
         yield record, row
 
 
