@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from silodp.data.public import LabelKind
 
 
-# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
+# Up to this many records the risk sets of the Cox loss are one (n, n) table, which vmap runs fast; beyond, a sort and a
+# running sum take less memory.
 _PAIRWISE_LIMIT = 1024
 
 
@@ -32,16 +33,16 @@ class Loss:
     """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
 
     Attributes:
-        name: in messages and metrics.
-        function: made of torch operations without data-dependent Python branches (it runs under `torch.func.vmap`);
-            it must ignore records whose mask is 0.
-        separable: whether it is the mean of a loss of every single record; only then can record-level methods clip
-            the gradients of single records.
-        most_classes: the largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
-        per_class: whether it needs one output of the model for every class, and no more.
-        predicts_labels: whether a model trained by it gives logits of classes, the label, or a log hazard. Of another
-            loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
-        labels: kinds of labels that it can learn; None where that is not known.
+        name: The name in messages and metrics.
+        function: A function made of torch operations without data-dependent Python branches (it runs under
+            `torch.func.vmap`); it must ignore records whose mask is 0.
+        separable: Whether the loss is the mean of a loss of every single record; only then can record-level methods
+            clip the gradients of single records.
+        most_classes: The largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
+        per_class: Whether it needs one output of the model for every class, and no more.
+        predicts_labels: Whether a model trained by it gives logits of classes, the label, or a log hazard. For other
+            losses this is not known: a Poisson model, for example, gives the logarithm of the expected label.
+        labels: The kinds of labels that it can learn; None where they are not known.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -157,8 +158,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     """Make the mean over a user's records of a loss of `torch.nn`, with the module's weights and other constants.
 
     The mean divides by the number of records, also where the module has class weights (torch divides by the sum of the
-    weights) or an `ignore_index` (torch divides by the records that are left). Several
-    outputs of a record are averaged.
+    weights) or an `ignore_index` (torch divides by the records that are left).
+    Several outputs of a record are averaged.
 
     Args:
         module: its reduction is "mean" or "none".
@@ -327,6 +328,9 @@ def cox() -> Loss:
 
     The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event has
     loss 0 and gradient 0.
+
+    Source: Cox 1972, "Regression Models and Life-Tables"; ties by Breslow 1974, "Covariance Analysis of Censored
+    Survival Data"; Ogier du Terrail et al. 2022, "FLamby".
     """
     return _mark_predicting(Loss("cox", _cox), "survival")
 

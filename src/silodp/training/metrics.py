@@ -89,6 +89,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
 
     Raises:
         SilodpError: targets of another shape.
+
+    Source: Harrell et al. 1982, "Evaluating the Yield of Medical Tests".
     """
     import torch
 

@@ -41,8 +41,9 @@ from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
 _KNOWN_CODE = ("silodp", "torch")
-# Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
-_REMEMBERED = 512
+# Entries of a task's cache. 50 silos in one process have hundreds of shapes of steps, and each takes up to a second to
+# trace.
+_MAX_CACHED = 512
 
 
 class Task:
@@ -56,14 +57,14 @@ class Task:
     caller's module do not matter.
 
     Args:
-        model: ends in logits, log hazards or real numbers, one row per record.
-        loss: of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the mean
-            over the records is taken.
-        metrics: name → f(outputs, targets) -> float, for `evaluate`.
-        architecture: where the model came from, which a run keeps with it; None: it is the caller's.
-        pretrained: whether training starts at the values that the parameters came with, which then must be public;
-            else they are drawn anew. None: only if parts of the model are frozen. Where it is True, the values are part
-            of the run's identity; with None they may differ, as a head that is drawn when the model is built.
+        model: A module that ends in logits, log hazards or real numbers, one row per record.
+        loss: A loss of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the
+            mean over the records is taken.
+        metrics: The functions f(outputs, targets) -> float by name, for `evaluate`.
+        architecture: Where the model came from, which a run keeps with it; None stands for the caller's program.
+        pretrained: Whether training starts at the values that the parameters came with, which then must be public;
+            otherwise they are drawn anew. None keeps them only if parts of the model are frozen. With True, the values
+            are part of the run's identity; with None they may differ, as a head that is drawn when the model is built.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
@@ -79,44 +80,7 @@ class Task:
         *,
         pretrained: bool | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise SilodpError(
-                f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2).",
-                code="argument.type",
-                field="model",
-            )
-        if not isinstance(loss, Loss | nn.Module):
-            if isinstance(loss, type) or any(loss is known for known in LOSSES.values()):
-                raise SilodpError(
-                    f"loss is {loss.__name__} itself: call it, loss={loss.__name__}().",
-                    code="argument.type",
-                    field="loss",
-                )
-            raise SilodpError(
-                f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
-                code="argument.type",
-                field="loss",
-            )
-        if metrics is not None and not isinstance(metrics, Mapping):
-            raise SilodpError(
-                f"metrics is a {type(metrics).__name__}: give a mapping of names to functions, "
-                "for example {'accuracy': silodp.training.accuracy}.",
-                code="argument.type",
-                field="metrics",
-            )
-        for name, metric in (metrics or {}).items():
-            if not callable(metric):
-                raise SilodpError(
-                    f"metric '{name}' is of type {type(metric).__name__}: give a function of outputs and targets.",
-                    code="metric.not_callable",
-                    field="metrics",
-                )
-        if pretrained is not None and not isinstance(pretrained, bool):
-            raise SilodpError(
-                f"pretrained is a {type(pretrained).__name__}: give True, False or None.",
-                code="argument.type",
-                field="pretrained",
-            )
+        _check_arguments(model, loss, metrics, pretrained)
         inspect_model(model)
         self.model = copy_model(model)
         set_mode(self.model, training=True)
@@ -132,9 +96,7 @@ class Task:
         self.sizes = tuple(p.numel() for _, p in trainable)
         self.dtype = trainable[0][1].dtype
         self.device = trainable[0][1].device
-        self.loss = (
-            loss if isinstance(loss, Loss) else adapt_torch_loss(loss, trainable[0][1].dtype, self.device)
-        )
+        self.loss = loss if isinstance(loss, Loss) else adapt_torch_loss(loss, self.dtype, self.device)
         self._constants = {
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
@@ -142,11 +104,11 @@ class Task:
         self._places = list_places(self.model)
         self._has_stated_start = pretrained is True
         self.is_pretrained = has_frozen_parts(self.model) if pretrained is None else pretrained
-        self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
+        self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
 
     @property
     def size(self) -> int:
-        """d, the number of trainable parameters."""
+        """The number d of trainable parameters."""
         return sum(self.sizes)
 
     @property
@@ -336,6 +298,41 @@ class Task:
         # Running a model may have left in it what cannot be copied, or must not stay.
         copy_model(self.model)
         refuse_changes(self.model, before)
+
+
+def _check_arguments(model: Any, loss: Any, metrics: Any, pretrained: Any) -> None:
+    """Raise `SilodpError` for an argument of `Task` that has another type."""
+    nothing = type(None)
+    kinds: tuple[tuple[str, Any, tuple[type, ...], str], ...] = (
+        ("model", model, (nn.Module,), "give a torch.nn.Module, for example torch.nn.Linear(3, 2)."),
+        (
+            "loss",
+            loss,
+            (Loss, nn.Module),
+            "use one of silodp.training's, or wrap your own in Loss.per_record.",
+        ),
+        (
+            "metrics",
+            metrics,
+            (Mapping, nothing),
+            "give a mapping of names to functions, for example {'accuracy': silodp.training.accuracy}.",
+        ),
+        ("pretrained", pretrained, (bool, nothing), "give True, False or None."),
+    )
+    for name, value, allowed, remedy in kinds:
+        if isinstance(value, allowed):
+            continue
+        problem = f"{name} is a {type(value).__name__}: {remedy}"
+        if name == "loss" and (isinstance(loss, type) or any(loss is known for known in LOSSES.values())):
+            problem = f"loss is {loss.__name__} itself: call it, loss={loss.__name__}()."
+        raise SilodpError(problem, code="argument.type", field=name)
+    for name, metric in (metrics or {}).items():
+        if not callable(metric):
+            raise SilodpError(
+                f"metric '{name}' is of type {type(metric).__name__}: give a function of outputs and targets.",
+                code="metric.not_callable",
+                field="metrics",
+            )
 
 
 class _Caller(nn.Module):

@@ -40,8 +40,8 @@ _VIEWS = {
     _aten.unsqueeze.default,
     _aten.transpose.int,
 }
-# So few steps take less time one by one: `vmap` costs a quarter of a millisecond.
-_FEW_STEPS = 2
+# Up to this many steps are prepared one by one: `vmap` costs a quarter of a millisecond.
+_MAX_STEPS_IN_TURN = 2
 # Torch's functions and methods run the same kernels as its registry of operations, and calling them takes about half as
 # long: that is most of a small step.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -82,8 +82,8 @@ class TracedGradient:
     Random operations (dropout) are part of `step` and draw anew in every call.
 
     Attributes:
-        prepared_bytes: what `prepare` gives to one step besides the data.
-        prepare_peak_bytes: what it has in memory at once for one step.
+        prepared_bytes: The bytes that `prepare` gives to one step besides the data.
+        prepare_peak_bytes: The bytes that `prepare` has in memory at once for one step.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class TracedGradient:
         """Trace on example tensors as `gradient` takes them.
 
         Args:
-            gradient: to be traced.
-            example: parameters and data of the shapes to come.
-            parameters: how many of the tensors are parameters.
-            single_user: whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
+            gradient: The gradient to trace.
+            example: Parameters and data of the shapes to come.
+            parameters: How many of the tensors are parameters.
+            single_user: Whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
                 model that writes in place is refused there (the caller then runs it as it is).
 
         Raises:
@@ -149,7 +149,7 @@ class TracedGradient:
 
     def prepare_many(self, data: Sequence[Any]) -> list[tuple[Tensor, ...]]:
         """Run `prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
-        if len(data[1]) <= _FEW_STEPS:
+        if len(data[1]) <= _MAX_STEPS_IN_TURN:
             return [self.prepare([part[k] for part in data]) for k in range(len(data[1]))]
         with torch.no_grad():
             flat = _flatten(data)
@@ -197,6 +197,7 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _layout(node: fx.Node) -> object:
+    """Return what two nodes must share to be the same tensor, if one is a view of the other."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return node
