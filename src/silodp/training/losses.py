@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _PAIRWISE_LIMIT = 1024
 
 
+def loss_error(message: str, code: str) -> SilodpError:
+    """Return the error that says what is wrong with the loss of a task."""
+    return SilodpError(message, code=code, field="task.loss")
+
+
 @dataclass(frozen=True)
 class Loss:
     """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
@@ -117,18 +122,16 @@ class Loss:
         except SilodpError:
             raise
         except (Exception, SystemExit) as error:
-            raise SilodpError(
+            raise loss_error(
                 f"the loss '{self.name}' raised {describe_exception(error)} (on outputs {tuple(outputs.shape)} and "
                 f"targets {tuple(targets.shape)} of {targets.dtype}): correct it, or choose another.",
-                code="loss.raised",
-                field="task.loss",
+                "loss.raised",
             ) from error
         if not isinstance(value, Tensor) or value.dim() != 0:
-            raise SilodpError(
+            raise loss_error(
                 f"the loss '{self.name}' returned {_describe(value)}: return one number (a tensor without dimensions), "
                 "or wrap a function of single records in Loss.per_record.",
-                code="loss.not_scalar",
-                field="task.loss",
+                "loss.not_scalar",
             )
         return value
 
@@ -162,8 +165,9 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     Several outputs of a record are averaged.
 
     Args:
-        module: its reduction is "mean" or "none".
-        dtype, device: of the model's parameters.
+        module: A loss whose reduction is "mean" or "none".
+        dtype: The data type of the model's parameters.
+        device: The device of the model's parameters.
 
     Raises:
         SilodpError: another module, one whose outputs are no logits, or the reduction "sum".
@@ -185,7 +189,7 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
             field="loss",
         )
     own: Any = copy.deepcopy(module).to(device, dtype)
-    own.reduction = "none"
+    own.reduction = "none"  # `Loss.per_record` takes the mean over a user's records
     by_class = name in ("CrossEntropyLoss", "NLLLoss")
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -220,11 +224,10 @@ def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -
         )
     else:
         remedy = "return one number per record."
-    return SilodpError(
+    return loss_error(
         f"the loss '{name}' returned {_describe(values)} for {count} records (outputs {tuple(outputs.shape)}, targets "
         f"{tuple(targets.shape)}): {remedy}",
-        code="loss.not_per_record",
-        field="task.loss",
+        "loss.not_per_record",
     )
 
 
@@ -254,12 +257,11 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         if targets.is_floating_point():
             raise _refuse_labels("cross_entropy", "class numbers", outputs, targets)
         if outputs.dim() < 2 or outputs.shape[1] < 2:
-            raise SilodpError(
+            raise loss_error(
                 f"cross_entropy needs one output per class, and the model gives {tuple(outputs.shape[1:])} per record: "
                 "use binary_cross_entropy if there are two classes, or end the model in a layer as wide as there are "
                 "classes.",
-                code="loss.output_shape",
-                field="task.loss",
+                "loss.output_shape",
             )
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
@@ -310,11 +312,10 @@ def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
         remedy = f"end it in a layer of width {width}, or choose another loss"
         if width == 2:
             remedy = f"use cox if the labels are pairs of event and time; if they are two labels, {remedy}"
-        raise SilodpError(
+        raise loss_error(
             f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
             f"{width}: {remedy}.",
-            code="loss.output_shape",
-            field="task.loss",
+            "loss.output_shape",
         )
     return rows, wanted.to(rows.dtype)
 
@@ -378,12 +379,11 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     if targets.dim() > 1 and outputs.shape != targets.shape:
-        raise SilodpError(
+        raise loss_error(
             f"binary_cross_entropy needs one output for each yes/no label, and the model gives "
             f"{tuple(outputs.shape[1:])} for labels of shape {tuple(targets.shape[1:])}: end it in a layer as wide as "
             "there are labels, or use cox if the labels are pairs of event and time.",
-            code="loss.wrong_labels",
-            field="task.loss",
+            "loss.wrong_labels",
         )
     logit = outputs if targets.dim() > 1 else flatten_outputs(outputs, ", or use cross_entropy")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
@@ -431,8 +431,8 @@ def flatten_outputs(outputs: Tensor, or_else: str = "") -> Tensor:
     """Return outputs (n,) or (n, 1) as (n,); raise `SilodpError` for more columns.
 
     Args:
-        outputs: of the model.
-        or_else: another remedy, for the message.
+        outputs: The outputs of a model.
+        or_else: Another remedy, for the message.
     """
     if outputs.dim() == 1:
         return outputs
@@ -453,11 +453,10 @@ def _refuse_labels(name: str, needs: str, outputs: Tensor, targets: Tensor) -> S
     else:
         is_single = outputs.dim() == 1 or outputs.shape[1] == 1
         other = suggest_class_loss(2 if is_single else None)
-    return SilodpError(
+    return loss_error(
         f"{name} needs {needs}, and the labels are of shape {tuple(targets.shape[1:])} and {targets.dtype}: use "
         f"{other}, or set the table's kind of label (schema.kind) to what it is.",
-        code="loss.wrong_labels",
-        field="task.loss",
+        "loss.wrong_labels",
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError, describe_exception
-from silodp.training.losses import Loss
+from silodp.training.losses import Loss, loss_error
 from silodp.training.model_runs import call_model, seeded
 from silodp.training.model_state import (
     are_equal,
@@ -32,8 +32,8 @@ from silodp.training.model_structure import inspect_model as inspect_model
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
-_MAX_DRAWS = 10  # of random layers, until every parameter has had a gradient
-_EXAMPLES = 8  # records are enough to see that records mix
+_MAX_DRAWS = 10  # runs of random layers, until every parameter has had a gradient
+_EXAMPLES = 8  # so many records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
 _PADDINGS = (1, 3)
 
@@ -45,8 +45,8 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     and in eval mode. One record alone must give an output of the same shape.
 
     Args:
-        model: left in the mode and state that it came with.
-        example: (n, ...) records, n ≥ 1, a tensor or `NamedArrays`.
+        model: The model; it is left in the mode and state that it came with.
+        example: The records (n, ...), n ≥ 1, a tensor or `NamedArrays`.
 
     Raises:
         SilodpError: the model fails one of these, or raises.
@@ -85,14 +85,14 @@ def inspect_loss(
     """Check that a loss can train this model, and that it leaves out records whose mask is 0.
 
     Args:
-        model: in any mode; its outputs are taken in eval mode.
-        loss: to be inspected.
-        x: (n, ...) made-up records, n ≥ 3.
-        y: (n, ...) made-up labels of the right kind.
-        classes: their number; None: not known, or labels of another kind.
+        model: A model in any mode; its outputs are taken in eval mode.
+        loss: The loss to inspect.
+        x: Made-up records (n, ...), n ≥ 3.
+        y: Made-up labels (n, ...) of the right kind.
+        classes: The number of classes; None where it is not known, or where labels are of another kind.
 
     Raises:
-        SilodpError: it cannot, or does not.
+        SilodpError: the loss cannot train the model, or does not leave such records out.
     """
     with keep_modes(model), torch.enable_grad():
         set_mode(model, training=False)
@@ -112,18 +112,16 @@ def inspect_loss(
     outputs = outputs.detach().requires_grad_()
     everyone = torch.ones(len(x), dtype=outputs.dtype, device=outputs.device)
     if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
-        raise SilodpError(
+        raise loss_error(
             f"the loss '{loss.name}' has no gradient with respect to the model's outputs: write it with differentiable "
             "torch operations only (no argmax, no .detach(), no numpy)",
-            code="loss.no_gradient",
-            field="task.loss",
+            "loss.no_gradient",
         )
     if _counts_masked_records(loss, outputs, y):
-        raise SilodpError(
+        raise loss_error(
             f"the loss '{loss.name}' of some records changes with records that are left out (mask 0): give every "
             "record a loss of its own, or leave records of mask 0 out of every sum, mean and count",
-            code="loss.counts_masked_records",
-            field="task.loss",
+            "loss.counts_masked_records",
         )
 
 
@@ -131,8 +129,8 @@ def inspect_parameters(model: nn.Module, x: Any) -> None:
     """Refuse trainable parameters that get no gradient: noise alone would move them, and it adds to that of the others.
 
     Args:
-        model: left as it came, and such that autograd can differentiate it.
-        x: (n, ...) made-up records.
+        model: A model that autograd can differentiate; it is left as it came.
+        x: Made-up records (n, ...).
 
     Raises:
         SilodpError: the outputs do not depend on a parameter, or its gradient is lost on the way (model.no_gradient).
@@ -291,15 +289,15 @@ def _inspect_padding(model: nn.Module, batch: Any, outputs: dict[str, Tensor]) -
                     continue
         if _have_moved(before[""], after[""], real):
             name = _find_layer(before, after, real)
-            where = _describe_place(model, name)
             raise model_error(
-                f"the outputs of {where} change with the number of rows in a batch, which is padded to the longest of "
-                "other persons: work on each record alone, without the length of the batch",
+                f"the outputs of {_describe_place(model, name)} change with the number of rows in a batch, which is "
+                "padded to the longest of other persons: work on each record alone, without the length of the batch",
                 "model.mixes_records",
             )
 
 
 def _is_random(model: nn.Module, batch: Any) -> bool:
+    """Return whether outputs differ with the random numbers, as with dropout."""
     first, second = (_run_layers(model, batch, seed)[""] for seed in (0, 1))
     return not torch.equal(first.nan_to_num(), second.nan_to_num())
 
@@ -308,16 +306,15 @@ def _have_moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
     """Return whether these rows differ; `after` may have more rows, of padding."""
     if before.shape[1:] != after.shape[1:] or len(after) < len(before):
         return True
-    scale = before.abs().max().clamp(min=1e-12)
+    scale = before.abs().max().clamp(min=1e-12)  # outputs that are all 0 have no scale
     return bool(((before[rows] - after[rows]).abs().max() > _TOLERANCE * scale).item())
 
 
 def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor]:
     """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
     found: dict[str, Tensor] = {}
-    unfinished: list[
-        tuple[str, nn.Module, Tensor]
-    ] = []  # embeddings that have begun and not ended, with their ids
+    # Embeddings that have begun and not ended, with their ids: whatever the model raises then comes from the first one.
+    unfinished: list[tuple[str, nn.Module, Tensor]] = []
 
     def keep(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
         first = output[0] if isinstance(output, tuple) and output else output

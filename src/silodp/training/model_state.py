@@ -1,4 +1,4 @@
-"""What a model holds: modes, values and attributes, which training and checks must leave as they are."""
+"""The state of a model: modes, values and attributes, which training and checks must leave as they are."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from silodp.errors import SilodpError, first_line
 
-# Attributes of every module that are no state of it: the mode, and what is listed by name. (So is the list of a
-# recurrent layer's parameters, which torch.func replaces.)
+# Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
+# whose contents are compared by name.
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
 _SCALARS = Number | str | bytes | np.generic | None
 
@@ -53,7 +53,7 @@ def _is_frozen_part(module: nn.Module) -> bool:
 
 @contextmanager
 def keep_modes(model: nn.Module) -> Iterator[None]:
-    """Put every module back into the mode that it is in now."""
+    """Put every module back into its present mode at the end of the context."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -89,6 +89,7 @@ def take_snapshot(model: nn.Module) -> dict[str, object]:
     seen: set[int] = set()
     for name, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers}
+        # torch.func replaces the list of a recurrent layer's parameters; they are compared by name.
         left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
         attributes = {key: value for key, value in vars(module).items() if key not in left}
         for key, value in (tensors | attributes).items():

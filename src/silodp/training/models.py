@@ -52,8 +52,8 @@ def logistic(features: int, classes: int = 2) -> nn.Module:
     """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
     from torch import nn
 
-    _check_least("classes", classes, 2)
-    return nn.Linear(_check_least("features", features, 1), 1 if classes == 2 else classes)
+    _check_min("classes", classes, 2)
+    return nn.Linear(_check_min("features", features, 1), 1 if classes == 2 else classes)
 
 
 def cox_linear(features: int, outputs: int = 1) -> nn.Module:
@@ -65,7 +65,7 @@ def cox_linear(features: int, outputs: int = 1) -> nn.Module:
     """
     from torch import nn
 
-    return nn.Linear(_check_least("features", features, 1), _check_least("outputs", outputs, 1))
+    return nn.Linear(_check_min("features", features, 1), _check_min("outputs", outputs, 1))
 
 
 def embedding(
@@ -87,9 +87,9 @@ def embedding(
     import torch
     from torch import nn
 
-    _check_least("dimension", dimension, 1)
+    _check_min("dimension", dimension, 1)
     if classes is not None:
-        outputs = 1 if _check_least("classes", classes, 2) == 2 else classes
+        outputs = 1 if _check_min("classes", classes, 2) == 2 else classes
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
@@ -131,15 +131,15 @@ def mlp(
     """
     from torch import nn
 
-    if width % _check_least("groups", groups, 1):
+    if width % _check_min("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
         )
-    sizes = [features] + [width] * _check_least("layers", layers, 1)
+    sizes = [features] + [width] * _check_min("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
-    return nn.Sequential(*blocks, nn.Linear(width, classes or _check_least("outputs", outputs, 1)))
+    return nn.Sequential(*blocks, nn.Linear(width, classes or _check_min("outputs", outputs, 1)))
 
 
 def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
@@ -237,9 +237,11 @@ def hog_linear(classes: int = 10) -> nn.Module:
     return nn.Sequential(OrientedGradients(), nn.Linear(size, classes))
 
 
-def _check_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise SilodpError(f"{name} must be at least {least}, not {value}", code="argument.value", field=name)
+def _check_min(name: str, value: int, smallest: int) -> int:
+    if value < smallest:
+        raise SilodpError(
+            f"{name} must be at least {smallest}, not {value}", code="argument.value", field=name
+        )
     return value
 
 

@@ -87,21 +87,21 @@ class TracedGradient:
     """
 
     def __init__(
-        self, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
+        self, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any], single_user: bool = False
     ) -> None:
-        """Trace on example tensors as `gradient` takes them.
+        """Trace on examples as `gradient` takes them.
 
         Args:
             gradient: The gradient to trace.
-            example: Parameters and data of the shapes to come.
-            parameters: How many of the tensors are parameters.
+            params: Parameters of the shapes to come, one tensor per name.
+            data: Data of the shapes to come: x, y and, for users, the mask.
             single_user: Whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
                 model that writes in place is refused there (the caller then runs it as it is).
 
         Raises:
             Exception: whatever the model or torch raises.
         """
-        flat, structure = tree_flatten(tuple(example))
+        flat, structure = tree_flatten((tuple(params), *data))
 
         def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
             return gradient(*tree_unflatten(tensors, structure))
@@ -117,13 +117,13 @@ class TracedGradient:
         for node in list(graph.nodes):
             _simplify(graph, node)
         graph.eliminate_dead_code()
-        self._prepare, self._body, self.prepared_bytes = _split(graph, parameters)
+        self._prepare, self._body, self.prepared_bytes = _split(graph, len(params))
         with torch.no_grad():  # a frozen part of a model is computed here, with all that its layers compute
-            self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[parameters:])).peak
+            self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[len(params) :])).peak
 
     @classmethod
     def try_trace(
-        cls, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
+        cls, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any], single_user: bool = False
     ) -> Self | None:
         """Trace, or return None where the model cannot be traced: then it can only be interpreted, which is slower.
 
@@ -131,12 +131,12 @@ class TracedGradient:
         raises is passed on, as it would be without tracing.
         """
         try:
-            return cls(gradient, example, parameters, single_user)
+            return cls(gradient, params, data, single_user)
         except (RuntimeError, ValueError) as reason:
             _log.info(
                 "training steps on records %s run untraced, with the same results but slower, because the model cannot "
                 "be traced: %s",
-                " and ".join(str(tuple(x.shape)) for x in list_arrays(example[parameters]).values()),
+                " and ".join(str(tuple(x.shape)) for x in list_arrays(data[0]).values()),
                 str(reason).strip().partition("\n")[0],
             )
             return None

@@ -18,7 +18,7 @@ from silodp.training.gradients import (
     build_plain_gradient,
     build_single_user_gradient,
     build_traceable_gradient,
-    find_least_to_loop,
+    find_min_to_loop,
     is_looped,
     put_channels_last,
     select_user_gradient,
@@ -100,7 +100,7 @@ class Trainer:
         self.plain = build_plain_gradient(task)
         self.can_vectorize = not is_looped(differentiate)
         self.single_user = differentiate is build_single_user_gradient
-        self.least_to_loop = find_least_to_loop(task)
+        self.min_to_loop = find_min_to_loop(task)
         self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> StepCost:
@@ -119,7 +119,7 @@ class Trainer:
                 torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
             )
             params = self.task.unflatten(rows)
-            self.local.step(params, self.task.unflatten(velocity), self.gradient(*params, *batch))
+            self.local.step(params, self.task.unflatten(velocity), self.gradient(params, *batch))
             return rows, velocity
 
         cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
@@ -129,7 +129,7 @@ class Trainer:
         """Return whether users with steps of so many records train one after another."""
         if not self.can_vectorize:
             return True
-        return self.least_to_loop is not None and (self.single_user or width >= self.least_to_loop)
+        return self.min_to_loop is not None and (self.single_user or width >= self.min_to_loop)
 
     def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
@@ -236,7 +236,7 @@ class Trainer:
             else:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
-                gradients = traced.step(params, inputs) if traced else self.gradient(*params, *inputs)
+                gradients = traced.step(params, inputs) if traced else self.gradient(params, *inputs)
                 self.local.step(params, speeds, gradients)
         if is_large:
             own = [flatten_rows(shaped) for shaped in parts]
@@ -259,7 +259,7 @@ class Trainer:
                 inputs = self._gather(batch, torch.ones(len(batch)))
                 traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
                 gradients = (
-                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(*params, *inputs)
+                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(params, *inputs)
                 )
                 self.local.step(params, speeds, gradients)
             for view, part in zip(chain(*views), chain(*parts), strict=True):
@@ -295,7 +295,7 @@ class Trainer:
             example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
             gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
             params = self.task.unflatten(self._copy_start(padded_users))
-            return TracedGradient.try_trace(gradient, (*params, *example), len(params), self.single_user)
+            return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
         traced: TracedGradient | None = self.task.engine.get(("trace", self.data, padded_users, width), trace)
         return traced
@@ -305,7 +305,7 @@ class Trainer:
 
         def trace() -> TracedGradient | None:
             params = put_channels_last(self.task, self.task.unflatten(self.start))
-            return TracedGradient.try_trace(self.plain, (*params, *inputs), len(params), single_user=True)
+            return TracedGradient.try_trace(self.plain, params, inputs, single_user=True)
 
         traced: TracedGradient | None = self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
         return traced

@@ -62,7 +62,7 @@ def record_gradients(
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
         with seeded(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
-            rows = flatten_rows(gradient(*start, inputs[piece], targets[piece]))
+            rows = flatten_rows(gradient(start, inputs[piece], targets[piece]))
         yield piece, rows
         del rows
 
@@ -76,7 +76,7 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     gradient = select_record_gradient(task, x, y)(task)
 
     def cost() -> StepCost:
-        return _measure_copies(2, task, x, y, lambda start, x, y: gradient(*start, x, y))
+        return _measure_copies(2, task, x, y, gradient)
 
     one_record: StepCost = task.engine.get(("record", get_kind(x), get_kind(y)), cost)
     return one_record
@@ -223,7 +223,7 @@ class RecordGradients:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
             first = torch.zeros(count, dtype=torch.int64, device=self._task.device)
             example = (self._x[first], self._y[first])
-            return TracedGradient.try_trace(self._build(self._task), (*start, *example), len(start))
+            return TracedGradient.try_trace(self._build(self._task), start, example)
 
         traced: TracedGradient | None = self._task.engine.get(("records", self._kind, count), trace)
         return traced

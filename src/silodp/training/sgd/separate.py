@@ -59,12 +59,12 @@ def _train(
     with torch.no_grad():
         for _ in range(local.epochs):
             if size >= count:
-                local.step(params, velocity, gradient(*params, x, y, real))
+                local.step(params, velocity, gradient(params, x, y, real))
                 continue
             shuffled = torch.randperm(count, generator=generator).to(task.device)
             for batch in shuffled.split(size):  # type: ignore[no-untyped-call]
                 inputs = x[batch], y[batch], real[: len(batch)]
-                local.step(params, velocity, gradient(*params, *inputs))
+                local.step(params, velocity, gradient(params, *inputs))
     return torch.cat([part.reshape(-1) for part in params]).sub_(start)
 
 
@@ -89,7 +89,7 @@ def differentiate_separately(
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
         with isolated(task, seed, int(record)):
-            row = flatten_rows(gradient(*start, x[here], y[here]))
+            row = flatten_rows(gradient(start, x[here], y[here]))
         yield record, row
 
 
