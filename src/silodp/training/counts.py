@@ -89,8 +89,9 @@ class CountTable(Settings):
         """Return the cell of every record.
 
         Args:
-            outputs: (n,), (n, 1) or (n, K) logits, or (n,) or (n, 1) log hazards; NaN counts as the lowest score.
-            targets: (n,) class numbers, or (n, 2) = [event, time].
+            outputs: The logits (n,), (n, 1) or (n, K), or the log hazards (n,) or (n, 1); NaN counts as the lowest
+                score.
+            targets: The class numbers (n,), or the pairs [event, time], (n, 2).
 
         Returns:
             (n,) int64, in 0..k−1.
@@ -141,7 +142,7 @@ class CountTable(Settings):
         """Return the counts (K, K) by true and predicted class; None for survival.
 
         Args:
-            counts: (k,) float64.
+            counts: The counts of all cells, (k,) float64.
         """
         if self.kind == "survival":
             return None
@@ -152,8 +153,8 @@ class CountTable(Settings):
         """Return the metrics of the counts; those that are not defined, or lost in the noise, are left out.
 
         Args:
-            counts: (k,) float64.
-            noise_std: standard deviation of the noise in each count.
+            counts: The counts of all cells, (k,) float64.
+            noise_std: The standard deviation of the noise in each count.
         """
         found: dict[str, Estimate] = {}
         measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
@@ -190,6 +191,7 @@ class CountTable(Settings):
         pairs = (event.sum(1) * later.sum(1)).sum()
         events, others = event.sum(1), censored.sum(1)
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
+        # Pairs within one bin of time are unknown: either may be the earlier event.
         return _Ratio(
             (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
             ties=ties, unknown=same,

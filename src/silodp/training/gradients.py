@@ -64,6 +64,7 @@ def build_user_gradient(task: Task) -> Gradient:
     def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
         with _vectorizable_kernels(task.model), torch.enable_grad():
             leaves = [p.detach().requires_grad_() for p in params]
+            # randomness="different": every user draws their own dropout masks.
             losses = per_user(tuple(leaves), *data)
             return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
@@ -142,8 +143,8 @@ def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
     parameters are returned as they are.
 
     Args:
-        task: the model.
-        params: one tensor for each name, or none.
+        task: The task of the model.
+        params: One tensor for each name, or none.
     """
     if task.engine.get("contiguous", lambda: _must_be_contiguous(task.model)):
         return list(params)

@@ -79,11 +79,11 @@ class Loss:
         """Make the mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
 
         Args:
-            name: what the loss is called in messages and metrics.
-            f: gets outputs (n, ...) and targets (n, ...); returns one number per record, (n,). Losses of
-                `torch.nn.functional` do so with `reduction="none"`.
-            most_classes: see the class.
-            per_class: see the class.
+            name: The name of the loss in messages and metrics.
+            f: A function that gets outputs (n, ...) and targets (n, ...), and returns one number per record, (n,).
+                Losses of `torch.nn.functional` do so with `reduction="none"`.
+            most_classes: See the class.
+            per_class: See the class.
 
         Raises:
             SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
@@ -243,8 +243,8 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     """Make softmax cross entropy: outputs (n, K) logits, targets (n,) int64 classes.
 
     Args:
-        class_weights: (K,) **public** constants, never class frequencies of private rows. The mean divides by the
-            number of records, not by the sum of their weights.
+        class_weights: The K weights, **public** constants, never class frequencies of private rows. The mean divides by
+            the number of records, not by the sum of their weights.
 
     Raises:
         SilodpError: weights that are not finite numbers ≥ 0.
@@ -275,7 +275,7 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     For k yes/no labels (kind "multilabel"), outputs and targets are (n, k), and a record's loss is the mean of theirs.
 
     Args:
-        class_weights: (weight of 0, weight of 1), **public** constants.
+        class_weights: The weights of 0 and of 1, **public** constants.
 
     Raises:
         SilodpError: weights that are not two finite numbers ≥ 0.

@@ -27,12 +27,12 @@ class Architecture:
     Attributes:
         source: "silodp" (a name in `MODELS`), "file" or "module" (a function or module of a user's code), or "caller"
             (a `torch.nn.Module` that a program passed, of which nothing is known).
-        name: of the function; "" for "caller".
-        arguments: of the function, JSON-ready.
-        module: dotted name of the Python module, for "module".
-        sha256: of the file with the code (hex), for "file" and "module".
-        version: of silodp's networks, for "silodp".
-        code: the content of the file, for "file"; it is kept with the model.
+        name: The name of the function; "" for "caller".
+        arguments: The arguments of the function, JSON-ready.
+        module: The dotted name of the Python module, for "module".
+        sha256: The SHA-256 (hex) of the file with the code, for "file" and "module".
+        version: The version of silodp's networks, for "silodp".
+        code: The content of the file, for "file"; it is kept with the model.
     """
 
     source: Literal["silodp", "file", "module", "caller"] = "caller"
@@ -60,8 +60,8 @@ def cox_linear(features: int, outputs: int = 1) -> nn.Module:
     """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters).
 
     Args:
-        features: of a record.
-        outputs: of the layer, where a record has several labels.
+        features: The number of features of a record.
+        outputs: The outputs of the layer, where a record has several labels.
     """
     from torch import nn
 
@@ -78,11 +78,11 @@ def embedding(
     """Build a linear model of numbers and embedded categories; its inputs are the arrays "numeric" and "codes".
 
     Args:
-        categories: their number in each column of codes.
-        features: columns of numbers; with 0 there is no array "numeric".
-        classes: one logit for two, else one per class; None: `outputs` decides.
-        dimension: numbers that embed a category.
-        outputs: without classes: one number or log hazard, or as many as a record has labels.
+        categories: The number of categories in each column of codes.
+        features: The number of columns of numbers; with 0 there is no array "numeric".
+        classes: The number of classes: one logit for two, else one per class. With None, `outputs` decides.
+        dimension: The numbers that embed a category.
+        outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
     """
     import torch
     from torch import nn
@@ -116,12 +116,12 @@ def mlp(
     """Build `layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network.
 
     Args:
-        features: of a record.
-        classes: logits of the last layer; None: `outputs` decides.
-        width: of every hidden layer, a multiple of `groups`.
-        layers: hidden layers.
-        groups: of GroupNorm.
-        outputs: without classes: one number or log hazard, or as many as a record has labels.
+        features: The number of features of a record.
+        classes: The logits of the last layer. With None, `outputs` decides.
+        width: The width of every hidden layer, a multiple of `groups`.
+        layers: The number of hidden layers.
+        groups: The groups of GroupNorm.
+        outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
 
     Returns:
         The model; with the defaults it has 5,012 parameters.
@@ -211,7 +211,7 @@ def hog_linear(classes: int = 10) -> nn.Module:
     parameters (Dalal and Triggs 2005 for the features, Tramèr and Boneh 2021 for their use under privacy).
 
     Args:
-        classes: outputs of the linear layer.
+        classes: The outputs of the linear layer.
 
     Returns:
         The model.
@@ -262,8 +262,8 @@ def name_linear_model(classes: int | None, has_codes: bool = False) -> str:
     """Return the name of the linear model for records with such labels.
 
     Args:
-        classes: their number; None for numbers and survival.
-        has_codes: whether some columns are given as codes.
+        classes: The number of classes; None for numbers and survival.
+        has_codes: Whether some columns are given as codes.
     """
     if has_codes:
         return "embedding"

@@ -279,9 +279,9 @@ class Task:
         Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
 
         Args:
-            example_x: (n, ...) records, n ≥ 1.
-            example_y: (n, ...) their labels, n ≥ 3; None leaves the loss unchecked.
-            classes: their public number, of labels that are classes; None leaves the number of outputs unchecked.
+            example_x: Records (n, ...), n ≥ 1.
+            example_y: The labels (n, ...) of n ≥ 3 records; None leaves the loss unchecked.
+            classes: The public number of classes; None leaves the number of outputs unchecked.
 
         Raises:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.

@@ -51,6 +51,7 @@ class LocalTraining(Settings):
 
     def step(self, params: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take one step in place, as torch.optim.SGD with dampening 0 does."""
+        # Decay before momentum, as torch does: the velocity includes the decay.
         if self.weight_decay:
             gradients = [g.add(p, alpha=self.weight_decay) for g, p in zip(gradients, params, strict=True)]
         if self.momentum:

@@ -214,6 +214,7 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     data = inputs[parameters:]
     needs: set[fx.Node] = set(inputs[:parameters])
+    # Random operations run in every step, or all steps would share one dropout mask.
     for node in graph.nodes:
         late = _is_random_or_writes(node) or needs & set(node.all_input_nodes)
         if node.op == "output" or (node.op == "call_function" and late):
@@ -221,12 +222,14 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     early = [n for n in graph.nodes if n not in needs and n.op == "call_function"]
     crossing = [n for n in early if isinstance(n.meta.get("val"), Tensor) and needs & set(n.users)]
 
+    # The first half: from data to what crosses over.
     precomputed = fx.Graph()
     copies = {node: precomputed.placeholder(node.name) for node in data}
     for node in (n for n in graph.nodes if n not in needs and n not in data):
         copies[node] = precomputed.node_copy(node, copies.__getitem__)
     precomputed.output(tuple(copies[node] for node in crossing))
 
+    # The second half: from parameters, data and what crosses over to the gradients.
     body = fx.Graph()
     copies = {node: body.placeholder(node.name) for node in (*inputs, *crossing)}
     for node in graph.nodes:
