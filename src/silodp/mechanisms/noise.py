@@ -92,7 +92,7 @@ def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.T
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 
-MOST_SKELLAM_VARIANCE = 1e12
+MAX_SKELLAM_VARIANCE = 1e12
 """Here rounding in numpy's sampler changes a probability of the noise by 8e-7 of it (docs/privacy.md, section 3)."""
 
 
@@ -102,14 +102,14 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
     A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.
 
     Raises:
-        SilodpError: the variance is above `MOST_SKELLAM_VARIANCE`.
+        SilodpError: the variance is above `MAX_SKELLAM_VARIANCE`.
 
     Source: Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private Federated Learning".
     """
-    if not 0 <= variance <= MOST_SKELLAM_VARIANCE:
+    if not 0 <= variance <= MAX_SKELLAM_VARIANCE:
         raise SilodpError(
             f"integer noise of variance {variance:.4g} cannot be drawn: choose a coarser grid (at most "
-            f"{MOST_SKELLAM_VARIANCE:.0e}).",
+            f"{MAX_SKELLAM_VARIANCE:.0e}).",
             code="argument.grid",
         )
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)

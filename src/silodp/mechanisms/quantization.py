@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate
-from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+from silodp.mechanisms.noise import MAX_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.rows import cut_blocks
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Quantizer:
                 the given grid, or the given grid has fewer than 2^12 steps.
         """
         spread = bounds.noise_multiplier * bounds.sensitivity / bounds.clip  # std of a share, in clips
-        finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
+        finest = math.sqrt(MAX_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
         at_fault = "noise_multiplier" if units is None else "units"
         if units is None:
             units = 1 << int(math.log2(min(finest, MAX_UNITS))) if finest >= 1 else 0

@@ -25,9 +25,7 @@ from silodp.training.model_state import (
     set_mode,
     take_snapshot,
 )
-from silodp.training.model_state import list_numeric_attributes as list_numeric_attributes
 from silodp.training.model_structure import RefuseLookups, describe_layer
-from silodp.training.model_structure import inspect_model as inspect_model
 
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
