@@ -290,8 +290,7 @@ def _select(
         task.engine.get("announced", lambda: _announce_loop(task, reason))
         return builders[-1]
 
-    selected: GradientBuilder = task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
-    return selected
+    return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
 
 
 def _announce_loop(task: Task, reason: str) -> None:

@@ -136,15 +136,6 @@ class Loss:
         return value
 
 
-_TORCH_LOSSES = (
-    "CrossEntropyLoss",
-    "NLLLoss",
-    "BCEWithLogitsLoss",
-    "MSELoss",
-    "L1Loss",
-    "SmoothL1Loss",
-    "HuberLoss",
-)
 # Metrics and predictions read the outputs of a model of classes as logits.
 _REFUSED = {
     "BCELoss": "takes probabilities: end the model in its last linear layer, without the sigmoid, and give "
@@ -154,6 +145,12 @@ _REFUSED = {
 # A loss of logits also learns shares between 0 and 1, which are real numbers.
 _OF_LOGITS: tuple[LabelKind, ...] = ("classes", "real", "multilabel")
 _OF_NUMBERS: tuple[LabelKind, ...] = ("real",)
+# Class of torch.nn -> `Loss.most_classes` and `Loss.labels`. The losses with None take class numbers.
+_TORCH_LOSSES: dict[str, tuple[int | None, tuple[LabelKind, ...]]] = {
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss"), (None, ("classes",))),
+    "BCEWithLogitsLoss": (2, _OF_LOGITS),
+    **dict.fromkeys(("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), (0, _OF_NUMBERS)),
+}
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
 
 
@@ -190,7 +187,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
         )
     own: Any = copy.deepcopy(module).to(device, dtype)
     own.reduction = "none"  # `Loss.per_record` takes the mean over a user's records
-    by_class = name in ("CrossEntropyLoss", "NLLLoss")
+    most_classes, labels = _TORCH_LOSSES[name]
+    by_class = most_classes is None
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         if by_class:
@@ -201,10 +199,6 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
 
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
-    most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
-    labels: tuple[LabelKind, ...] = ("classes",) if by_class else _OF_NUMBERS
-    if name == "BCEWithLogitsLoss":
-        labels = _OF_LOGITS
     return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class), *labels)
 
 

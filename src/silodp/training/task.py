@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from silodp.training.model_state import (
 from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
+
+Built = TypeVar("Built")
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
 _KNOWN_CODE = ("silodp", "torch")
@@ -356,14 +358,15 @@ class LruCache:
     def __len__(self) -> int:
         return len(self._built)
 
-    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, build: Callable[[], Built]) -> Built:
         """Return the entry of this key, built if it is not there."""
         if key not in self._built:
             self._built[key] = build()
             if len(self._built) > self._limit:
                 self._built.popitem(last=False)
         self._built.move_to_end(key)
-        return self._built[key]
+        found: Built = self._built[key]
+        return found
 
     def __deepcopy__(self, memo: object) -> LruCache:
         return LruCache(self._limit)  # a copy measures and traces its own

@@ -122,7 +122,7 @@ class Trainer:
             self.local.step(params, self.task.unflatten(velocity), self.gradient(params, *batch))
             return rows, velocity
 
-        cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
+        cost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
     def loops(self, width: int) -> bool:
@@ -297,8 +297,7 @@ class Trainer:
             params = self.task.unflatten(self._copy_start(padded_users))
             return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
-        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, padded_users, width), trace)
-        return traced
+        return self.task.engine.get(("trace", self.data, padded_users, width), trace)
 
     def _trace_plain(self, inputs: tuple[Any, Tensor, Tensor]) -> TracedGradient | None:
         """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
@@ -307,8 +306,7 @@ class Trainer:
             params = put_channels_last(self.task, self.task.unflatten(self.start))
             return TracedGradient.try_trace(self.plain, params, inputs, single_user=True)
 
-        traced: TracedGradient | None = self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
-        return traced
+        return self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
 
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:

@@ -75,11 +75,9 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     """
     gradient = select_record_gradient(task, x, y)(task)
 
-    def cost() -> StepCost:
-        return _measure_copies(2, task, x, y, gradient)
-
-    one_record: StepCost = task.engine.get(("record", get_kind(x), get_kind(y)), cost)
-    return one_record
+    return task.engine.get(
+        ("record", get_kind(x), get_kind(y)), lambda: _measure_copies(2, task, x, y, gradient)
+    )
 
 
 def _measure_copies(
@@ -213,8 +211,7 @@ class RecordGradients:
             fits = _MIN_BATCH * few.peak <= default_memory_budget(self._task.device)
             return _measure_copies(_MIN_BATCH, *data) if fits else few
 
-        measured: StepCost = self._task.engine.get(("sequential cost", self._kind), cost)
-        return measured
+        return self._task.engine.get(("sequential cost", self._kind), cost)
 
     def _trace(self, count: int) -> TracedGradient | None:
         """Return the traced gradients of so many records, or None where tracing fails."""
@@ -225,5 +222,4 @@ class RecordGradients:
             example = (self._x[first], self._y[first])
             return TracedGradient.try_trace(self._build(self._task), start, example)
 
-        traced: TracedGradient | None = self._task.engine.get(("records", self._kind, count), trace)
-        return traced
+        return self._task.engine.get(("records", self._kind, count), trace)
