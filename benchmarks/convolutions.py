@@ -2,7 +2,7 @@
 
 python benchmarks/convolutions.py
 
-It is the reason for `find_least_to_loop`. Whole batches of users who train one after another are traced, as users at
+It is the reason for `find_min_to_loop`. Whole batches of users who train one after another are traced, as users at
 once are; the last batches of an epoch are not. One thread, medians of seven turns.
 """
 
@@ -30,8 +30,8 @@ def measure(users: int, batch: int) -> dict[str, float]:
         torch.ones(users, batch),
     )
     plain = build_plain_gradient(task)
-    at_once = TracedGradient(build_traceable_gradient(task), (*rows, *data), len(rows))
-    alone = TracedGradient(plain, (*own[0], *(part[0] for part in data)), len(rows), single_user=True)
+    at_once = TracedGradient(build_traceable_gradient(task), rows, data)
+    alone = TracedGradient(plain, own[0], [part[0] for part in data], single_user=True)
     prepared = at_once.prepare(data)
 
     def take_turns(gradient: Callable[[int], object]) -> None:
@@ -43,7 +43,7 @@ def measure(users: int, batch: int) -> dict[str, float]:
         "in turn": lambda: take_turns(
             lambda u: alone.step(own[u], alone.prepare([part[u] for part in data]))
         ),
-        "in turn, untraced": lambda: take_turns(lambda u: plain(*own[u], *(part[u] for part in data))),
+        "in turn, untraced": lambda: take_turns(lambda u: plain(own[u], *(part[u] for part in data))),
     }
     return {name: 1e6 * seconds / users / batch for name, seconds in measure_in_turn(ways, 7).items()}
 

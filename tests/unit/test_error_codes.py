@@ -94,7 +94,8 @@ def joined(parts: Iterable[list[str] | None]) -> list[str] | None:
 
 def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
     """Line and codes of every `SilodpError` that a module makes, itself or through a helper of its own."""
-    by_helper = {**helpers(tree), "require": None, "refuse_unsound": None}
+    shared = {"require": None, "refuse_unsound": None, "model_error": 1, "loss_error": 1}
+    by_helper = {**helpers(tree), **shared}
     inside = {
         id(node)
         for function in ast.walk(tree)

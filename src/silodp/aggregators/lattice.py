@@ -49,7 +49,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
-from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+from silodp.mechanisms.noise import MAX_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
 from silodp.settings import Whole
 from silodp.wire.messages import Message
@@ -120,7 +120,7 @@ class Lattice(PrivateWeighting):
                 code="argument.value",
                 field="units",
             )
-        most = math.sqrt(MOST_SKELLAM_VARIANCE) / _NOISE_STEPS
+        most = math.sqrt(MAX_SKELLAM_VARIANCE) / _NOISE_STEPS
         if bounds.noise_multiplier > most:
             raise SilodpError(
                 f"a silo's share of the noise is {bounds.noise_multiplier:.3g} clips, and 'lattice' can draw {most:.3g}"

@@ -376,7 +376,9 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
     import torch
 
-    from silodp.training.model_checks import call_model, inspect_model, inspect_on
+    from silodp.training.model_checks import inspect_on
+    from silodp.training.model_runs import call_model
+    from silodp.training.model_structure import inspect_model
     from silodp.training.task import make_tensor
 
     inspect_model(network)

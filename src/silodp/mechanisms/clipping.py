@@ -20,7 +20,14 @@ from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EXPANDED = 1 << 20  # numbers of products that are multiplied out at once
+# Outer products are multiplied out this many numbers at a time: 8 MB in double precision, so that a silo's rows never
+# need r·d numbers of memory.
+_EXPANDED = 1 << 20
+# Below, squares of float64 lose digits, and a factor of clip/norm could miss the ball.
+_MIN_NORM = 1e-120
+# Clipped rows are shorter than the clip by this fraction: `compute_norms` rounds by less, so that the rounded product
+# of a row and its factor stays within the ball, too.
+_MARGIN = 1e-12
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,11 @@ class ClippedRows:
     """Vectors and the factors that bring each into the ball of radius `clip`.
 
     Attributes:
-        owners: (r,) int64, a user index or a record position for each row.
-        rows: (r, d) as computed, a tensor or `FactoredRows`.
-        factors: (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
-        clip: C, in units of the update's 2-norm.
-        norms: (r,) float64, ‖rows[i]‖₂; None: computed where they are needed.
+        owners: The user index or record position of each row, (r,) int64.
+        rows: The vectors (r, d) before clipping, a tensor or `FactoredRows`.
+        factors: One factor per row, (r,) float64, with ‖factors[i]·rows[i]‖₂ ≤ clip; 0 for rows that are not finite.
+        clip: The clipping norm C, in units of the update's 2-norm.
+        norms: The 2-norms ‖rows[i]‖₂, (r,) float64; None computes them where they are needed.
     """
 
     owners: Tensor = field(repr=False)
@@ -43,7 +50,7 @@ class ClippedRows:
 
     @property
     def refused(self) -> int:
-        """Number of rows that were not finite, and count as zero."""
+        """The number of rows that are not finite and count as zero."""
         return int((self.factors == 0).sum())
 
     def compute_clipped_norms(self) -> Tensor:
@@ -61,7 +68,7 @@ class ClippedRows:
         return self.rows.expand() if isinstance(self.rows, FactoredRows) else self.rows
 
     def cut(self) -> Iterator[ClippedRows]:
-        """Yield the same rows, products few at a time, so that they can be multiplied out."""
+        """Yield the same rows; outer products in groups that are small enough to be multiplied out."""
         if not isinstance(self.rows, FactoredRows):
             yield self
             return
@@ -76,14 +83,15 @@ class Bounds:
     """The public constants of what silos add up.
 
     Attributes:
-        clip: every row lies in the ball of this radius.
-        sensitivity: how far emptying one unit moves the silos' weighted sums together (`uldp-avg`: the clip), or each
-            silo's (`uldp-naive`: twice the clip); in units of the update.
-        noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
-        total: the 2-norm that the sum over all silos cannot exceed, noise aside.
-        min_clip_ratio: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
-        silos_sharing_weight: k, the number of silos over which a unit's weight is spread evenly (uniform weights: S).
-            One unit moves a sum over n silos by min(n, k)/k of the sensitivity. 1: one silo may carry the whole weight.
+        clip: The radius of the ball that holds every row, in units of the update.
+        sensitivity: The distance by which emptying one unit moves the silos' weighted sums together (`uldp-avg`: the
+            clip), or each silo's (`uldp-naive`: twice the clip), in units of the update.
+        noise_multiplier: The standard deviation of one silo's share of the noise, in units of `sensitivity`.
+        total: The 2-norm that the sum over all silos cannot exceed, noise aside.
+        min_clip_ratio: The smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
+        silos_sharing_weight: The number k of silos over which a unit's weight is spread evenly (uniform weights: S).
+            One unit moves a sum over n silos by min(n, k)/k of the sensitivity. With 1, one silo may carry the whole
+            weight.
     """
 
     clip: float
@@ -101,10 +109,10 @@ class ClippedRowStream:
     How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
 
     Attributes:
-        chunks: consumed once.
-        size: d.
-        bounds: what holds for every row and for the sum.
-        weighted: whether a row counts with its owner's weight; otherwise with 1.
+        chunks: The clipped rows; they are consumed once.
+        size: The length d of a row.
+        bounds: The public constants that hold for every row and for the sum.
+        weighted: Whether a row counts with its owner's weight; otherwise it counts with 1.
     """
 
     chunks: Iterable[ClippedRows]
@@ -118,9 +126,9 @@ class LocallyNoisedUpdate:
     """An update to which nothing is added: its noise is inside already, or there is no privacy.
 
     Attributes:
-        value: (d,) float64.
-        refused: number of rows that were not finite.
-        memory: what the silo keeps for its next round (`LocalContext.memory`), durably, before its answer is stored.
+        value: The update (d,) float64.
+        refused: The number of rows that were not finite.
+        memory: What the silo keeps for its next round (`LocalContext.memory`); it is stored durably before the answer.
     """
 
     value: Tensor = field(repr=False)
@@ -132,26 +140,41 @@ class LocallyNoisedUpdate:
 class MultiStepUpdate:
     """A multi-step update: each step starts where the earlier noisy sums led.
 
+    Source: local DP-SGD, Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1, with the silo's
+    share of the noise in each step.
+
     Attributes:
-        steps: consumed once. Gives a step's stream, and is sent what is released of it: the sum (d,) float64 in the
-            units of the update, with that step's share of noise in it, drawn once. What leaves the silo is the sum of
-            these over all steps.
-        size: d.
-        bounds: what holds for the sum over all steps; its noise multiplier is that of all steps together.
+        steps: A generator that is consumed once. It yields the stream of a step, and is sent the noisy sum (d,) float64
+            of that step, in the units of the update. The silo sends the total of these sums.
+        size: The length d of the update.
+        bounds: The public constants of the sum over all steps; the noise multiplier is that of all steps together.
     """
 
     steps: Generator[ClippedRowStream, Tensor, None]
     size: int
     bounds: Bounds
 
-    def play(self, release: Callable[[ClippedRowStream], Tensor]) -> None:
-        """Run all steps; `release` adds up one step's rows with its noise and returns the noisy sum (d,)."""
+    def play(self, release: Callable[[ClippedRowStream], tuple[Tensor, float, int]]) -> tuple[float, int]:
+        """Run all steps.
+
+        Args:
+            release: Adds up one step's rows and adds noise, once. It returns the noisy sum (d,) float64 in the units of
+                the update, the standard deviation of its noise, and the number of refused rows.
+
+        Returns:
+            The standard deviation of the noise in the total of all steps, and the number of refused rows.
+        """
+        stds, refused = list[float](), 0
         try:
             stream = next(self.steps)
             while True:
-                stream = self.steps.send(release(stream))
+                value, noise_std, count = release(stream)
+                stds.append(noise_std)
+                refused += count
+                stream = self.steps.send(value)
         except StopIteration:
-            return
+            # Noise of different steps is independent, so variances add.
+            return math.hypot(*stds), refused
 
 
 Update = ClippedRowStream | MultiStepUpdate | LocallyNoisedUpdate
@@ -159,7 +182,13 @@ Update = ClippedRowStream | MultiStepUpdate | LocallyNoisedUpdate
 
 @dataclass(frozen=True)
 class Share:
-    """A noisy sum that may leave a silo: value (d,) float64, and the absolute std of the noise in it."""
+    """A noisy sum that may leave a silo.
+
+    Attributes:
+        value: The sum (d,) float64, in units of the update.
+        noise_std: The standard deviation of the noise in every coordinate, in units of the update.
+        refused: The number of rows that were not finite and count as zero.
+    """
 
     value: Tensor = field(repr=False)
     noise_std: float
@@ -168,19 +197,26 @@ class Share:
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Σ weight·clipped row: value (d,) float64, and its sensitivity to emptying one unit."""
+    """A sum of weighted, clipped rows, without noise; it must not leave the silo.
+
+    Attributes:
+        value: The sum (d,) float64, in units of the update.
+        sensitivity: The distance by which emptying one unit can move the sum.
+        refused: The number of rows that were not finite and count as zero.
+    """
 
     value: Tensor = field(repr=False)
     sensitivity: float
     refused: int = 0
 
     def add_noise(self, noise_multiplier: float, stream: np.random.Generator) -> Share:
-        """Add N(0, (noise_multiplier·sensitivity)²) to every coordinate, once."""
+        """Add N(0, (noise_multiplier·sensitivity)²) to every coordinate, once.
+
+        Source: the Gaussian mechanism; Dwork and Roth 2014, "The Algorithmic Foundations of Differential Privacy",
+        Appendix A.
+        """
         std = noise_multiplier * self.sensitivity
         return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
-
-
-_LEAST_NORM = 1e-120  # below, squares of float64 lose digits, and a factor of clip/norm could miss the ball
 
 
 def clip_rows(
@@ -196,25 +232,26 @@ def clip_rows(
     `clip`; dropping the whole silo instead would make taking part depend on data.
 
     Args:
-        owners: (r,) int64.
-        rows: (r, d), a tensor or `FactoredRows`.
-        clip: C.
-        clip_fraction: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all
-            of it.
-        min_norm: normalize, so that shorter rows are made as long as the clip, too: the factor is
-            clip/max(‖row‖₂, min_norm). None: only shorten rows. (Bu et al. 2023, "Automatic Clipping", divide by
-            ‖row‖₂ + min_norm.)
+        owners: The user index or record position of each row, (r,) int64.
+        rows: The vectors (r, d), a tensor or `FactoredRows`.
+        clip: The clipping norm C, in units of the update's 2-norm.
+        clip_fraction: Each row's part of the clip, (r,) float64 in (0, 1], where some rows are clipped to less; None
+            gives every row the whole clip.
+        min_norm: Normalizes rows: shorter ones, too, are made as long as the clip, by the factor
+            clip/max(‖row‖₂, min_norm). None only shortens rows.
 
     Returns:
         The rows with their factors, such that ‖factor·row‖₂ ≤ clip_fraction·clip.
+
+    Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1, "Clip gradient". Normalized rows:
+    Bu et al. 2023, "Automatic Clipping", who divide by ‖row‖₂ + min_norm.
     """
     import torch
 
     norms = compute_norms(rows)
-    # Shrunk a little, so that the rounded product, too, stays within the ball.
-    margin = 1 - 1e-12
-    most = clip * margin if clip_fraction is None else clip * margin * clip_fraction.to(norms)
-    factors = most / norms.clamp_min(_LEAST_NORM if min_norm is None else max(min_norm, _LEAST_NORM))
+    radius = clip * (1 - _MARGIN)
+    radii = radius if clip_fraction is None else radius * clip_fraction.to(norms)
+    factors = radii / norms.clamp_min(_MIN_NORM if min_norm is None else max(min_norm, _MIN_NORM))
     factors = factors.clamp(max=1.0) if min_norm is None else factors
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip, norms)
 
@@ -225,9 +262,10 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
     Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to zero.
 
     Args:
-        stream: of clipped rows.
-        weights: by owner, float64, each within [0, 1]; over everything one unit owns, here and in other silos, they add
-            to at most 1, as `methods.weights.validate_weights` checks. They count only where the stream is `weighted`.
+        stream: The clipped rows of one silo.
+        weights: The weight of each owner, float64 in [0, 1]. Over all that one unit owns, here and in other silos,
+            they add to at most 1, as `methods.weights.validate_weights` checks. They count only where the stream is
+            `weighted`.
 
     Raises:
         SilodpError: a weighted stream without weights, or rows clipped to more than was declared.
@@ -270,19 +308,28 @@ def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
 def add_noise(
     update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
 ) -> Share:
-    """Add up the rows in floating point and add this silo's share of Gaussian noise once per step."""
+    """Add up the rows in floating point and add this silo's share of Gaussian noise once per step.
+
+    Args:
+        update: The clipped rows of one silo, in one step or several.
+        weights: The weight of each owner, float64 in [0, 1]; see `add_weighted_rows`.
+        noise: The secret stream of the noise.
+
+    Returns:
+        The noisy sum of all steps, which may leave the silo.
+    """
     import torch
 
+    def add_step(stream: ClippedRowStream) -> Share:
+        return add_weighted_rows(stream, weights).add_noise(stream.bounds.noise_multiplier, noise)
+
     if isinstance(update, ClippedRowStream):
-        return add_weighted_rows(update, weights).add_noise(update.bounds.noise_multiplier, noise)
-    shares: list[Share] = []
-    whole = torch.zeros(update.size, dtype=torch.float64)
+        return add_step(update)
+    total = torch.zeros(update.size, dtype=torch.float64)
 
-    def step(stream: ClippedRowStream) -> Tensor:
-        share = add_weighted_rows(stream, weights).add_noise(stream.bounds.noise_multiplier, noise)
-        whole.add_(share.value)
-        shares.append(Share(whole, share.noise_std, share.refused))
-        return share.value
+    def release(stream: ClippedRowStream) -> tuple[Tensor, float, int]:
+        share = add_step(stream)
+        total.add_(share.value)
+        return share.value, share.noise_std, share.refused
 
-    update.play(step)
-    return Share(whole, math.hypot(*(s.noise_std for s in shares)), sum(s.refused for s in shares))
+    return Share(total, *update.play(release))

@@ -60,7 +60,7 @@ class Randomness:
         return Randomness(self.key, self.prefix + purpose)
 
     def stream(self, *purpose: str | int) -> np.random.Generator:
-        """Return a ChaCha20 generator for this purpose, good for noise and for private samples."""
+        """Return a ChaCha20 generator (RFC 8439) for this purpose, good for noise and for private samples."""
         return np.random.Generator(ChaCha(key=int.from_bytes(self.derive_key(*purpose), "little"), rounds=20))
 
     def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
@@ -71,7 +71,10 @@ class Randomness:
         return generator.manual_seed(int.from_bytes(self.derive_key(*purpose)[:8], "little") >> 1)
 
     def derive_key(self, *purpose: str | int) -> bytes:
-        """Return a key of 32 bytes for this purpose, as secret as the streams are."""
+        """Return a key of 32 bytes for this purpose; it is as secret as the streams.
+
+        Source: keyed BLAKE2b (RFC 7693) of the purpose. JSON separates the words, so that no two purposes collide.
+        """
         if self.key is None:
             return secrets.token_bytes(32)
         return hashlib.blake2b(
@@ -83,13 +86,13 @@ class Randomness:
 
 
 def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
-    """Draw `size` independent values of N(0, std²), float64; `std` in units of what they will be added to."""
+    """Draw `size` independent values of N(0, std²), float64; `std` is in units of the sum that they are added to."""
     import torch
 
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 
-MOST_SKELLAM_VARIANCE = 1e12
+MAX_SKELLAM_VARIANCE = 1e12
 """Here rounding in numpy's sampler changes a probability of the noise by 8e-7 of it (docs/privacy.md, section 3)."""
 
 
@@ -99,12 +102,14 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
     A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.
 
     Raises:
-        SilodpError: the variance is above `MOST_SKELLAM_VARIANCE`.
+        SilodpError: the variance is above `MAX_SKELLAM_VARIANCE`.
+
+    Source: Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private Federated Learning".
     """
-    if not 0 <= variance <= MOST_SKELLAM_VARIANCE:
+    if not 0 <= variance <= MAX_SKELLAM_VARIANCE:
         raise SilodpError(
             f"integer noise of variance {variance:.4g} cannot be drawn: choose a coarser grid (at most "
-            f"{MOST_SKELLAM_VARIANCE:.0e}).",
+            f"{MAX_SKELLAM_VARIANCE:.0e}).",
             code="argument.grid",
         )
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)

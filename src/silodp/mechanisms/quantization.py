@@ -16,13 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import (
-    Bounds,
-    ClippedRows,
-    ClippedRowStream,
-    MultiStepUpdate,
-)
-from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate
+from silodp.mechanisms.noise import MAX_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.rows import cut_blocks
 
 if TYPE_CHECKING:
@@ -31,15 +26,27 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 
-FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily
-MOST_UNITS = 1 << 20
-_COLUMNS = 1 << 16  # of a block; rows up to this length are truncated once, longer ones twice
-_TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with probability below 1e-32 a coordinate
+# With fewer grid steps to the clip, truncation biases typical coordinates heavily. With more, sums of 2^33 rows would
+# not be exact in double precision (`Quantizer._add`).
+MIN_UNITS, MAX_UNITS = 1 << 12, 1 << 20
+# Columns of a block. Rows up to this length are truncated once, longer ones twice: more columns leave the cache.
+_COLUMNS = 1 << 16
+# The ring has room for this many standard deviations of noise; a coordinate exceeds them with probability below 1e-32.
+_TAIL = 12.0
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """A grid that divides the clip into `units` steps, and the truncation of rows to it. Both are public."""
+    """A public grid that divides the clip into steps, and the truncation of rows to it.
+
+    Source: truncation toward zero and its sensitivity: docs/privacy.md, section 3. (Kairouz, Liu and Steinke 2021, "The
+    Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", round at random instead,
+    which can lengthen a row.)
+
+    Attributes:
+        clip: The clipping norm C, in units of the update's 2-norm.
+        units: The number of grid steps to the clip.
+    """
 
     clip: float
     units: int
@@ -53,17 +60,17 @@ class Quantizer:
                 the given grid, or the given grid has fewer than 2^12 steps.
         """
         spread = bounds.noise_multiplier * bounds.sensitivity / bounds.clip  # std of a share, in clips
-        finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
+        finest = math.sqrt(MAX_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
         at_fault = "noise_multiplier" if units is None else "units"
         if units is None:
-            units = 1 << int(math.log2(min(finest, MOST_UNITS))) if finest >= 1 else 0
+            units = 1 << int(math.log2(min(finest, MAX_UNITS))) if finest >= 1 else 0
         if units & (units - 1):
             raise SilodpError(
                 f"units = {units}: set a power of two, of grid steps to the clip.",
                 code="argument.value",
                 field="units",
             )
-        if units < FEWEST_UNITS or units > finest:
+        if units < MIN_UNITS or units > finest:
             raise SilodpError(
                 f"a silo's noise has a standard deviation of {spread:.4g} clips: on a grid of {units} steps to the "
                 f"clip it cannot be drawn exactly, or truncates too much (2^12 to {finest:.4g} steps are possible); "
@@ -138,22 +145,29 @@ class Quantizer:
     def add_noise(
         self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
     ) -> IntegerShare:
-        """Add up the rows in integers and add this silo's share of Skellam noise once per step."""
+        """Add up the rows in integers and add this silo's share of Skellam noise once per step.
+
+        Args:
+            update: The clipped rows of one silo, in one step or several.
+            weights: The weight of each owner, float64 in [0, 1]; see `add_weighted_rows`.
+            noise: The secret stream of the noise.
+
+        Returns:
+            The noisy sum of all steps, in grid steps, which may be masked and sent.
+        """
         import torch
 
         if isinstance(update, ClippedRowStream):
             return self.fold(update, weights).add_noise(noise)
-        shares: list[IntegerShare] = []
-        whole = np.zeros(update.size, np.int64)
+        total = np.zeros(update.size, np.int64)
 
-        def step(stream: ClippedRowStream) -> Tensor:
+        def release(stream: ClippedRowStream) -> tuple[Tensor, float, int]:
             share = self.fold(stream, weights).add_noise(noise)
-            np.add(whole, share.value, out=whole)
-            shares.append(IntegerShare(whole, share.noise_std, share.refused))
-            return torch.from_numpy(share.value * self.step)
+            np.add(total, share.value, out=total)
+            # The method continues from the same truncated, noisy sum that leaves the silo, and sees nothing else.
+            return torch.from_numpy(share.value * self.step), share.noise_std, share.refused
 
-        update.play(step)
-        return IntegerShare(whole, math.hypot(*(s.noise_std for s in shares)), sum(s.refused for s in shares))
+        return IntegerShare(total, *update.play(release))
 
 
 def _truncate(rows: Tensor, coefficients: Tensor) -> Tensor:
@@ -174,7 +188,14 @@ def _truncate(rows: Tensor, coefficients: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class IntegerSum:
-    """Σ of truncated rows (d,) in grid steps."""
+    """A sum of truncated rows without noise; it must not leave the silo.
+
+    Attributes:
+        value: The sum (d,) int64, in grid steps.
+        grid: The grid of the rows.
+        bounds: The public constants that the noise is scaled by.
+        refused: The number of rows that were not finite and count as zero.
+    """
 
     value: Integers = field(repr=False)
     grid: Quantizer
@@ -182,7 +203,10 @@ class IntegerSum:
     refused: int = 0
 
     def add_noise(self, stream: np.random.Generator) -> IntegerShare:
-        """Add this silo's share of Skellam noise to every coordinate, once."""
+        """Add this silo's share of Skellam noise to every coordinate, once.
+
+        Source: Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private Federated Learning".
+        """
         variance = compute_noise_variance(self.bounds, self.grid)
         return IntegerShare(
             self.value + draw_skellam(self.value.size, variance, stream), math.sqrt(variance), self.refused
@@ -191,7 +215,13 @@ class IntegerSum:
 
 @dataclass(frozen=True)
 class IntegerShare:
-    """A noisy sum that a silo may mask and send: value (d,) and the noise's std, in grid steps."""
+    """A noisy sum that a silo may mask and send.
+
+    Attributes:
+        value: The sum (d,) int64, in grid steps.
+        noise_std: The standard deviation of the noise in every coordinate, in grid steps.
+        refused: The number of rows that were not finite and count as zero.
+    """
 
     value: Integers = field(repr=False)
     noise_std: float
@@ -221,7 +251,7 @@ def choose_ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
     )
 
 
-_FRACTION = 32  # bits after the point of what is sent in fixed point
+_FRACTION = 32  # bits after the point in fixed point; 30 are left before it, for the sum over all silos
 
 
 def to_fixed_point(value: Tensor, silos: int) -> Integers:

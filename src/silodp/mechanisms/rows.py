@@ -11,7 +11,8 @@ from silodp.errors import SilodpError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
+# Numbers that are converted to double precision at once: as many as a processor's cache holds; a GPU is busy with many.
+_SLICE = 1 << 18
 _SLICE_OF_A_GPU = 1 << 26
 # Columns of a block on a CPU. Long rows are cut: one of 10⁷ numbers alone does not fit the cache, nor does its sum.
 # 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
@@ -23,13 +24,15 @@ _COLUMNS_OF_A_FACTOR = 1 << 12
 class FactoredRows:
     """Rows (r, d) with pieces that are outer products, which are not multiplied out.
 
-    The gradient of one record at a linear layer is such a product. Its norm is ‖a‖·‖b‖, and a weighted sum over records
-    is one product of matrices, so that nothing of size r·d is in memory (Goodfellow 2015, "Efficient Per-Example
-    Gradient Computations").
+    The gradient of one record at a linear layer is such a product. Its norm is ‖a‖·‖b‖ (a "ghost norm"), and a weighted
+    sum over records is one product of matrices, so that nothing of size r·d is in memory.
+
+    Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; "ghost clipping" in Li et al. 2022,
+    "Large Language Models Can Be Strong Differentially Private Learners", section 4.
 
     Attributes:
-        pieces: in the order of the columns. A matrix (r, k), or a pair of matrices (r, m) and (r, n) in single
-            precision, whose products are the next m·n columns.
+        pieces: The blocks of columns in their order. A block is a matrix (r, k), or a pair of matrices (r, m) and
+            (r, n) in single precision, whose products are the next m·n columns.
 
     Raises:
         SilodpError: a pair in another precision. Products of norms in double precision have room for those of single
@@ -52,7 +55,7 @@ class FactoredRows:
 
     @property
     def size(self) -> int:
-        """d."""
+        """The length d of a row."""
         return sum(p[0].shape[1] * p[1].shape[1] if isinstance(p, tuple) else p.shape[1] for p in self.pieces)
 
     def __getitem__(self, places: Tensor | slice) -> FactoredRows:
@@ -90,17 +93,18 @@ def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
 
     if isinstance(rows, FactoredRows):
         norms = [
-            _norms(piece[0], _COLUMNS_OF_A_FACTOR) * _norms(piece[1], _COLUMNS_OF_A_FACTOR)
+            _compute_norms_in_blocks(piece[0], _COLUMNS_OF_A_FACTOR)
+            * _compute_norms_in_blocks(piece[1], _COLUMNS_OF_A_FACTOR)
             if isinstance(piece, tuple)
-            else _norms(piece)
+            else _compute_norms_in_blocks(piece)
             for piece in rows.pieces
         ]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         return whole
-    return _norms(rows)
+    return _compute_norms_in_blocks(rows)
 
 
-def _norms(rows: Tensor, columns: int | None = None) -> Tensor:
+def _compute_norms_in_blocks(rows: Tensor, columns: int | None = None) -> Tensor:
     import torch
 
     squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -118,6 +122,7 @@ def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
         parts = []
         for piece in rows.pieces:
             if isinstance(piece, tuple):
+                # Σ cᵢ·aᵢ⊗bᵢ = (c·A)ᵀB: one product of matrices in place of r outer products.
                 left, right = (factor.double() for factor in piece)
                 parts.append((left.mul_(coefficients.unsqueeze(1)).T @ right).flatten())
             else:
@@ -133,13 +138,13 @@ def add_rows(rows: Tensor | FactoredRows, coefficients: Tensor) -> Tensor:
 def cut_blocks(rows: Tensor, columns: int | None = None) -> Iterator[tuple[slice, list[slice]]]:
     """Yield rows of blocks that cover `rows` (r, d), and for each the columns of its blocks.
 
-    A block in double precision fits the cache; copying all rows would take longer than adding them up. `columns` is the
-    most of a block on a CPU.
+    A block in double precision fits the cache; copying all rows would take longer than adding them up. On a CPU, a
+    block has at most `columns` columns.
     """
     count, size = rows.shape
-    most = _SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU
-    columns = max(1, min((columns or _COLUMNS) if rows.device.type == "cpu" else most, size))
-    at_once = max(1, most // columns)
+    numbers = _SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU
+    columns = max(1, min((columns or _COLUMNS) if rows.device.type == "cpu" else numbers, size))
+    at_once = max(1, numbers // columns)
     cuts = [slice(first, first + columns) for first in range(0, size, columns)]
     for first in range(0, count, at_once):
         yield slice(first, first + at_once), cuts

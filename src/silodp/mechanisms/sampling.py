@@ -9,8 +9,10 @@ def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Gen
     """Draw a sample (count,) bool, each True independently with probability q (to within 2⁻⁵³).
 
     Args:
-        count: number of units.
-        q: one probability for all, or (count,) one for each.
-        stream: of random numbers.
+        count: The number of units.
+        q: One probability for all units, or (count,) one for each.
+        stream: The random numbers; secret ones where the sample is private.
+
+    Source: the samples ("lots") of Abadi et al. 2016, "Deep Learning with Differential Privacy", section 3.1.
     """
     return stream.random(count) < q

@@ -317,8 +317,7 @@ def digest_unsaved(model: nn.Module) -> str:
 
 def digest_attributes(model: nn.Module) -> str:
     """Return the SHA-256 (hex) of the numbers that modules hold as plain attributes; "" where there are none."""
-    from silodp.training.model_checks import list_numeric_attributes
-    from silodp.training.task import digest_tensors
+    from silodp.training.model_state import digest_tensors, list_numeric_attributes
 
     found = list_numeric_attributes(model)
     return digest_tensors(found) if found else ""

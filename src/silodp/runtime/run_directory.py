@@ -282,7 +282,7 @@ class RunDirectory:
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
-        from silodp.training.task import serialize
+        from silodp.training.model_state import serialize
 
         weights = serialize(model, {"method": method.name})
         description = ModelDescription.of_run(spec, model, architecture, loss, schema, weights, stated)

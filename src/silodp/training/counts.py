@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TableKind = Literal["scores", "classes", "survival"]
-_LEAST_CERTAIN = 3.0
+_MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before a metric is divided by it."""
 
 
@@ -30,10 +30,10 @@ class Estimate:
     """A metric computed from counts.
 
     Attributes:
-        value: the metric.
-        standard_error: standard deviation of the value that the noise in the counts causes, to first order.
-        low, high: the metric of the records themselves lies between them if counts have no noise; they differ where
-            a bin holds several records whose order is not known.
+        value: The metric.
+        standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
+        low: The smallest value that the metric of the records themselves can have if counts have no noise.
+        high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
     """
 
     value: float
@@ -48,9 +48,9 @@ class CountTable(Settings):
 
     Attributes:
         kind: "scores" for two classes, "classes" for more, "survival".
-        classes: number of classes K.
-        bins: number B of bins of scores, even; equal steps of the probability 1/(1 + e^−score).
-        times: edges between the bins of times, ascending; for survival.
+        classes: The number K of classes.
+        bins: The number B of bins of scores, which is even; they are equal steps of the probability 1/(1 + e^−score).
+        times: For survival, the edges between the bins of times in ascending order.
     """
 
     kind: TableKind
@@ -89,8 +89,9 @@ class CountTable(Settings):
         """Return the cell of every record.
 
         Args:
-            outputs: (n,), (n, 1) or (n, K) logits, or (n,) or (n, 1) log hazards; NaN counts as the lowest score.
-            targets: (n,) class numbers, or (n, 2) = [event, time].
+            outputs: The logits (n,), (n, 1) or (n, K), or the log hazards (n,) or (n, 1); NaN counts as the lowest
+                score.
+            targets: The class numbers (n,), or the pairs [event, time], (n, 2).
 
         Returns:
             (n,) int64, in 0..k−1.
@@ -141,7 +142,7 @@ class CountTable(Settings):
         """Return the counts (K, K) by true and predicted class; None for survival.
 
         Args:
-            counts: (k,) float64.
+            counts: The counts of all cells, (k,) float64.
         """
         if self.kind == "survival":
             return None
@@ -152,8 +153,8 @@ class CountTable(Settings):
         """Return the metrics of the counts; those that are not defined, or lost in the noise, are left out.
 
         Args:
-            counts: (k,) float64.
-            noise_std: standard deviation of the noise in each count.
+            counts: The counts of all cells, (k,) float64.
+            noise_std: The standard deviation of the noise in each count.
         """
         found: dict[str, Estimate] = {}
         measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
@@ -172,6 +173,7 @@ class CountTable(Settings):
         return _Ratio(right, total, (total,))
 
     def _roc_auc(self, counts: Tensor) -> _Ratio:
+        # The Mann-Whitney statistic: pairs whose positive record is in a higher bin; those in one bin count half.
         negative, positive = counts.reshape(self.shape)
         below = negative.cumsum(0) - negative
         ties = positive @ negative
@@ -189,6 +191,7 @@ class CountTable(Settings):
         pairs = (event.sum(1) * later.sum(1)).sum()
         events, others = event.sum(1), censored.sum(1)
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
+        # Pairs within one bin of time are unknown: either may be the earlier event.
         return _Ratio(
             (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
             ties=ties, unknown=same,
@@ -200,10 +203,11 @@ class _Ratio:
     """A metric as a ratio of functions of counts.
 
     Attributes:
-        above, below: numerator and denominator.
-        sums: counts that the denominator is made of.
-        ties: pairs whose order is not known: half of them are in the numerator.
-        unknown: pairs of which it is not known whether they count; they are in neither.
+        above: The numerator.
+        below: The denominator.
+        sums: The counts that the denominator is made of.
+        ties: The pairs whose order is not known; half of them are in the numerator.
+        unknown: The pairs of which it is not known whether they count; they are in neither.
     """
 
     above: Tensor
@@ -218,7 +222,8 @@ def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: fl
     import torch
 
     ratio = measure(counts)
-    largest_noise = _LEAST_CERTAIN * noise_std * math.sqrt(len(counts))
+    # A sum of at most k counts has a noise of at most √k standard deviations of one.
+    largest_noise = _MIN_CERTAINTY * noise_std * math.sqrt(len(counts))
     if not all(float(one) > largest_noise for one in ratio.sums) or float(ratio.below) <= 0:
         return None
 
@@ -226,6 +231,7 @@ def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: fl
         again = measure(changed)
         return again.above / again.below
 
+    # The delta method: the noise of the value is that of its linear approximation at these counts.
     gradient = torch.func.grad(divide)(counts)
     above, below, ties, unknown = (
         float(one) for one in (ratio.above, ratio.below, ratio.ties, ratio.unknown)

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,19 +23,20 @@ from torch.utils._pytree import register_pytree_node
 
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.model_runs import seeded
+from silodp.training.model_state import model_error
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
 
 Gradient = Callable[..., tuple[Tensor, ...]]
-"""(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the parameters.
+"""Of users: (parameters of each user, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the
+parameters.
 
-x is a tensor, or `NamedArrays` of tensors.
+Of records: (parameters, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
 
-Of records: (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
+The parameters are a sequence of one tensor per name; x is a tensor, or `NamedArrays` of tensors.
 """
-
-_LEAST_TO_LOOP = 16
 
 GradientBuilder = Callable[["Task"], Gradient]
 
@@ -47,6 +49,9 @@ register_pytree_node(
 )
 _log = logging.getLogger(__name__)
 
+# Records of a step of a convolutional model from which users train one after another (`find_min_to_loop`).
+_MIN_TO_LOOP = 16
+
 
 def build_user_gradient(task: Task) -> Gradient:
     """Return the gradient of many users at once: autograd of the sum of their losses.
@@ -54,13 +59,13 @@ def build_user_gradient(task: Task) -> Gradient:
     A user's parameters are in no other user's loss, so the gradient of the sum is that of each. `torch.func.grad` would
     give the same, but imports torch's compiler, which takes seconds in every new process.
     """
-    count = len(task.names)
     per_user = vmap(task.objective, randomness="different")
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
+    def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
         with _vectorizable_kernels(task.model), torch.enable_grad():
-            leaves = [p.detach().requires_grad_() for p in tensors[:count]]
-            losses = per_user(tuple(leaves), *tensors[count:])
+            leaves = [p.detach().requires_grad_() for p in params]
+            # randomness="different": every user draws their own dropout masks.
+            losses = per_user(tuple(leaves), *data)
             return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
     return gradient
@@ -71,12 +76,11 @@ def build_traceable_gradient(task: Task) -> Gradient:
 
     Interpreted it is slower.
     """
-    count = len(task.names)
     per_user = vmap(grad(task.objective), randomness="different")
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
+    def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
         with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_user(tensors[:count], *tensors[count:])
+            result: tuple[Tensor, ...] = per_user(tuple(params), *data)
         return result
 
     return gradient
@@ -84,8 +88,7 @@ def build_traceable_gradient(task: Task) -> Gradient:
 
 def build_plain_gradient(task: Task) -> Gradient:
     """Return the gradient of exactly one user, by ordinary autograd, of tensors without a dimension for users."""
-    count = len(task.names)
-    return lambda *tensors: _differentiate(task, tensors[:count], *tensors[count:])
+    return partial(_differentiate, task)
 
 
 def build_single_user_gradient(task: Task) -> Gradient:
@@ -94,11 +97,10 @@ def build_single_user_gradient(task: Task) -> Gradient:
     It multiplies matrices instead of batches of one, and keeps the fused backward operations that `torch.func` takes
     apart.
     """
-    plain = build_plain_gradient(task)
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        own = [map_arrays(lambda tensor: tensor.squeeze(0), part) for part in tensors]
-        return tuple(g.unsqueeze(0) for g in plain(*own))
+    def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
+        alone = (map_arrays(lambda tensor: tensor.squeeze(0), part) for part in data)
+        return tuple(g.unsqueeze(0) for g in _differentiate(task, [p.squeeze(0) for p in params], *alone))
 
     return gradient
 
@@ -108,10 +110,8 @@ def build_looped_gradient(task: Task) -> Gradient:
 
     Users with few records, or none in this step, take little time: padding, which comes last, is left out.
     """
-    count = len(task.names)
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        params, (x, y, mask) = tensors[:count], tensors[count:]
+    def gradient(params: Sequence[Tensor], x: Any, y: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         result = tuple(torch.zeros_like(p) for p in params)
         for user, real in enumerate(mask.sum(1).to(torch.int64).tolist()):
             if real:
@@ -124,7 +124,7 @@ def build_looped_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def find_least_to_loop(task: Task) -> int | None:
+def find_min_to_loop(task: Task) -> int | None:
     """Return from how many records a step on users take less time one after another; None if they never do.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
@@ -133,7 +133,7 @@ def find_least_to_loop(task: Task) -> int | None:
     """
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     has_any = any(isinstance(module, convolutions) for module in task.model.modules())
-    return _LEAST_TO_LOOP if task.device.type == "cpu" and has_any else None
+    return _MIN_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
 def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
@@ -143,8 +143,8 @@ def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
     parameters are returned as they are.
 
     Args:
-        task: the model.
-        params: one tensor for each name, or none.
+        task: The task of the model.
+        params: One tensor for each name, or none.
     """
     if task.engine.get("contiguous", lambda: _must_be_contiguous(task.model)):
         return list(params)
@@ -169,9 +169,11 @@ def _must_be_contiguous(model: nn.Module) -> bool:
 
 
 def build_record_gradient(task: Task) -> Gradient:
-    """Return the gradients of many single records' losses at once, by `torch.func`."""
+    """Return the gradients of many single records' losses at once, by `torch.func`.
+
+    All records share the parameters, so vmap leaves their dimension out, and layers run as products of matrices.
+    """
     one = torch.ones(1, dtype=task.dtype, device=task.device)
-    count = len(task.names)
 
     def record_loss(p: tuple[Tensor, ...], record: Any, target: Tensor) -> Tensor:
         alone = map_arrays(lambda tensor: tensor.unsqueeze(0), record)
@@ -179,10 +181,10 @@ def build_record_gradient(task: Task) -> Gradient:
 
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        weights = put_channels_last(task, tensors[:count])
+    def gradient(params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        weights = put_channels_last(task, params)
         with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_record(tuple(weights), *tensors[count:])
+            result: tuple[Tensor, ...] = per_record(tuple(weights), x, y)
         return result
 
     return gradient
@@ -193,15 +195,13 @@ def build_expanded_record_gradient(task: Task) -> Gradient:
 
     Recurrent layers write in place, which vmap allows only if the parameters, too, differ from user to user.
     """
-    count = len(task.names)
     per_user = build_user_gradient(task)
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        x, y = tensors[count:]
-        rows = [p.expand(len(y), *p.shape) for p in tensors[:count]]
+    def gradient(params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        rows = [p.expand(len(y), *p.shape) for p in params]
         alone = map_arrays(lambda tensor: tensor.unsqueeze(1), x)
         return per_user(
-            *rows, alone, y.unsqueeze(1), torch.ones_like(rows[0], dtype=task.dtype).flatten(1)[:, :1]
+            rows, alone, y.unsqueeze(1), torch.ones_like(rows[0], dtype=task.dtype).flatten(1)[:, :1]
         )
 
     return gradient
@@ -210,11 +210,9 @@ def build_expanded_record_gradient(task: Task) -> Gradient:
 def build_looped_record_gradient(task: Task) -> Gradient:
     """Return the gradients of single records' losses, one after another, by ordinary autograd; it cannot be traced."""
     one = torch.ones(1, dtype=task.dtype, device=task.device)
-    count = len(task.names)
 
-    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        x, y = tensors[count:]
-        each = [_differentiate(task, tensors[:count], x[i : i + 1], y[i : i + 1], one) for i in range(len(y))]
+    def gradient(params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        each = [_differentiate(task, params, x[i : i + 1], y[i : i + 1], one) for i in range(len(y))]
         return tuple(torch.stack(rows) for rows in zip(*each, strict=True))
 
     return gradient
@@ -224,8 +222,9 @@ def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
     """Return `build_user_gradient`, or `build_looped_gradient` where `torch.func` cannot run the model or loss.
 
     Args:
-        task: model and loss.
-        x: (n, ...) records, n ≥ 1; the first is tried. y: (n, ...) targets.
+        task: The model and the loss.
+        x: The records (n, ...), n ≥ 1; the first one is tried.
+        y: The targets (n, ...).
 
     Raises:
         SilodpError: ordinary autograd cannot take the gradient of one user either.
@@ -234,7 +233,7 @@ def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
     def example() -> list[Any]:
         first = torch.zeros(2, 2, dtype=torch.int64, device=task.device)  # two users with two records each
         rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
-        return [*rows, x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device)]
+        return [rows, x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device)]
 
     return _select("user", task, x, y, (build_user_gradient, build_looped_gradient), example)
 
@@ -248,7 +247,7 @@ def select_record_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
 
     def example() -> list[Any]:
         first = torch.zeros(2, dtype=torch.int64, device=task.device)
-        return [*task.unflatten(task.flatten(task.model)), x[first], y[first]]
+        return [task.unflatten(task.flatten(task.model)), x[first], y[first]]
 
     return _select("record", task, x, y, builders, example)
 
@@ -269,31 +268,29 @@ def _select(
     """Return the first builder whose gradient runs on the example; found out once per kind of records."""
 
     def select() -> GradientBuilder:
-        tensors = example()
-        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+        arguments = example()
+        with seeded(task.device, 0):
             for builder in builders[:-1]:
                 try:
-                    builder(task)(*tensors)
+                    builder(task)(*arguments)
                     return builder
                 except Exception as problem:
                     # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
                     reason = describe_exception(problem.__cause__ or problem)
             try:
-                builders[-1](task)(*tensors)
+                builders[-1](task)(*arguments)
             except SilodpError:
                 raise
             except Exception as error:
-                raise SilodpError(
+                raise model_error(
                     f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be computed "
                     f"({first_line(error)}): use operations that torch.autograd can differentiate.",
-                    code="model.no_gradient",
-                    field="task.model",
+                    "model.no_gradient",
                 ) from error
         task.engine.get("announced", lambda: _announce_loop(task, reason))
         return builders[-1]
 
-    selected: GradientBuilder = task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
-    return selected
+    return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
 
 
 def _announce_loop(task: Task, reason: str) -> None:
@@ -306,7 +303,9 @@ def _announce_loop(task: Task, reason: str) -> None:
     )
 
 
-def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+def _differentiate(
+    task: Task, params: Sequence[Tensor], x: Any, y: Tensor, mask: Tensor
+) -> tuple[Tensor, ...]:
     """Return the gradient of one user's loss by ordinary autograd."""
     leaves = [p.detach().requires_grad_() for p in params]
 
@@ -397,6 +396,7 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
         kernels.enter_context(
             _ReplaceFunctions(_LOOKUPS | ({F.group_norm: _normalize_groups} if has_groups else {}))
         )
+        # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from silodp.data.public import LabelKind
 
 
-# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
+# Up to this many records the risk sets of the Cox loss are one (n, n) table, which vmap runs fast; beyond, a sort and a
+# running sum take less memory.
 _PAIRWISE_LIMIT = 1024
+
+
+def loss_error(message: str, code: str) -> SilodpError:
+    """Return the error that says what is wrong with the loss of a task."""
+    return SilodpError(message, code=code, field="task.loss")
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,16 @@ class Loss:
     """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
 
     Attributes:
-        name: in messages and metrics.
-        function: made of torch operations without data-dependent Python branches (it runs under `torch.func.vmap`);
-            it must ignore records whose mask is 0.
-        separable: whether it is the mean of a loss of every single record; only then can record-level methods clip
-            the gradients of single records.
-        most_classes: the largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
-        per_class: whether it needs one output of the model for every class, and no more.
-        predicts_labels: whether a model trained by it gives logits of classes, the label, or a log hazard. Of another
-            loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
-        labels: kinds of labels that it can learn; None where that is not known.
+        name: The name in messages and metrics.
+        function: A function made of torch operations without data-dependent Python branches (it runs under
+            `torch.func.vmap`); it must ignore records whose mask is 0.
+        separable: Whether the loss is the mean of a loss of every single record; only then can record-level methods
+            clip the gradients of single records.
+        most_classes: The largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
+        per_class: Whether it needs one output of the model for every class, and no more.
+        predicts_labels: Whether a model trained by it gives logits of classes, the label, or a log hazard. For other
+            losses this is not known: a Poisson model, for example, gives the logarithm of the expected label.
+        labels: The kinds of labels that it can learn; None where they are not known.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -73,11 +79,11 @@ class Loss:
         """Make the mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
 
         Args:
-            name: what the loss is called in messages and metrics.
-            f: gets outputs (n, ...) and targets (n, ...); returns one number per record, (n,). Losses of
-                `torch.nn.functional` do so with `reduction="none"`.
-            most_classes: see the class.
-            per_class: see the class.
+            name: The name of the loss in messages and metrics.
+            f: A function that gets outputs (n, ...) and targets (n, ...), and returns one number per record, (n,).
+                Losses of `torch.nn.functional` do so with `reduction="none"`.
+            most_classes: See the class.
+            per_class: See the class.
 
         Raises:
             SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
@@ -116,31 +122,20 @@ class Loss:
         except SilodpError:
             raise
         except (Exception, SystemExit) as error:
-            raise SilodpError(
+            raise loss_error(
                 f"the loss '{self.name}' raised {describe_exception(error)} (on outputs {tuple(outputs.shape)} and "
                 f"targets {tuple(targets.shape)} of {targets.dtype}): correct it, or choose another.",
-                code="loss.raised",
-                field="task.loss",
+                "loss.raised",
             ) from error
         if not isinstance(value, Tensor) or value.dim() != 0:
-            raise SilodpError(
+            raise loss_error(
                 f"the loss '{self.name}' returned {_describe(value)}: return one number (a tensor without dimensions), "
                 "or wrap a function of single records in Loss.per_record.",
-                code="loss.not_scalar",
-                field="task.loss",
+                "loss.not_scalar",
             )
         return value
 
 
-_TORCH_LOSSES = (
-    "CrossEntropyLoss",
-    "NLLLoss",
-    "BCEWithLogitsLoss",
-    "MSELoss",
-    "L1Loss",
-    "SmoothL1Loss",
-    "HuberLoss",
-)
 # Metrics and predictions read the outputs of a model of classes as logits.
 _REFUSED = {
     "BCELoss": "takes probabilities: end the model in its last linear layer, without the sigmoid, and give "
@@ -150,6 +145,12 @@ _REFUSED = {
 # A loss of logits also learns shares between 0 and 1, which are real numbers.
 _OF_LOGITS: tuple[LabelKind, ...] = ("classes", "real", "multilabel")
 _OF_NUMBERS: tuple[LabelKind, ...] = ("real",)
+# Class of torch.nn -> `Loss.most_classes` and `Loss.labels`. The losses with None take class numbers.
+_TORCH_LOSSES: dict[str, tuple[int | None, tuple[LabelKind, ...]]] = {
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss"), (None, ("classes",))),
+    "BCEWithLogitsLoss": (2, _OF_LOGITS),
+    **dict.fromkeys(("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), (0, _OF_NUMBERS)),
+}
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
 
 
@@ -157,12 +158,13 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     """Make the mean over a user's records of a loss of `torch.nn`, with the module's weights and other constants.
 
     The mean divides by the number of records, also where the module has class weights (torch divides by the sum of the
-    weights) or an `ignore_index` (torch divides by the records that are left). Several
-    outputs of a record are averaged.
+    weights) or an `ignore_index` (torch divides by the records that are left).
+    Several outputs of a record are averaged.
 
     Args:
-        module: its reduction is "mean" or "none".
-        dtype, device: of the model's parameters.
+        module: A loss whose reduction is "mean" or "none".
+        dtype: The data type of the model's parameters.
+        device: The device of the model's parameters.
 
     Raises:
         SilodpError: another module, one whose outputs are no logits, or the reduction "sum".
@@ -184,8 +186,9 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
             field="loss",
         )
     own: Any = copy.deepcopy(module).to(device, dtype)
-    own.reduction = "none"
-    by_class = name in ("CrossEntropyLoss", "NLLLoss")
+    own.reduction = "none"  # `Loss.per_record` takes the mean over a user's records
+    most_classes, labels = _TORCH_LOSSES[name]
+    by_class = most_classes is None
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         if by_class:
@@ -196,10 +199,6 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
 
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
-    most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
-    labels: tuple[LabelKind, ...] = ("classes",) if by_class else _OF_NUMBERS
-    if name == "BCEWithLogitsLoss":
-        labels = _OF_LOGITS
     return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class), *labels)
 
 
@@ -219,11 +218,10 @@ def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -
         )
     else:
         remedy = "return one number per record."
-    return SilodpError(
+    return loss_error(
         f"the loss '{name}' returned {_describe(values)} for {count} records (outputs {tuple(outputs.shape)}, targets "
         f"{tuple(targets.shape)}): {remedy}",
-        code="loss.not_per_record",
-        field="task.loss",
+        "loss.not_per_record",
     )
 
 
@@ -239,8 +237,8 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     """Make softmax cross entropy: outputs (n, K) logits, targets (n,) int64 classes.
 
     Args:
-        class_weights: (K,) **public** constants, never class frequencies of private rows. The mean divides by the
-            number of records, not by the sum of their weights.
+        class_weights: The K weights, **public** constants, never class frequencies of private rows. The mean divides by
+            the number of records, not by the sum of their weights.
 
     Raises:
         SilodpError: weights that are not finite numbers ≥ 0.
@@ -253,12 +251,11 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         if targets.is_floating_point():
             raise _refuse_labels("cross_entropy", "class numbers", outputs, targets)
         if outputs.dim() < 2 or outputs.shape[1] < 2:
-            raise SilodpError(
+            raise loss_error(
                 f"cross_entropy needs one output per class, and the model gives {tuple(outputs.shape[1:])} per record: "
                 "use binary_cross_entropy if there are two classes, or end the model in a layer as wide as there are "
                 "classes.",
-                code="loss.output_shape",
-                field="task.loss",
+                "loss.output_shape",
             )
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
@@ -272,7 +269,7 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     For k yes/no labels (kind "multilabel"), outputs and targets are (n, k), and a record's loss is the mean of theirs.
 
     Args:
-        class_weights: (weight of 0, weight of 1), **public** constants.
+        class_weights: The weights of 0 and of 1, **public** constants.
 
     Raises:
         SilodpError: weights that are not two finite numbers ≥ 0.
@@ -309,11 +306,10 @@ def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
         remedy = f"end it in a layer of width {width}, or choose another loss"
         if width == 2:
             remedy = f"use cox if the labels are pairs of event and time; if they are two labels, {remedy}"
-        raise SilodpError(
+        raise loss_error(
             f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
             f"{width}: {remedy}.",
-            code="loss.output_shape",
-            field="task.loss",
+            "loss.output_shape",
         )
     return rows, wanted.to(rows.dtype)
 
@@ -327,6 +323,9 @@ def cox() -> Loss:
 
     The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event has
     loss 0 and gradient 0.
+
+    Source: Cox 1972, "Regression Models and Life-Tables"; ties by Breslow 1974, "Covariance Analysis of Censored
+    Survival Data"; Ogier du Terrail et al. 2022, "FLamby".
     """
     return _mark_predicting(Loss("cox", _cox), "survival")
 
@@ -374,12 +373,11 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     if targets.dim() > 1 and outputs.shape != targets.shape:
-        raise SilodpError(
+        raise loss_error(
             f"binary_cross_entropy needs one output for each yes/no label, and the model gives "
             f"{tuple(outputs.shape[1:])} for labels of shape {tuple(targets.shape[1:])}: end it in a layer as wide as "
             "there are labels, or use cox if the labels are pairs of event and time.",
-            code="loss.wrong_labels",
-            field="task.loss",
+            "loss.wrong_labels",
         )
     logit = outputs if targets.dim() > 1 else flatten_outputs(outputs, ", or use cross_entropy")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
@@ -427,8 +425,8 @@ def flatten_outputs(outputs: Tensor, or_else: str = "") -> Tensor:
     """Return outputs (n,) or (n, 1) as (n,); raise `SilodpError` for more columns.
 
     Args:
-        outputs: of the model.
-        or_else: another remedy, for the message.
+        outputs: The outputs of a model.
+        or_else: Another remedy, for the message.
     """
     if outputs.dim() == 1:
         return outputs
@@ -449,11 +447,10 @@ def _refuse_labels(name: str, needs: str, outputs: Tensor, targets: Tensor) -> S
     else:
         is_single = outputs.dim() == 1 or outputs.shape[1] == 1
         other = suggest_class_loss(2 if is_single else None)
-    return SilodpError(
+    return loss_error(
         f"{name} needs {needs}, and the labels are of shape {tuple(targets.shape[1:])} and {targets.dtype}: use "
         f"{other}, or set the table's kind of label (schema.kind) to what it is.",
-        code="loss.wrong_labels",
-        field="task.loss",
+        "loss.wrong_labels",
     )
 
 

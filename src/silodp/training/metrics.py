@@ -29,8 +29,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Compute the share of records that are classified right; of several yes/no labels, the share of right labels.
 
     Args:
-        outputs: (n, K) logits; or one logit (n,) or (n, 1), positive for class 1; or (n, k) logits of k labels.
-        targets: (n,) class numbers, or (n, k) of 0/1.
+        outputs: The logits (n, K); or one logit (n,) or (n, 1), positive for class 1; or (n, k) of k labels.
+        targets: The class numbers (n,), or (n, k) of 0/1.
 
     Raises:
         SilodpError: targets that are not class numbers.
@@ -51,8 +51,8 @@ def roc_auc(outputs: Tensor, targets: Tensor) -> float:
     """Compute the area under the ROC curve of a two-class model (scikit-learn).
 
     Args:
-        outputs: (n,), (n, 1) or (n, 2) logits; or (n, k) logits of k yes/no labels.
-        targets: (n,) of 0/1, or (n, k).
+        outputs: The logits (n,), (n, 1) or (n, 2); or (n, k) of k yes/no labels.
+        targets: The labels (n,) of 0/1, or (n, k).
 
     Returns:
         The area; nan if only one class is present, or a score is not finite. Of several labels the mean of the areas
@@ -80,8 +80,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     counts as the earlier). Equal scores count half.
 
     Args:
-        outputs: (n,) or (n, 1) log hazards.
-        targets: (n, 2) = [event, time].
+        outputs: The log hazards (n,) or (n, 1).
+        targets: The pairs [event, time], (n, 2).
 
     Returns:
         The share of comparable pairs in the right order; nan without a comparable pair, or where an output is not
@@ -89,6 +89,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
 
     Raises:
         SilodpError: targets of another shape.
+
+    Source: Harrell et al. 1982, "Evaluating the Yield of Medical Tests".
     """
     import torch
 
@@ -102,6 +104,7 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     hazard = flatten_outputs(outputs).detach().double().cpu()
     event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
     usable, half_wins = 0, 0  # whole numbers: sums of halves would round
+    # A table of events by records, some rows at a time, so that memory does not grow with the square of the records.
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
     for first in torch.nonzero(event).squeeze(1).split(rows):  # type: ignore[no-untyped-call]
         later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
@@ -115,10 +118,10 @@ def mean_absolute_error(outputs: Tensor, targets: Tensor, spread: float | Sequen
     """Compute the mean absolute error of a model of real numbers (scikit-learn).
 
     Args:
-        outputs: (n,) or (n, 1) real numbers, or (n, k).
-        targets: (n,) real numbers, or (n, k).
-        spread: of the label, by which targets were divided (`label_typical` of a schema), or one of each: the error is
-            then in the unit of the label. A configured task sets it.
+        outputs: The real numbers (n,) or (n, 1), or (n, k).
+        targets: The real numbers (n,), or (n, k).
+        spread: The number by which the label was divided (`label_typical` of a schema), or one for each label: the
+            error is then in the unit of the label. A configured task sets it.
 
     Returns:
         The error, of several numbers the mean of theirs; nan without records, or where an output is not finite.
@@ -135,8 +138,8 @@ def r2(outputs: Tensor, targets: Tensor) -> float:
     """Compute the coefficient of determination R² of a model of real numbers (scikit-learn).
 
     Args:
-        outputs: (n,) or (n, 1) real numbers, or (n, k).
-        targets: (n,) real numbers, or (n, k).
+        outputs: The real numbers (n,) or (n, 1), or (n, k).
+        targets: The real numbers (n,), or (n, k).
 
     Returns:
         1 minus the squared error divided by that of the mean of these targets; nan for fewer than two records, for
@@ -192,7 +195,7 @@ def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets:
         columns = zip(outputs.unbind(1), targets.unbind(1), strict=True)
         return _average(_measure_two_classes(metric, *column) for column in columns)
     if outputs.dim() == 2 and outputs.shape[1] == 2:
-        outputs = outputs[:, 1] - outputs[:, 0]
+        outputs = outputs[:, 1] - outputs[:, 0]  # the logit of class 1: softmax is a function of differences
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
         raise SilodpError(
             f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy",

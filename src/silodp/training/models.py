@@ -27,12 +27,12 @@ class Architecture:
     Attributes:
         source: "silodp" (a name in `MODELS`), "file" or "module" (a function or module of a user's code), or "caller"
             (a `torch.nn.Module` that a program passed, of which nothing is known).
-        name: of the function; "" for "caller".
-        arguments: of the function, JSON-ready.
-        module: dotted name of the Python module, for "module".
-        sha256: of the file with the code (hex), for "file" and "module".
-        version: of silodp's networks, for "silodp".
-        code: the content of the file, for "file"; it is kept with the model.
+        name: The name of the function; "" for "caller".
+        arguments: The arguments of the function, JSON-ready.
+        module: The dotted name of the Python module, for "module".
+        sha256: The SHA-256 (hex) of the file with the code, for "file" and "module".
+        version: The version of silodp's networks, for "silodp".
+        code: The content of the file, for "file"; it is kept with the model.
     """
 
     source: Literal["silodp", "file", "module", "caller"] = "caller"
@@ -52,20 +52,20 @@ def logistic(features: int, classes: int = 2) -> nn.Module:
     """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
     from torch import nn
 
-    _check_least("classes", classes, 2)
-    return nn.Linear(_check_least("features", features, 1), 1 if classes == 2 else classes)
+    _check_min("classes", classes, 2)
+    return nn.Linear(_check_min("features", features, 1), 1 if classes == 2 else classes)
 
 
 def cox_linear(features: int, outputs: int = 1) -> nn.Module:
     """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters).
 
     Args:
-        features: of a record.
-        outputs: of the layer, where a record has several labels.
+        features: The number of features of a record.
+        outputs: The outputs of the layer, where a record has several labels.
     """
     from torch import nn
 
-    return nn.Linear(_check_least("features", features, 1), _check_least("outputs", outputs, 1))
+    return nn.Linear(_check_min("features", features, 1), _check_min("outputs", outputs, 1))
 
 
 def embedding(
@@ -78,18 +78,18 @@ def embedding(
     """Build a linear model of numbers and embedded categories; its inputs are the arrays "numeric" and "codes".
 
     Args:
-        categories: their number in each column of codes.
-        features: columns of numbers; with 0 there is no array "numeric".
-        classes: one logit for two, else one per class; None: `outputs` decides.
-        dimension: numbers that embed a category.
-        outputs: without classes: one number or log hazard, or as many as a record has labels.
+        categories: The number of categories in each column of codes.
+        features: The number of columns of numbers; with 0 there is no array "numeric".
+        classes: The number of classes: one logit for two, else one per class. With None, `outputs` decides.
+        dimension: The numbers that embed a category.
+        outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
     """
     import torch
     from torch import nn
 
-    _check_least("dimension", dimension, 1)
+    _check_min("dimension", dimension, 1)
     if classes is not None:
-        outputs = 1 if _check_least("classes", classes, 2) == 2 else classes
+        outputs = 1 if _check_min("classes", classes, 2) == 2 else classes
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
@@ -116,12 +116,12 @@ def mlp(
     """Build `layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network.
 
     Args:
-        features: of a record.
-        classes: logits of the last layer; None: `outputs` decides.
-        width: of every hidden layer, a multiple of `groups`.
-        layers: hidden layers.
-        groups: of GroupNorm.
-        outputs: without classes: one number or log hazard, or as many as a record has labels.
+        features: The number of features of a record.
+        classes: The logits of the last layer. With None, `outputs` decides.
+        width: The width of every hidden layer, a multiple of `groups`.
+        layers: The number of hidden layers.
+        groups: The groups of GroupNorm.
+        outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
 
     Returns:
         The model; with the defaults it has 5,012 parameters.
@@ -131,15 +131,15 @@ def mlp(
     """
     from torch import nn
 
-    if width % _check_least("groups", groups, 1):
+    if width % _check_min("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
         )
-    sizes = [features] + [width] * _check_least("layers", layers, 1)
+    sizes = [features] + [width] * _check_min("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
-    return nn.Sequential(*blocks, nn.Linear(width, classes or _check_least("outputs", outputs, 1)))
+    return nn.Sequential(*blocks, nn.Linear(width, classes or _check_min("outputs", outputs, 1)))
 
 
 def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
@@ -211,7 +211,7 @@ def hog_linear(classes: int = 10) -> nn.Module:
     parameters (Dalal and Triggs 2005 for the features, Tramèr and Boneh 2021 for their use under privacy).
 
     Args:
-        classes: outputs of the linear layer.
+        classes: The outputs of the linear layer.
 
     Returns:
         The model.
@@ -237,9 +237,11 @@ def hog_linear(classes: int = 10) -> nn.Module:
     return nn.Sequential(OrientedGradients(), nn.Linear(size, classes))
 
 
-def _check_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise SilodpError(f"{name} must be at least {least}, not {value}", code="argument.value", field=name)
+def _check_min(name: str, value: int, smallest: int) -> int:
+    if value < smallest:
+        raise SilodpError(
+            f"{name} must be at least {smallest}, not {value}", code="argument.value", field=name
+        )
     return value
 
 
@@ -260,8 +262,8 @@ def name_linear_model(classes: int | None, has_codes: bool = False) -> str:
     """Return the name of the linear model for records with such labels.
 
     Args:
-        classes: their number; None for numbers and survival.
-        has_codes: whether some columns are given as codes.
+        classes: The number of classes; None for numbers and survival.
+        has_codes: Whether some columns are given as codes.
     """
     if has_codes:
         return "embedding"

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.data.inputs import NamedArrays, map_arrays
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.errors import SilodpError, describe_exception
 from silodp.settings import check_type
 from silodp.training.gradients import select_user_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import (
-    call_model,
+from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
+from silodp.training.model_runs import call_model, describe_failures, seeded
+from silodp.training.model_state import (
+    copy_model,
+    digest_tensors,
+    has_frozen_parts,
     has_tensor_attributes,
-    inspect_loss,
-    inspect_model,
-    inspect_on,
-    inspect_parameters,
-    is_frozen_norm,
     list_numeric_attributes,
+    list_places,
+    model_error,
     refuse_changes,
+    serialize,
     set_mode,
     take_snapshot,
-    view_bytes,
 )
+from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
+Built = TypeVar("Built")
+
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
 _KNOWN_CODE = ("silodp", "torch")
-# Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
-_REMEMBERED = 512
+# Entries of a task's cache. 50 silos in one process have hundreds of shapes of steps, and each takes up to a second to
+# trace.
+_MAX_CACHED = 512
 
 
 class Task:
@@ -56,14 +59,14 @@ class Task:
     caller's module do not matter.
 
     Args:
-        model: ends in logits, log hazards or real numbers, one row per record.
-        loss: of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the mean
-            over the records is taken.
-        metrics: name → f(outputs, targets) -> float, for `evaluate`.
-        architecture: where the model came from, which a run keeps with it; None: it is the caller's.
-        pretrained: whether training starts at the values that the parameters came with, which then must be public;
-            else they are drawn anew. None: only if parts of the model are frozen. Where it is True, the values are part
-            of the run's identity; with None they may differ, as a head that is drawn when the model is built.
+        model: A module that ends in logits, log hazards or real numbers, one row per record.
+        loss: A loss of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the
+            mean over the records is taken.
+        metrics: The functions f(outputs, targets) -> float by name, for `evaluate`.
+        architecture: Where the model came from, which a run keeps with it; None stands for the caller's program.
+        pretrained: Whether training starts at the values that the parameters came with, which then must be public;
+            otherwise they are drawn anew. None keeps them only if parts of the model are frozen. With True, the values
+            are part of the run's identity; with None they may differ, as a head that is drawn when the model is built.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
@@ -79,50 +82,13 @@ class Task:
         *,
         pretrained: bool | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise SilodpError(
-                f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2).",
-                code="argument.type",
-                field="model",
-            )
-        if not isinstance(loss, Loss | nn.Module):
-            if isinstance(loss, type) or any(loss is known for known in LOSSES.values()):
-                raise SilodpError(
-                    f"loss is {loss.__name__} itself: call it, loss={loss.__name__}().",
-                    code="argument.type",
-                    field="loss",
-                )
-            raise SilodpError(
-                f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
-                code="argument.type",
-                field="loss",
-            )
-        if metrics is not None and not isinstance(metrics, Mapping):
-            raise SilodpError(
-                f"metrics is a {type(metrics).__name__}: give a mapping of names to functions, "
-                "for example {'accuracy': silodp.training.accuracy}.",
-                code="argument.type",
-                field="metrics",
-            )
-        for name, metric in (metrics or {}).items():
-            if not callable(metric):
-                raise SilodpError(
-                    f"metric '{name}' is of type {type(metric).__name__}: give a function of outputs and targets.",
-                    code="metric.not_callable",
-                    field="metrics",
-                )
-        if pretrained is not None and not isinstance(pretrained, bool):
-            raise SilodpError(
-                f"pretrained is a {type(pretrained).__name__}: give True, False or None.",
-                code="argument.type",
-                field="pretrained",
-            )
+        _check_arguments(model, loss, metrics, pretrained)
         inspect_model(model)
-        self.model = _copy(model)
+        self.model = copy_model(model)
         set_mode(self.model, training=True)
         # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
         # shares the parameters, whose values `load` replaces or which are frozen.
-        self._released = _copy(self.model, dict((id(p), p) for p in self.model.parameters()))
+        self._released = copy_model(self.model, dict((id(p), p) for p in self.model.parameters()))
         self.metrics = {} if metrics is None else dict(metrics)
         check_type("architecture", architecture, (Architecture, type(None)))
         self.architecture = Architecture() if architecture is None else architecture
@@ -132,21 +98,19 @@ class Task:
         self.sizes = tuple(p.numel() for _, p in trainable)
         self.dtype = trainable[0][1].dtype
         self.device = trainable[0][1].device
-        self.loss = (
-            loss if isinstance(loss, Loss) else adapt_torch_loss(loss, trainable[0][1].dtype, self.device)
-        )
+        self.loss = loss if isinstance(loss, Loss) else adapt_torch_loss(loss, self.dtype, self.device)
         self._constants = {
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
-        self._places = _list_places(self.model)
+        self._places = list_places(self.model)
         self._has_stated_start = pretrained is True
-        self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
-        self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
+        self.is_pretrained = has_frozen_parts(self.model) if pretrained is None else pretrained
+        self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
 
     @property
     def size(self) -> int:
-        """d, the number of trainable parameters."""
+        """The number d of trainable parameters."""
         return sum(self.sizes)
 
     @property
@@ -209,8 +173,7 @@ class Task:
         if self.is_pretrained:
             return self.flatten(self.model).clone()
         model = copy.deepcopy(self.model).cpu()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
+        with seeded(torch.device("cpu"), np.random.SeedSequence(seed).generate_state(1)[0].item()):
             _draw_parameters(model)
         return self.flatten(model).to(self.device)
 
@@ -248,12 +211,8 @@ class Task:
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
-        try:
+        with describe_failures(self.model):
             outputs = self.forward(params, x)
-        except SilodpError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(self.model, error) from error
         return self.loss.compute(outputs, y, mask)
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Tensor]:
@@ -266,17 +225,23 @@ class Task:
     def _tensor(self, values: Any) -> Tensor:
         return make_tensor(values, self.device, self.dtype)
 
-    def load(self, params: Tensor) -> nn.Module:
-        """Return a copy of the model that carries these parameters (d,), in eval mode."""
+    def validate_params(self, params: Tensor) -> Tensor:
+        """Return parameters (d,) on the task's device and in its data type; raise if their number is another."""
         if params.shape != (self.size,):
             raise SilodpError(
                 f"the model has {self.size} parameters, the vector {tuple(params.shape)}",
                 code="argument.shape",
+                field="params",
             )
+        return params.detach().to(self.device, self.dtype)
+
+    def load(self, params: Tensor) -> nn.Module:
+        """Return a copy of the model that carries these parameters (d,), in eval mode."""
+        parts = self.unflatten(self.validate_params(params))
         model = copy.deepcopy(self._released)
         named = dict(model.named_parameters())
         with torch.no_grad():
-            for name, value in zip(self.names, self.unflatten(params.detach()), strict=True):
+            for name, value in zip(self.names, parts, strict=True):
                 named[name].copy_(value)
         return model.eval()
 
@@ -316,9 +281,9 @@ class Task:
         Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
 
         Args:
-            example_x: (n, ...) records, n ≥ 1.
-            example_y: (n, ...) their labels, n ≥ 3; None leaves the loss unchecked.
-            classes: their public number, of labels that are classes; None leaves the number of outputs unchecked.
+            example_x: Records (n, ...), n ≥ 1.
+            example_y: The labels (n, ...) of n ≥ 3 records; None leaves the loss unchecked.
+            classes: The public number of classes; None leaves the number of outputs unchecked.
 
         Raises:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
@@ -333,8 +298,43 @@ class Task:
             select_user_gradient(self, example, labels)
             inspect_parameters(self.model, example)
         # Running a model may have left in it what cannot be copied, or must not stay.
-        _copy(self.model)
+        copy_model(self.model)
         refuse_changes(self.model, before)
+
+
+def _check_arguments(model: Any, loss: Any, metrics: Any, pretrained: Any) -> None:
+    """Raise `SilodpError` for an argument of `Task` that has another type."""
+    nothing = type(None)
+    kinds: tuple[tuple[str, Any, tuple[type, ...], str], ...] = (
+        ("model", model, (nn.Module,), "give a torch.nn.Module, for example torch.nn.Linear(3, 2)."),
+        (
+            "loss",
+            loss,
+            (Loss, nn.Module),
+            "use one of silodp.training's, or wrap your own in Loss.per_record.",
+        ),
+        (
+            "metrics",
+            metrics,
+            (Mapping, nothing),
+            "give a mapping of names to functions, for example {'accuracy': silodp.training.accuracy}.",
+        ),
+        ("pretrained", pretrained, (bool, nothing), "give True, False or None."),
+    )
+    for name, value, allowed, remedy in kinds:
+        if isinstance(value, allowed):
+            continue
+        problem = f"{name} is a {type(value).__name__}: {remedy}"
+        if name == "loss" and (isinstance(loss, type) or any(loss is known for known in LOSSES.values())):
+            problem = f"loss is {loss.__name__} itself: call it, loss={loss.__name__}()."
+        raise SilodpError(problem, code="argument.type", field=name)
+    for name, metric in (metrics or {}).items():
+        if not callable(metric):
+            raise SilodpError(
+                f"metric '{name}' is of type {type(metric).__name__}: give a function of outputs and targets.",
+                code="metric.not_callable",
+                field="metrics",
+            )
 
 
 class _Caller(nn.Module):
@@ -358,14 +358,15 @@ class LruCache:
     def __len__(self) -> int:
         return len(self._built)
 
-    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, build: Callable[[], Built]) -> Built:
         """Return the entry of this key, built if it is not there."""
         if key not in self._built:
             self._built[key] = build()
             if len(self._built) > self._limit:
                 self._built.popitem(last=False)
         self._built.move_to_end(key)
-        return self._built[key]
+        found: Built = self._built[key]
+        return found
 
     def __deepcopy__(self, memo: object) -> LruCache:
         return LruCache(self._limit)  # a copy measures and traces its own
@@ -382,6 +383,11 @@ def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor
     return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
 
+def flatten_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows (r, d) of one tensor (r, ...) for each parameter; the inverse of `Task.unflatten`."""
+    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+
+
 def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     """Return the outputs (n, ...) of a model in eval mode for n ≥ 1 inputs (n, ...), a tensor or `NamedArrays`.
 
@@ -390,11 +396,8 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad():
-        try:
-            batch = _choose_evaluation_batch(model, inputs)
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(model, error) from error
+    with torch.no_grad(), describe_failures(model):
+        batch = _choose_evaluation_batch(model, inputs)
     starts = range(0, len(inputs), batch)
     return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch]) for i in starts])
 
@@ -405,12 +408,9 @@ def compute_outputs_at_once(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad():
-        try:
-            outputs: Tensor = call_model(model, inputs)
-            return outputs
-        except (Exception, SystemExit) as error:
-            raise _describe_failure(model, error) from error
+    with torch.no_grad(), describe_failures(model):
+        outputs: Tensor = call_model(model, inputs)
+    return outputs
 
 
 def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
@@ -423,7 +423,7 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
     device = next(model.parameters()).device
     budget = default_memory_budget(device)
     measured, batch = 2, 1
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with seeded(device, 0):
         while batch < enough and measured <= max(2, batch):
             example = map_arrays(partial(_make_up, count=measured), inputs)
             peak = measure_cost(partial(call_model, model, example)).peak
@@ -446,46 +446,6 @@ def _make_up(array: Tensor, count: int) -> Tensor:
     return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
 
 
-def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
-    """Return the model's state as a safetensors file that `load_state_dict` can read.
-
-    Tied parameters, of which the format allows only one, are written as a copy under each of their names.
-
-    Raises:
-        SilodpError: the format does not know such a tensor.
-    """
-    tensors: dict[str, Tensor] = {}
-    written: set[int] = set()
-    for name, value in model.state_dict().items():
-        tensor = value.detach().contiguous().cpu()
-        storage = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if storage in written else tensor
-        written.add(storage)
-    try:
-        return bytes(save(tensors, metadata=dict(metadata)))
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise SilodpError(
-            f"the model cannot be stored ({first_line(error)}): keep only dense tensors of numbers in its state.",
-            code="model.not_storable",
-            field="model",
-        ) from error
-
-
-def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
-    """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
-    hasher = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        try:
-            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str
-        except TypeError:  # numpy has no such type, for example bfloat16
-            dtype = str(value.dtype)
-        hasher.update(f"{name} {tuple(value.shape)} {dtype}".encode())
-        hasher.update(view_bytes(value).cpu().numpy().tobytes())
-    for text in more:
-        hasher.update(text.encode())
-    return hasher.hexdigest()
-
-
 def _draw_parameters(model: nn.Module) -> None:
     """Draw the parameters of all layers anew, as far as they have a `reset_parameters`."""
     for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
@@ -494,10 +454,9 @@ def _draw_parameters(model: nn.Module) -> None:
             try:
                 reset()
             except (Exception, SystemExit) as error:
-                raise SilodpError(
+                raise model_error(
                     f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
-                    code="model.raised",
-                    field="task.model",
+                    "model.raised",
                 ) from error
 
 
@@ -508,46 +467,9 @@ def _keeps_parameters(model: nn.Module) -> bool:
     with torch.no_grad():
         for parameter in trained:
             parameter.fill_(math.nan)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(torch.device("cpu"), 0):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
-
-
-def _list_places(model: nn.Module) -> dict[str, str]:
-    """Return, for every place of a parameter or buffer, the name that it is listed under; each module counts once."""
-    listed = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    return {
-        f"{prefix}.{key}".lstrip("."): listed[id(tensor)]
-        for prefix, module in model.named_modules()
-        for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    }
-
-
-def _has_frozen_parts(model: nn.Module) -> bool:
-    frozen = (not p.requires_grad for p in model.parameters())
-    return any(frozen) or any(is_frozen_norm(module) for module in model.modules())
-
-
-def _copy(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a model, whose objects with the ids of `shared` are those given there."""
-    try:
-        return copy.deepcopy(model, shared)
-    except Exception as error:
-        raise SilodpError(
-            f"the model cannot be copied ({first_line(error)}): keep only modules, parameters and buffers in it "
-            "(torch.nn.utils.parametrizations instead of older hooks).",
-            code="model.not_copyable",
-            field="task.model",
-        ) from error
-
-
-def _describe_failure(model: nn.Module, error: BaseException) -> SilodpError:
-    return SilodpError(
-        f"the model ({type(model).__name__}) raised {describe_exception(error)}: correct its forward.",
-        code="model.raised",
-        field="task.model",
-    )
 
 
 def _measure_metric(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:

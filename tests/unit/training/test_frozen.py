@@ -13,9 +13,9 @@ import silodp
 from silodp.errors import SilodpError
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy
+from silodp.training.model_state import serialize
 from silodp.training.sgd import user_updates
 from silodp.training.sgd._planning import measure_cost
-from silodp.training.task import serialize
 from support.oracles import small_federation
 from support.reference import assert_equal_updates, looped, ragged, updates
 from support.refusals import refused

@@ -220,9 +220,9 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     batch = torch.ones(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5)
     rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
     gradient = build_single_user_gradient(task)
-    assert gradient(*rows, *batch)[0].shape == (1, 2, 3)
+    assert gradient(rows, *batch)[0].shape == (1, 2, 3)
     with caplog.at_level("INFO", "silodp"):
-        assert TracedGradient.try_trace(gradient, (*rows, *batch), len(rows), single_user=True) is None
+        assert TracedGradient.try_trace(gradient, rows, batch, single_user=True) is None
     assert "records (1, 5, 3) run untraced" in caplog.text
 
 
@@ -231,13 +231,13 @@ def test_a_traced_step_calls_torch_by_its_short_ways():
     task = Task(mlp(6, width=6, layers=2, groups=2), cross_entropy())
     rows = task.unflatten(task.initial(0).repeat(3, 1))
     batch = torch.ones(3, 5, 6), torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5)
-    traced = TracedGradient(build_traceable_gradient(task), (*rows, *batch), len(rows))
+    traced = TracedGradient(build_traceable_gradient(task), rows, batch)
     calls = [node.target for node in traced._body.__self__.graph.nodes if node.op.startswith("call")]
     through_registry = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
     assert not through_registry & (_FUNCTIONS.keys() | _METHODS.keys())
     assert len(through_registry) < 6 < 50 < len(calls)
     for found, wanted in zip(
-        traced.step(rows, traced.prepare(batch)), build_user_gradient(task)(*rows, *batch), strict=True
+        traced.step(rows, traced.prepare(batch)), build_user_gradient(task)(rows, *batch), strict=True
     ):
         assert torch.allclose(found, wanted, atol=1e-6)
 
@@ -254,7 +254,7 @@ def test_a_trace_sets_up_one_mode_for_its_notes(monkeypatch):
     task = small_task()
     batch = torch.ones(3, 5, 3).double(), torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5).double()
     rows = task.unflatten(task.initial(0).repeat(3, 1))
-    TracedGradient(build_traceable_gradient(task), (*rows, *batch), len(rows))
+    TracedGradient(build_traceable_gradient(task), rows, batch)
     assert len(modes) == 1
 
 
@@ -284,7 +284,7 @@ def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
         raise AttributeError("a mistake")
 
     with pytest.raises(AttributeError, match="a mistake"):
-        TracedGradient.try_trace(wrong, (torch.ones(1), torch.ones(1)), 1)
+        TracedGradient.try_trace(wrong, [torch.ones(1)], [torch.ones(1)])
 
 
 def test_what_is_remembered_is_bounded():

@@ -90,7 +90,7 @@ def test_records_together_get_the_gradients_of_each_alone(name):
     x, y, _ = records([6], padding=0)
     start = task.initial(0)
     found = torch.cat([rows for _, rows in record_gradients(task, start, x, y)])
-    tensors = [*task.unflatten(start), *task.tensors(x, y)]
+    tensors = [task.unflatten(start), *task.tensors(x, y)]
     for build in (gradients.build_expanded_record_gradient, gradients.build_looped_record_gradient):
         again = torch.cat([part.flatten(1) for part in build(task)(*tensors)], 1)
         torch.testing.assert_close(found, again, rtol=0, atol=1e-12)

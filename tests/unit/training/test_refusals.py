@@ -28,7 +28,7 @@ from silodp.training import (
     squared_error,
     user_updates,
 )
-from silodp.training.task import serialize
+from silodp.training.model_state import serialize
 from support.oracles import small_federation
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)

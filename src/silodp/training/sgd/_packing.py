@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 MIN_STEPS_TO_TRACE = 8
 """From this many steps a round on, tracing a step pays for itself: a trace takes as long as 100 steps that it saves."""
 
-# Work in the largest step, as a multiple of what every step costs besides.
+# The work in the largest step, as a multiple of a step's overhead: then 1/16 of the time is overhead.
 _FULL = 16
-# Users who are planned together: so many, or so many of the largest steps.
-_LEAST_GROUP, _STEPS_OF_GROUP = 1024, 64
-# Between one size of a step and the next: padding is cheaper than tracing more shapes.
+# Users who are planned together: at least so many, and as many as so many of the largest steps hold.
+_MIN_GROUP, _STEPS_OF_GROUP = 1024, 64
+# Each size of a step is this many times the next smaller one: padding is cheaper than tracing more shapes.
 _RATIO = 4
 
-
 Shape = tuple[int, int]
-"""Users and records of a padded step."""
+"""The number of users of a padded step, and the number of records of each."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Segment:
     """Some users who train side by side for some steps.
 
     Attributes:
-        users: (r,) positions of the users in their chunk.
-        done: (r,) steps that each of them took before.
-        steps: how many each of them takes.
-        width: records of a padded batch.
-        padded_users: users of a padded step, at least r.
+        users: The positions of the users in their chunk, (r,).
+        done: The steps that each of them took before, (r,).
+        steps: The number of steps that each of them takes.
+        width: The number of records of a padded batch.
+        padded_users: The number of users of a padded step, at least r.
     """
 
     users: Tensor
@@ -63,9 +62,9 @@ class StepTime:
     """Estimated seconds of a step.
 
     Attributes:
-        overhead: of each step.
-        untraced: the same of a step that is interpreted.
-        work: records of a batch → seconds for each user.
+        overhead: The seconds that a step takes whatever it computes.
+        untraced: The overhead of a step that is interpreted.
+        work: The seconds for each user, as a function of the records of a batch.
     """
 
     overhead: float
@@ -86,9 +85,9 @@ def choose_shapes(
     A shape that is too rare to be traced runs as a larger one if its padding takes less time than interpreting.
 
     Args:
-        steps: how often each shape runs.
-        time: of a step.
-        fits: a shape and a larger one → whether the larger one fits in memory wherever the first one runs.
+        steps: How often each shape runs.
+        time: The estimated time of a step.
+        fits: Says of a shape and a larger one whether the larger one fits in memory wherever the first one runs.
     """
     chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
     for padded_users, width in steps.keys() - chosen.keys():
@@ -112,10 +111,10 @@ def plan_segments(
     in proportion to the users, and only the plan of one group is in memory.
 
     Args:
-        counts: (u,) records of every user, at least 1, sorted as `UserBatches.of` does.
+        counts: The number of records of every user, (u,), at least 1, sorted as `UserBatches.of` does.
         local: SGD's hyperparameters.
-        time: of a step.
-        most: records of a batch → how many users' steps fit in memory at once, at least 1.
+        time: The estimated time of a step.
+        most: How many users' steps fit in memory at once, at least 1, as a function of the records of a batch.
 
     Yields:
         Segments in the order in which they run; every user takes their steps exactly once and in order.
@@ -125,7 +124,7 @@ def plan_segments(
     first = 0
     while first < len(records):
         width = widths[_find_kinds(widths, local, records[first : first + 1])[0]]
-        group = max(_LEAST_GROUP, _STEPS_OF_GROUP * _find_most_users(time, width, most(width)))
+        group = max(_MIN_GROUP, _STEPS_OF_GROUP * _find_most_users(time, width, most(width)))
         # The rest, if it would make a small group.
         end = first + group if first + group * 3 // 2 < len(records) else len(records)
         yield from _plan_group(first, counts[first:end], widths, local, time, most)

@@ -23,7 +23,7 @@ from silodp.training.sgd._schedule import LocalTraining, UserBatches
 # records (33-66 MB), the 21,840-parameter CNN at 50-200 × 4 images (29-116 MB); a tenth or ten times as much costs 2-4×
 # the time.
 _WORKING_SET = {"cpu": 48 << 20, "cuda": 1 << 30}
-# Kernels' own scratch space, which `measure_cost` does not see.
+# A factor for kernels' own scratch space, which `measure_cost` does not see.
 _SCRATCH = 1.4
 # Seconds per operation, traced and interpreted, and bytes produced per second; only their rough ratio matters.
 _TRACED, _INTERPRETED, _THROUGHPUT = 2e-6, 1e-5, 4e9
@@ -36,9 +36,9 @@ class StepCost:
     """The memory and time that a computation took.
 
     Attributes:
-        peak: bytes of tensors alive at once, at most.
-        produced: bytes of all new tensors together.
-        operations: number of tensor operations.
+        peak: The largest number of bytes of tensors that were alive at once.
+        produced: The number of bytes of all new tensors together.
+        operations: The number of tensor operations.
     """
 
     peak: int
@@ -55,6 +55,8 @@ def measure_cost(computation: Callable[[], Any]) -> StepCost:
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations and the bytes of new storages; several tensors may be views of one storage."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = self.produced = self.operations = 0
@@ -103,9 +105,9 @@ class ChunkPlan:
     """The chunks of a silo's users.
 
     Attributes:
-        chunks: consecutive slices of the users.
-        step_bytes: what the steps of each chunk may take.
-        block_bytes: what the records of coming steps may take.
+        chunks: Consecutive slices of the users.
+        step_bytes: The bytes that the steps of each chunk may take.
+        block_bytes: The bytes that the records of coming steps may take.
     """
 
     chunks: tuple[slice, ...]
@@ -134,13 +136,13 @@ def plan_chunks(
     """Cut users into chunks whose parameters are in memory at once.
 
     Args:
-        users: sorted by work, as `UserBatches.of` does.
+        users: The users of a silo, sorted by work as `UserBatches.of` does.
         local: SGD's hyperparameters.
-        cost_of: records of a step → cost of one user's step.
-        parameter_bytes: of one user's copy of the parameters.
-        memory_budget: bytes of a chunk beyond the silo's records, with the chunk before it still held by the caller;
-            None takes the default one, which stretches to hold a single user.
-        device: where the users train.
+        cost_of: The cost of one user's step, as a function of its records.
+        parameter_bytes: The bytes of one user's copy of the parameters.
+        memory_budget: The bytes of a chunk beyond the silo's records, with the chunk before it still held by the
+            caller; None takes the default one, which stretches to hold a single user.
+        device: The device that the users train on.
 
     Returns:
         Chunks that cover all users. Up to half of the budget is left to the steps.
@@ -194,9 +196,9 @@ def count_most_users(cost: StepCost, step_bytes: int, device: torch.device) -> i
     """Return how many users may train in one step, at least 1.
 
     Args:
-        cost: of one user's step.
-        step_bytes: what the step may take.
-        device: where the users train.
+        cost: The cost of one user's step.
+        step_bytes: The bytes that the step may take.
+        device: The device that the users train on.
     """
     return max(
         1, min(step_bytes // max(1, count_step_bytes(cost)), _working_set(device) // max(1, cost.peak))
@@ -207,8 +209,8 @@ def estimate_time(cost_of: Callable[[int], StepCost], steps: int) -> StepTime:
     """Estimate the time of a step from its cost, for users who take at most so many steps.
 
     Args:
-        cost_of: records of a step → cost of one user's step.
-        steps: of the user with most of them.
+        cost_of: The cost of one user's step, as a function of its records.
+        steps: The largest number of steps of a user.
     """
     operations = cost_of(1).operations
     untraced = operations * _INTERPRETED
@@ -220,10 +222,10 @@ def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device:
     """Return how many records' gradients to compute at once.
 
     Args:
-        cost: of one record's gradient.
-        row_bytes: of one gradient.
-        memory_budget: bytes; None takes the default one, which stretches to hold a single gradient.
-        device: where they are computed.
+        cost: The cost of one record's gradient.
+        row_bytes: The bytes of one gradient.
+        memory_budget: The bytes of all of them; None takes the default one, which stretches to hold a single gradient.
+        device: The device that they are computed on.
 
     Raises:
         SilodpError: a given budget cannot hold a single gradient.
@@ -244,14 +246,16 @@ def find_break_even(traced: StepCost, other: StepCost | None = None) -> int:
     """Return up to how many records a traced computation takes less time than an interpreted one.
 
     Args:
-        traced: cost of one record. Without another computation, this one would be interpreted.
-        other: cost of one record of another computation of the same values, which is never traced.
+        traced: The cost of one record. Without another computation, this one would be interpreted.
+        other: The cost of one record of another computation of the same values, which is never traced.
     """
-    least = int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
+    limit = int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
     if other is None or other.produced >= traced.produced:
-        return least
+        return limit
+    # Tracing saves time per operation, whatever the number of records, and `other` saves time per record. At the
+    # break-even of n records, both are equal: saved = n · (traced.produced − other.produced) / throughput.
     saved = other.operations * _INTERPRETED - traced.operations * _TRACED
-    return min(least, max(0, int(saved * _THROUGHPUT / (traced.produced - other.produced))))
+    return min(limit, max(0, int(saved * _THROUGHPUT / (traced.produced - other.produced))))
 
 
 def _working_set(device: torch.device) -> int:

@@ -21,15 +21,18 @@ class LocalTraining(Settings):
     """Plain SGD on one user's (or one silo's) records, as `torch.optim.SGD` computes it.
 
     Attributes:
-        learning_rate: η_l > 0.
-        epochs: passes over the records, Q ≥ 1.
-        batch_size: records per step, reshuffled every epoch; the last batch of an epoch may be smaller, and its loss
-            is the mean over the records it has. None: all records in one step.
-        momentum: in [0, 1).
-        weight_decay: ≥ 0.
+        learning_rate: The step size η_l > 0.
+        epochs: The number Q ≥ 1 of passes over the records.
+        batch_size: The records per step, reshuffled every epoch. The last batch of an epoch may be smaller, and its
+            loss is the mean over the records it has. None takes all records in one step.
+        momentum: The factor in [0, 1) of the velocity that is kept from step to step.
+        weight_decay: The factor ≥ 0 of the parameters that is added to their gradient.
 
     Raises:
         SilodpError: a value out of its range.
+
+    Source: local training of McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
+    Data", Algorithm 1 (ClientUpdate).
     """
 
     learning_rate: Positive
@@ -48,6 +51,7 @@ class LocalTraining(Settings):
 
     def step(self, params: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take one step in place, as torch.optim.SGD with dampening 0 does."""
+        # Decay before momentum, as torch does: the velocity includes the decay.
         if self.weight_decay:
             gradients = [g.add(p, alpha=self.weight_decay) for g, p in zip(gradients, params, strict=True)]
         if self.momentum:
@@ -61,10 +65,10 @@ class UserBatches:
     """The records of a silo grouped by user, longest work first, so that users of like work are neighbors.
 
     Attributes:
-        ids: (u,) the users that have records.
-        counts: (u,) how many each has.
-        starts: (u,) where each user's records begin in `order`.
-        order: (n,) indices of records, user by user; those of a user keep the order of the table.
+        ids: The users that have records, (u,).
+        counts: The number of records of each, (u,).
+        starts: Where each user's records begin in `order`, (u,).
+        order: The indices of records, (n,), user by user; those of a user keep the order of the table.
     """
 
     ids: Tensor
@@ -97,9 +101,9 @@ def draw_batch_order(users: UserBatches, local: LocalTraining, generator: torch.
     split of the users into chunks gives the same order.
 
     Args:
-        users: r of them.
+        users: The r users of a chunk.
         local: SGD's hyperparameters.
-        generator: on the CPU.
+        generator: The CPU generator of the order.
 
     Returns:
         (epochs, n) record indices: user after user, each with all of their records.
@@ -129,13 +133,13 @@ def select_step_records(
     """Select the batches of k steps, padded to the same width.
 
     Args:
-        counts: (r,) records of every user.
-        first: (r,) where each user's records begin in a row of `order`.
-        order: (epochs, n) as `draw_batch_order` draws it.
+        counts: The number of records of every user, (r,).
+        first: Where each user's records begin in a row of `order`, (r,).
+        order: The record indices (epochs, n) as `draw_batch_order` draws them.
         local: SGD's hyperparameters.
-        done: (r,) steps that each user took before.
-        steps: k.
-        width: of a padded batch, at least the length of each.
+        done: The steps that each user took before, (r,).
+        steps: The number k of steps.
+        width: The records of a padded batch, at least the length of each batch.
 
     Returns:
         (k, r, width) record indices, and bool: which are real.

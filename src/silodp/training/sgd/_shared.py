@@ -34,8 +34,9 @@ def find_large_records(task: Task, x: Any, y: Tensor | None = None) -> Tensor:
     """Return which records hold a number beyond the bounds above or one that is not finite, (n,) bool on the CPU.
 
     Args:
-        task: the model and loss; a warning is logged once for it if there is such a record.
-        x: (n, ...) records, a tensor or `NamedArrays`. y: (n, ...) targets, if these are computed with.
+        task: The model and the loss; a warning is logged once for the task if there is such a record.
+        x: The records (n, ...), a tensor or `NamedArrays`.
+        y: The targets (n, ...), if the computation uses them.
     """
     found = torch.zeros(len(x), dtype=torch.bool)
     for array in list_arrays(x).values():
@@ -52,7 +53,9 @@ def find_large_rows(rows: Tensor | FactoredRows) -> Tensor:
     found = torch.zeros(len(rows), dtype=torch.bool)
     for piece in rows.pieces if isinstance(rows, FactoredRows) else (rows,):
         factors = piece if isinstance(piece, tuple) else (piece,)
+        # The largest entry of an outer product is the product of the largest entries; no product is multiplied out.
         largest = [torch.linalg.vector_norm(factor, torch.inf, dim=1).cpu() for factor in factors]
+        # "Not at most" instead of "more than": a NaN compares as False, and must be found.
         found |= ~(torch.stack(largest).prod(0) <= MAX_ENTRY)
     return found
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._planning import measure_cost
 
 _log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ _VIEWS = {
     _aten.unsqueeze.default,
     _aten.transpose.int,
 }
-# So few steps take less time one by one: `vmap` costs a quarter of a millisecond.
-_FEW_STEPS = 2
+# Up to this many steps are prepared one by one: `vmap` costs a quarter of a millisecond.
+_MAX_STEPS_IN_TURN = 2
 # Torch's functions and methods run the same kernels as its registry of operations, and calling them takes about half as
 # long: that is most of a small step.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -81,32 +82,32 @@ class TracedGradient:
     Random operations (dropout) are part of `step` and draw anew in every call.
 
     Attributes:
-        prepared_bytes: what `prepare` gives to one step besides the data.
-        prepare_peak_bytes: what it has in memory at once for one step.
+        prepared_bytes: The bytes that `prepare` gives to one step besides the data.
+        prepare_peak_bytes: The bytes that `prepare` has in memory at once for one step.
     """
 
     def __init__(
-        self, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
+        self, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any], single_user: bool = False
     ) -> None:
-        """Trace on example tensors as `gradient` takes them.
+        """Trace on examples as `gradient` takes them.
 
         Args:
-            gradient: to be traced.
-            example: parameters and data of the shapes to come.
-            parameters: how many of the tensors are parameters.
-            single_user: whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
+            gradient: The gradient to trace.
+            params: Parameters of the shapes to come, one tensor per name.
+            data: Data of the shapes to come: x, y and, for users, the mask.
+            single_user: Whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
                 model that writes in place is refused there (the caller then runs it as it is).
 
         Raises:
             Exception: whatever the model or torch raises.
         """
-        flat, structure = tree_flatten(tuple(example))
+        flat, structure = tree_flatten((tuple(params), *data))
 
         def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
             return gradient(*tree_unflatten(tensors, structure))
 
         with (
-            torch.random.fork_rng(devices=[flat[0].device] if flat[0].is_cuda else []),
+            seeded(flat[0].device, 0),
             # Without it, torch sets one up for each tensor that it notes, which takes half of the time of a trace.
             tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
         ):
@@ -116,13 +117,13 @@ class TracedGradient:
         for node in list(graph.nodes):
             _simplify(graph, node)
         graph.eliminate_dead_code()
-        self._prepare, self._body, self.prepared_bytes = _split(graph, parameters)
+        self._prepare, self._body, self.prepared_bytes = _split(graph, len(params))
         with torch.no_grad():  # a frozen part of a model is computed here, with all that its layers compute
-            self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[parameters:])).peak
+            self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[len(params) :])).peak
 
     @classmethod
     def try_trace(
-        cls, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
+        cls, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any], single_user: bool = False
     ) -> Self | None:
         """Trace, or return None where the model cannot be traced: then it can only be interpreted, which is slower.
 
@@ -130,12 +131,12 @@ class TracedGradient:
         raises is passed on, as it would be without tracing.
         """
         try:
-            return cls(gradient, example, parameters, single_user)
+            return cls(gradient, params, data, single_user)
         except (RuntimeError, ValueError) as reason:
             _log.info(
                 "training steps on records %s run untraced, with the same results but slower, because the model cannot "
                 "be traced: %s",
-                " and ".join(str(tuple(x.shape)) for x in list_arrays(example[parameters]).values()),
+                " and ".join(str(tuple(x.shape)) for x in list_arrays(data[0]).values()),
                 str(reason).strip().partition("\n")[0],
             )
             return None
@@ -148,7 +149,7 @@ class TracedGradient:
 
     def prepare_many(self, data: Sequence[Any]) -> list[tuple[Tensor, ...]]:
         """Run `prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
-        if len(data[1]) <= _FEW_STEPS:
+        if len(data[1]) <= _MAX_STEPS_IN_TURN:
             return [self.prepare([part[k] for part in data]) for k in range(len(data[1]))]
         with torch.no_grad():
             flat = _flatten(data)
@@ -196,6 +197,7 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _layout(node: fx.Node) -> object:
+    """Return what two nodes must share to be the same tensor, if one is a view of the other."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return node
@@ -212,6 +214,7 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     data = inputs[parameters:]
     needs: set[fx.Node] = set(inputs[:parameters])
+    # Random operations run in every step, or all steps would share one dropout mask.
     for node in graph.nodes:
         late = _is_random_or_writes(node) or needs & set(node.all_input_nodes)
         if node.op == "output" or (node.op == "call_function" and late):
@@ -219,12 +222,14 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     early = [n for n in graph.nodes if n not in needs and n.op == "call_function"]
     crossing = [n for n in early if isinstance(n.meta.get("val"), Tensor) and needs & set(n.users)]
 
+    # The first half: from data to what crosses over.
     precomputed = fx.Graph()
     copies = {node: precomputed.placeholder(node.name) for node in data}
     for node in (n for n in graph.nodes if n not in needs and n not in data):
         copies[node] = precomputed.node_copy(node, copies.__getitem__)
     precomputed.output(tuple(copies[node] for node in crossing))
 
+    # The second half: from parameters, data and what crosses over to the gradients.
     body = fx.Graph()
     copies = {node: body.placeholder(node.name) for node in (*inputs, *crossing)}
     for node in graph.nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from silodp.data.inputs import count_bytes, get_kind
-from silodp.errors import SilodpError
 from silodp.training.gradients import (
     GradientBuilder,
     build_plain_gradient,
     build_single_user_gradient,
     build_traceable_gradient,
-    find_least_to_loop,
+    find_min_to_loop,
     is_looped,
     put_channels_last,
     select_user_gradient,
 )
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._planning import (
     StepCost,
@@ -34,34 +34,54 @@ from silodp.training.sgd._planning import (
 )
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient
-from silodp.training.task import Task
+from silodp.training.task import Task, flatten_rows
 
-# Records of a measured step; the cost of wider batches is extrapolated.
+# Records of a measured step, at most; the cost of wider batches is extrapolated.
 _MEASURED_WIDTH = 512
+# Steps whose records are gathered at once, at most: more save no time, and small records would fill the block.
 _BLOCK_STEPS = 256
 # From so many steps and bytes of rows on, each parameter is copied out of the users' rows: products of matrices that
 # lie far apart in memory take up to a third longer, where batches are short.
 _STEPS_TO_COPY, _BYTES_TO_COPY = 4, 1 << 17
-# Of all chunks together; what is beyond is planned again when it runs, so that memory does not grow with the users.
+# Segments that are kept from planning, of all chunks together. The others are planned again when they run, so that
+# memory does not grow with the users.
 _KEPT_SEGMENTS = 1024
 
 BLOCK_BYTES = 8 << 20
-"""Of records of coming steps that are gathered at once: more is no faster."""
+"""Bytes of the records of coming steps that are gathered at once: more is no faster."""
 
 Plan = Callable[[], Iterator[Segment]]
 """Returns the segments of a chunk in the order in which they run, in every call the same."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The users whose parameters are in memory at once.
+
+    Attributes:
+        counts: The number of records of each user, (r,).
+        first: Where each user's records begin in a row of `order`, (r,).
+        order: The record indices in the order of training (epochs, n), user after user.
+        states: The users' parameters (r, d), and with momentum their velocities (r, d); training changes them in place.
+    """
+
+    counts: Tensor
+    first: Tensor
+    order: Tensor
+    states: list[Tensor]
 
 
 class Trainer:
     """SGD of many users at once on one silo's records, from one start.
 
     Args:
-        task: model and loss.
-        start: (d,) where every user starts, on the task's device.
-        x: (n, ...) records, a tensor or `NamedArrays`. y: (n, ...) targets, both on the task's device.
+        task: The model and the loss.
+        start: The parameters (d,) where every user starts, on the task's device.
+        x: The records (n, ...), a tensor or `NamedArrays`, on the task's device.
+        y: The targets (n, ...), on the task's device.
         local: SGD's hyperparameters.
-        differentiate: builds the gradient of a single user, or of many; None: of many, at once where that is possible.
-
+        differentiate: Builds the gradient of a single user, or of many. None chooses one of many users, computed at
+            once where that is possible.
     """
 
     def __init__(
@@ -80,7 +100,7 @@ class Trainer:
         self.plain = build_plain_gradient(task)
         self.can_vectorize = not is_looped(differentiate)
         self.single_user = differentiate is build_single_user_gradient
-        self.least_to_loop = find_least_to_loop(task)
+        self.min_to_loop = find_min_to_loop(task)
         self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> StepCost:
@@ -99,23 +119,23 @@ class Trainer:
                 torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
             )
             params = self.task.unflatten(rows)
-            self.local.step(params, self.task.unflatten(velocity), self.gradient(*params, *batch))
+            self.local.step(params, self.task.unflatten(velocity), self.gradient(params, *batch))
             return rows, velocity
 
-        cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
+        cost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
     def loops(self, width: int) -> bool:
         """Return whether users with steps of so many records train one after another."""
         if not self.can_vectorize:
             return True
-        return self.least_to_loop is not None and (self.single_user or width >= self.least_to_loop)
+        return self.min_to_loop is not None and (self.single_user or width >= self.min_to_loop)
 
     def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
 
         Args:
-            chunks: of each its users' numbers of records (r,), and the bytes that a step of it may take.
+            chunks: For each chunk, its users' numbers of records (r,), and the bytes that one of its steps may take.
 
         Returns:
             The plan of each chunk, and the shapes of traced steps, see `choose_shapes`.
@@ -158,70 +178,55 @@ class Trainer:
         """Train these users and return their deltas (r, d), local minus start.
 
         Args:
-            users: r of them.
-            segments: their steps.
-            generator: draws the order of batches.
-            shapes: of traced steps, see `choose_shapes`.
-            block_bytes: of records of coming steps that may be gathered at once.
+            users: The r users of a chunk.
+            segments: All steps of these users.
+            generator: Draws the order of batches.
+            shapes: The shapes of traced steps, see `choose_shapes`.
+            block_bytes: How many bytes of records of coming steps may be gathered at once.
         """
-        order = draw_batch_order(users, self.local, generator)
-        first = users.counts.cumsum(0) - users.counts  # where each user's records begin in a row of it
         rows = self._copy_start(len(users))
-        velocity = torch.zeros_like(rows) if self.local.momentum else None
+        chunk = _Chunk(
+            counts=users.counts,
+            first=users.counts.cumsum(0) - users.counts,
+            order=draw_batch_order(users, self.local, generator),
+            states=[rows, torch.zeros_like(rows)] if self.local.momentum else [rows],
+        )
         with torch.no_grad():
             for segment in segments:
-                self._run(
-                    segment,
-                    shapes.get(segment.shape),
-                    users.counts,
-                    first,
-                    order,
-                    rows,
-                    velocity,
-                    block_bytes,
-                )
+                self._run(segment, shapes.get(segment.shape), chunk, block_bytes)
             return rows.sub_(self.start)
 
-    def _run(
-        self,
-        segment: Segment,
-        shape: Shape | None,
-        counts: Tensor,
-        first: Tensor,
-        order: Tensor,
-        rows: Tensor,
-        velocity: Tensor | None,
-        block_bytes: int,
-    ) -> None:
-        """Take the steps of some users; `rows` and `velocity` (r, d) are those of all users of the chunk."""
+    def _run(self, segment: Segment, shape: Shape | None, chunk: _Chunk, block_bytes: int) -> None:
+        """Take the steps of a segment side by side, traced if `shape` is given, and write the users' states back."""
+        counts = chunk.counts
         real = len(segment.users)
         traced = self._trace(*shape) if shape else None
-        if shape and traced:  # repeat the last user; what the copies learn is dropped
+        if shape and traced:
+            # A trace has a fixed number of users: repeat the last one, and drop what the copies learn.
             places, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
         else:
             places, width = torch.arange(real), self._find_longest(counts, segment)
             if self.loops(width):
-                self._run_in_turn(segment, counts, first, order, rows, velocity)
+                self._run_in_turn(segment, chunk)
                 return
         users, done = segment.users[places], segment.done[places]
 
         def select(begin: int, steps: int) -> tuple[Any, Tensor, Tensor]:
             return self._gather(
                 *select_step_records(
-                    counts[users], first[users], order, self.local, done + begin, steps, width
+                    counts[users], chunk.first[users], chunk.order, self.local, done + begin, steps, width
                 )
             )
 
         at = users.to(self.task.device)
-        kept = [rows] if velocity is None else [rows, velocity]
-        own = [matrix[at] for matrix in kept]
+        own = [matrix[at] for matrix in chunk.states]
         parts = [self.task.unflatten(part) for part in own]
         is_large = segment.steps >= _STEPS_TO_COPY and own[0].nbytes >= _BYTES_TO_COPY
         if is_large:
             parts = [tuple(part.contiguous() for part in shaped) for shaped in parts]
             own.clear()
         params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
-        # Users with one batch train on the same one in every epoch.
+        # Users with one batch train on the same one in every epoch, so it is gathered and prepared once.
         repeats = 1 if (self.local.batches(counts[users]) > 1).any() else segment.steps
         at_once = self._steps_per_block(len(users) * width, traced, block_bytes)
         for begin in range(0, segment.steps // repeats, at_once):
@@ -231,43 +236,32 @@ class Trainer:
             else:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
-                self.local.step(
-                    params, speeds, traced.step(params, inputs) if traced else self.gradient(*params, *inputs)
-                )
+                gradients = traced.step(params, inputs) if traced else self.gradient(params, *inputs)
+                self.local.step(params, speeds, gradients)
         if is_large:
-            own = [torch.cat([part.reshape(len(part), -1) for part in shaped], 1) for shaped in parts]
-        for matrix, part in zip(kept, own, strict=True):
+            own = [flatten_rows(shaped) for shaped in parts]
+        for matrix, part in zip(chunk.states, own, strict=True):
             matrix[at[:real]] = part[:real]
 
-    def _run_in_turn(
-        self,
-        segment: Segment,
-        counts: Tensor,
-        first: Tensor,
-        order: Tensor,
-        rows: Tensor,
-        velocity: Tensor | None,
-    ) -> None:
-        """Take the steps of some users one after another, on batches without padding; see `_run`."""
-        kept = [rows] if velocity is None else [rows, velocity]
+    def _run_in_turn(self, segment: Segment, chunk: _Chunk) -> None:
+        """Take the steps of a segment one user after another, on batches without padding."""
         # Most steps are on whole batches, which have one shape for all users.
         can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
         for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
-            views = [self.task.unflatten(matrix[user]) for matrix in kept]
+            views = [self.task.unflatten(matrix[user]) for matrix in chunk.states]
             parts = [put_channels_last(self.task, shaped) for shaped in views]
             params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
-            records = order[:, first[user] : first[user] + counts[user]]
+            records = chunk.order[:, chunk.first[user] : chunk.first[user] + chunk.counts[user]]
             whole = self.local.batch_size or (records.shape[1] if self.single_user else 0)
             batches = [epoch.split(self.local.batch_size or len(epoch)) for epoch in records]
             for step in range(done, done + segment.steps):
                 batch = batches[step // len(batches[0])][step % len(batches[0])]
                 inputs = self._gather(batch, torch.ones(len(batch)))
                 traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
-                self.local.step(
-                    params,
-                    speeds,
-                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(*params, *inputs),
+                gradients = (
+                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(params, *inputs)
                 )
+                self.local.step(params, speeds, gradients)
             for view, part in zip(chain(*views), chain(*parts), strict=True):
                 if part is not view:
                     view.copy_(part)
@@ -301,58 +295,21 @@ class Trainer:
             example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
             gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
             params = self.task.unflatten(self._copy_start(padded_users))
-            return TracedGradient.try_trace(gradient, (*params, *example), len(params), self.single_user)
+            return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
-        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, padded_users, width), trace)
-        return traced
+        return self.task.engine.get(("trace", self.data, padded_users, width), trace)
 
     def _trace_plain(self, inputs: tuple[Any, Tensor, Tensor]) -> TracedGradient | None:
         """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
             params = put_channels_last(self.task, self.task.unflatten(self.start))
-            return TracedGradient.try_trace(self.plain, (*params, *inputs), len(params), single_user=True)
+            return TracedGradient.try_trace(self.plain, params, inputs, single_user=True)
 
-        traced: TracedGradient | None = self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
-        return traced
-
-
-def validate_start(task: Task, params: Tensor) -> Tensor:
-    """Return the start vector (d,) on the task's device; raise if it has another length."""
-    if params.shape != (task.size,):
-        raise SilodpError(
-            f"the model has {task.size} parameters, the vector {tuple(params.shape)}",
-            code="argument.shape",
-            field="params",
-        )
-    return params.detach().to(task.device, task.dtype)
+        return self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
 
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:
-    """Measure the cost of a computation, with random numbers of its own."""
-    with seeded(task, 0):
+    """Measure the cost of a computation; its random numbers do not move torch's generators."""
+    with seeded(task.device, 0):
         return measure_cost(computation)
-
-
-def draw_seed(generator: torch.Generator) -> int:
-    """Draw a seed for `seeded`."""
-    return int(torch.randint(1 << 62, (), generator=generator))
-
-
-@contextmanager
-def seeded(task: Task, seed: int) -> Iterator[None]:
-    """Seed torch's global generator for the time of the context, because dropout takes no generator."""
-    if task.device.type == "cuda":
-        with torch.random.fork_rng(devices=[task.device]):
-            torch.manual_seed(seed)
-            yield
-        return
-    # torch.manual_seed also records, with a stack trace, that GPUs used later are to be seeded, which takes longer than
-    # a small step: seed the CPU's generator directly.
-    generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(state)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
+from silodp.training.model_runs import draw_seed, seeded
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
+from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
 from silodp.training.sgd.separate import train_separately
 from silodp.training.task import Task
 
@@ -40,14 +41,16 @@ def user_updates(
     """Train every user separately on their records, all at once.
 
     Args:
-        task: model and loss.
-        params: (d,) where every user starts.
-        x: (n, ...) records. y: (n, ...) targets. user: (n,) integer ids of the users they belong to.
+        task: The model and the loss.
+        params: The parameters (d,) where every user starts.
+        x: The records (n, ...).
+        y: The targets (n, ...).
+        user: The integer ids (n,) of the users that the records belong to.
         local: SGD's hyperparameters.
-        generator: CPU generator of batch orders and dropout (never noise).
-        memory_budget: bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more);
-            None: 1 GiB, or a quarter of a GPU.
-        separate: whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
+        generator: The CPU generator of batch orders and dropout (never noise).
+        memory_budget: The bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more); None
+            takes 1 GiB, or a quarter of a GPU.
+        separate: Whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
             the budget is then not used. Users with large numbers in records or delta always are, see `_shared`.
 
     Yields:
@@ -58,7 +61,8 @@ def user_updates(
     Raises:
         SilodpError: a user does not fit the budget, or the model or loss cannot be trained.
 
-    Source: ULDP-FL, Algorithm 3 (ULDP-AVG), the inner loop.
+    Source: Kato et al. 2024, "ULDP-FL: Federated Learning with Across-Silo User-Level Differential Privacy",
+    Algorithm 3 (ULDP-AVG), the inner loop.
     """
     inputs, targets = task.tensors(x, y)
     # A copy, because torch warns of arrays that are read-only.
@@ -68,7 +72,7 @@ def user_updates(
             f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree",
             code="argument.shape",
         )
-    start = validate_start(task, params)
+    start = task.validate_params(params)
     data = inputs, targets, owner
     alone = torch.ones(len(owner), dtype=torch.bool)
     if not separate:
@@ -114,10 +118,10 @@ def _train_together(
     seed = draw_seed(generator)
     for number, (chunk, plan) in enumerate(zip(chunks.chunks, plans, strict=True)):
         rows = users.rows(chunk)
-        with seeded(task, seed + number):
+        with seeded(task.device, seed + number):
             deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
-        del deltas  # as above
+        del deltas  # as in `user_updates`
 
 
 def silo_update(
@@ -126,24 +130,28 @@ def silo_update(
     """Train with plain SGD over all records of a silo, as if one user owned them.
 
     Args:
-        task: model and loss.
-        params: (d,) start.
-        x: (n, ...) records. y: (n, ...) targets.
+        task: The model and the loss.
+        params: The parameters (d,) where training starts.
+        x: The records (n, ...).
+        y: The targets (n, ...).
         local: SGD's hyperparameters.
-        generator: CPU generator of batch orders and dropout.
+        generator: The CPU generator of batch orders and dropout.
 
     Returns:
         The delta (d,), local minus start; zeros without records.
 
     Raises:
         SilodpError: `params` has another length than the model, or the model or loss cannot be trained.
+
+    Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    Algorithm 1 (ClientUpdate).
     """
     inputs, targets = task.tensors(x, y)
-    start = validate_start(task, params)
+    start = task.validate_params(params)
     if len(inputs) == 0:
         return torch.zeros_like(start)
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
     (plan,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
-    with seeded(task, draw_seed(generator)):
+    with seeded(task.device, draw_seed(generator)):
         return trainer.train(everyone, plan(), generator, shapes, BLOCK_BYTES)[0]

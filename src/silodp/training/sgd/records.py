@@ -12,17 +12,18 @@ from torch import Tensor
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
+from silodp.training.model_runs import draw_seed, seeded
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
 from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._tracing import TracedGradient
-from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
+from silodp.training.sgd._trainer import measure_task_cost
 from silodp.training.sgd.separate import differentiate_separately
 from silodp.training.sgd.sequential import SequentialGradient
-from silodp.training.task import Task
+from silodp.training.task import Task, flatten_rows
 
-# Records in a traced batch: smaller ones take as long.
-_LEAST = 16
+# The fewest records of a traced batch: smaller ones take as long.
+_MIN_BATCH = 16
 
 
 def record_gradients(
@@ -36,11 +37,12 @@ def record_gradients(
     """Compute the gradient of every single record's loss, as DP-SGD clips them.
 
     Args:
-        task: model and loss.
-        params: (d,) where the gradients are taken.
-        x: (n, ...) records. y: (n, ...) targets.
-        memory_budget: bytes of tensors beyond the records; None: 1 GiB, or a quarter of a GPU.
-        generator: CPU generator of dropout; None: a fresh seed.
+        task: The model and the loss.
+        params: The parameters (d,) where the gradients are taken.
+        x: The records (n, ...).
+        y: The targets (n, ...).
+        memory_budget: The bytes of tensors beyond the records; None takes 1 GiB, or a quarter of a GPU.
+        generator: The CPU generator of dropout; None draws a fresh seed.
 
     Yields:
         Chunks (slice of records, gradients (r, d)).
@@ -48,10 +50,10 @@ def record_gradients(
     Raises:
         SilodpError: a single gradient does not fit the budget, or the model or loss cannot be trained.
 
-    Source: Abadi et al. 2016, Algorithm 1.
+    Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1, "Compute gradient".
     """
     inputs, targets = task.tensors(x, y)
-    start = task.unflatten(validate_start(task, params))
+    start = task.unflatten(task.validate_params(params))
     if len(inputs) == 0:
         return
     gradient = select_record_gradient(task, inputs, targets)(task)
@@ -59,10 +61,8 @@ def record_gradients(
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        with seeded(task, secrets.randbits(62) if generator is None else draw_seed(generator)):
-            rows = torch.cat(
-                [g.reshape(len(g), -1) for g in gradient(*start, inputs[piece], targets[piece])], 1
-            )
+        with seeded(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
+            rows = flatten_rows(gradient(start, inputs[piece], targets[piece]))
         yield piece, rows
         del rows
 
@@ -75,17 +75,15 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     """
     gradient = select_record_gradient(task, x, y)(task)
 
-    def cost() -> StepCost:
-        return _measure_copies(2, task, x, y, lambda start, x, y: gradient(*start, x, y))
-
-    one_record: StepCost = task.engine.get(("record", get_kind(x), get_kind(y)), cost)
-    return one_record
+    return task.engine.get(
+        ("record", get_kind(x), get_kind(y)), lambda: _measure_copies(2, task, x, y, gradient)
+    )
 
 
 def _measure_copies(
     count: int, task: Task, x: Any, y: Tensor, gradient: Callable[[tuple[Tensor, ...], Any, Tensor], Any]
 ) -> StepCost:
-    """Return the cost of one record's gradient, measured on so many copies of the first record."""
+    """Return the cost of one record's gradient, measured on `count` copies of the first record."""
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
     first = torch.zeros(count, dtype=torch.int64, device=task.device)
     cost = measure_task_cost(task, lambda: gradient(start, x[first], y[first]))
@@ -101,11 +99,12 @@ class RecordGradients:
     are those of `record_gradients` up to rounding, and with dropout up to which masks are drawn.
 
     Args:
-        task: model and loss.
-        x: (n, ...) records. y: (n, ...) targets.
-        batches: how many batches are to come.
-        generator: CPU generator of dropout.
-        separate: whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
+        task: The model and the loss.
+        x: The records (n, ...).
+        y: The targets (n, ...).
+        batches: The number of batches that are to come.
+        generator: The CPU generator of dropout.
+        separate: Whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
             with large numbers in record or gradient always are, see `_shared`.
 
     Raises:
@@ -128,7 +127,7 @@ class RecordGradients:
         self._alone = torch.ones(len(self._x), dtype=torch.bool)
         if not separate:
             self._alone = find_large_records(task, self._x, self._y)
-        self._most = 0
+        self._max_traced = 0  # records of a batch
         self._sequential: SequentialGradient | None = None
         if separate or not len(self._x):
             return
@@ -139,14 +138,14 @@ class RecordGradients:
                 return
             cost = _measure_record_cost(task, self._x, self._y)
             other = None if self._sequential is None else self._measure_sequential_cost(self._sequential)
-            self._most = find_break_even(cost, other)
+            self._max_traced = find_break_even(cost, other)
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch.
 
         Args:
-            params: (d,) where the gradients are taken.
-            batch: (b,) int64 record numbers.
+            params: The parameters (d,) where the gradients are taken.
+            batch: The record numbers (b,) int64.
 
         Yields:
             Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. Do not change `FactoredRows`:
@@ -161,7 +160,7 @@ class RecordGradients:
             yield records, rows
             del rows  # only the caller holds them now
         if len(rest := torch.cat(alone)):
-            start = self._task.unflatten(validate_start(self._task, params))
+            start = self._task.unflatten(self._task.validate_params(params))
             seed = draw_seed(self._generator)
             yield from differentiate_separately(self._task, start, self._x, self._y, rest, seed)
 
@@ -169,8 +168,8 @@ class RecordGradients:
         self, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch side by side; Args and Yields as `of`."""
-        padded = max(_LEAST, 1 << (len(batch) - 1).bit_length())
-        traced = self._traced(padded) if len(batch) > 0 and padded <= self._most else None
+        padded = max(_MIN_BATCH, 1 << (len(batch) - 1).bit_length())
+        traced = self._trace(padded) if len(batch) > 0 and padded <= self._max_traced else None
         if traced is None and self._sequential is not None:
             yield from self._differentiate_chunks(self._sequential, params, batch)
             return
@@ -181,25 +180,25 @@ class RecordGradients:
             return
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
-        with seeded(self._task, draw_seed(self._generator)):
+        with seeded(self._task.device, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
-        yield batch, torch.cat([part[: len(batch)].reshape(len(batch), -1) for part in parts], 1)
+        yield batch, flatten_rows([part[: len(batch)] for part in parts])
 
     def _differentiate_chunks(
         self, gradient: SequentialGradient, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, FactoredRows]]:
-        start = self._task.unflatten(validate_start(self._task, params))
+        start = self._task.unflatten(self._task.validate_params(params))
         cost = self._measure_sequential_cost(gradient)
-        # Besides, the caller still holds the chunk before.
+        # The caller still holds the chunk before, which is about half of what a step takes.
         at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
-            with seeded(self._task, draw_seed(self._generator)):
+            with seeded(self._task.device, draw_seed(self._generator)):
                 rows = gradient(start, self._x[records], self._y[records])
             yield records, rows
 
     def _try_sequential(self) -> SequentialGradient | None:
-        with seeded(self._task, 0):
+        with seeded(self._task.device, 0):
             return SequentialGradient.try_build(self._task, self._x, self._y)
 
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
@@ -209,20 +208,18 @@ class RecordGradients:
             data = (self._task, self._x, self._y, gradient)
             # Of many records, each takes little of what a step takes once; but many large images would not fit.
             few = _measure_copies(2, *data)
-            fits = _LEAST * few.peak <= default_memory_budget(self._task.device)
-            return _measure_copies(_LEAST, *data) if fits else few
+            fits = _MIN_BATCH * few.peak <= default_memory_budget(self._task.device)
+            return _measure_copies(_MIN_BATCH, *data) if fits else few
 
-        measured: StepCost = self._task.engine.get(("sequential cost", self._kind), cost)
-        return measured
+        return self._task.engine.get(("sequential cost", self._kind), cost)
 
-    def _traced(self, count: int) -> TracedGradient | None:
+    def _trace(self, count: int) -> TracedGradient | None:
         """Return the traced gradients of so many records, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
             first = torch.zeros(count, dtype=torch.int64, device=self._task.device)
             example = (self._x[first], self._y[first])
-            return TracedGradient.try_trace(self._build(self._task), (*start, *example), len(start))
+            return TracedGradient.try_trace(self._build(self._task), start, example)
 
-        traced: TracedGradient | None = self._task.engine.get(("records", self._kind, count), trace)
-        return traced
+        return self._task.engine.get(("records", self._kind, count), trace)

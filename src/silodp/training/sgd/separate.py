@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
+from silodp.training.model_runs import seeded
 from silodp.training.sgd._schedule import LocalTraining
 from silodp.training.sgd._shared import find_large_records, find_large_rows
-from silodp.training.sgd._trainer import seeded
-from silodp.training.task import Task, compute_outputs_at_once
+from silodp.training.task import Task, compute_outputs_at_once, flatten_rows
 
 
 def train_separately(
@@ -28,11 +28,13 @@ def train_separately(
     """Train users one after another.
 
     Args:
-        task: model and loss.
-        start: (d,) where every user starts.
-        x: (n, ...) records. y: (n, ...) targets, both on the task's device. owner: (n,) int64 ids, on the CPU.
+        task: The model and the loss.
+        start: The parameters (d,) where every user starts.
+        x: The records (n, ...), on the task's device.
+        y: The targets (n, ...), on the task's device.
+        owner: The ids (n,) int64 of the users that the records belong to, on the CPU.
         local: SGD's hyperparameters.
-        seed: of batch orders and dropout; what a user draws follows from it and the user's id.
+        seed: The seed of batch orders and dropout; what a user draws follows from it and the user's id.
 
     Yields:
         (ids (1,) int64, deltas (1, d)) of every user, by id.
@@ -59,12 +61,12 @@ def _train(
     with torch.no_grad():
         for _ in range(local.epochs):
             if size >= count:
-                local.step(params, velocity, gradient(*params, x, y, real))
+                local.step(params, velocity, gradient(params, x, y, real))
                 continue
             shuffled = torch.randperm(count, generator=generator).to(task.device)
             for batch in shuffled.split(size):  # type: ignore[no-untyped-call]
                 inputs = x[batch], y[batch], real[: len(batch)]
-                local.step(params, velocity, gradient(*params, *inputs))
+                local.step(params, velocity, gradient(params, *inputs))
     return torch.cat([part.reshape(-1) for part in params]).sub_(start)
 
 
@@ -74,11 +76,12 @@ def differentiate_separately(
     """Compute the gradients of single records, one after another.
 
     Args:
-        task: model and loss.
-        start: the parameters, one tensor per name.
-        x: (n, ...) records. y: (n, ...) targets, both on the task's device.
-        records: (b,) int64 record numbers, on the CPU.
-        seed: of dropout; what a record draws follows from it and the record's number.
+        task: The model and the loss.
+        start: The parameters, one tensor per name.
+        x: The records (n, ...), on the task's device.
+        y: The targets (n, ...), on the task's device.
+        records: The record numbers (b,) int64, on the CPU.
+        seed: The seed of dropout; what a record draws follows from it and the record's number.
 
     Yields:
         (record numbers (1,), gradients (1, d)) of every record.
@@ -89,7 +92,7 @@ def differentiate_separately(
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
         with isolated(task, seed, int(record)):
-            row = torch.cat([g.reshape(1, -1) for g in gradient(*start, x[here], y[here])], 1)
+            row = flatten_rows(gradient(start, x[here], y[here]))
         yield record, row
 
 
@@ -97,8 +100,10 @@ def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tenso
     """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 records x (n, ...).
 
     Args:
-        task, params, x: model, parameters and records, on the task's device.
-        separate: whether every record is computed alone. Records with large numbers in record or outputs always are,
+        task: The model.
+        params: The parameters, on the task's device.
+        x: The records, on the task's device.
+        separate: Whether every record is computed alone. Records with large numbers in record or outputs always are,
             see `_shared`.
 
     Raises:
@@ -134,7 +139,8 @@ def isolated(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
     digest = hashlib.sha256(f"{seed} {unit}".encode()).digest()
     drawn = int.from_bytes(digest[:8], "big") >> 2
     threads = torch.get_num_threads()
-    with seeded(task, drawn):
+    with seeded(task.device, drawn):
+        # With several threads, how a sum is split may depend on sizes, and thereby on what is computed beside it.
         if threads != 1:
             torch.set_num_threads(1)
         try:

@@ -50,8 +50,8 @@ class SequentialGradient:
     """The gradients of single records' losses of a model that is `nn.Sequential` and made of known layers.
 
     Args:
-        task: model and loss, for which `try_build` returned this.
-        layers: of the model.
+        task: The model and the loss.
+        layers: The layers of the model in their order, as `try_build` lists them.
     """
 
     def __init__(self, task: Task, layers: Sequence[nn.Module]) -> None:
@@ -63,8 +63,9 @@ class SequentialGradient:
         """Return the gradients, or None where the model or the kind of its inputs is another one.
 
         Args:
-            task: model and loss.
-            x: (n, ...) records, n ≥ 1. y: (n, ...) targets.
+            task: The model and the loss.
+            x: The records (n, ...), n ≥ 1.
+            y: The targets (n, ...).
         """
         # Hooks for all modules would see, and could change, whole batches.
         hooked = _has_any_global_hook()  # type: ignore[no-untyped-call]
@@ -90,8 +91,9 @@ class SequentialGradient:
         """Return the gradients of single records.
 
         Args:
-            params: the model's parameters, one tensor for each.
-            x: (r, ...) records. y: (r, ...) targets.
+            params: The model's parameters, one tensor for each name.
+            x: The records (r, ...).
+            y: The targets (r, ...).
         """
         inputs, outputs = list[Tensor](), list[Tensor]()
         values = iter(put_channels_last(self._task, params))
@@ -106,7 +108,8 @@ class SequentialGradient:
                 inputs.append(x.detach())
                 x = _apply(layer, x, list(islice(values, count)))
                 if not outputs:
-                    x = x.detach().requires_grad_()  # no slope is needed before it
+                    # Only slopes at outputs of trained layers are needed: autograd stops at the first one.
+                    x = x.detach().requires_grad_()
                 outputs.append(x)
             # Of a copy: a loss may write into its inputs, and slopes are those at what the layers computed.
             losses = vmap(self._loss, randomness="different")(x.clone(), y)
@@ -192,8 +195,10 @@ def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | 
             x, slope = _cut_patches(layer, x), slope.flatten(2).transpose(1, 2)
         if x.dim() > 2:  # the layer computes many vectors of a record: (r, vectors, numbers)
             x, slope = x.flatten(1, -2), slope.flatten(1, -2)
+            # The gradient is a sum over vectors, hence no outer product: multiply out, one matrix per record.
             weight, bias = torch.bmm(slope.transpose(1, 2), x).flatten(1), slope.sum(1)
         else:
+            # y = Wx + b: dL/dW = (dL/dy)·xᵀ and dL/db = dL/dy. The factors are kept apart (`FactoredRows`).
             weight, bias = (slope, x), slope
     return [weight, bias]
 

@@ -1,0 +1,249 @@
+"""The state of a model: modes, values and attributes, which training and checks must leave as they are."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Number
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from silodp.errors import SilodpError, first_line
+
+# Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
+# whose contents are compared by name.
+_OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
+_SCALARS = Number | str | bytes | np.generic | None
+
+
+def model_error(message: str, code: str) -> SilodpError:
+    """Return the error that says what is wrong with the model of a task."""
+    return SilodpError(message, code=code, field="task.model")
+
+
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return whether a layer normalizes by constants: running statistics, in the eval mode that it was given in."""
+    norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return isinstance(module, norms) and not module.training and module.running_mean is not None
+
+
+def set_mode(model: nn.Module, training: bool) -> None:
+    """Set train or eval mode; frozen parts that are in eval mode, and all that is in them, stay as they are."""
+    constant = [part for part in model.modules() if is_frozen_norm(part) or _is_frozen_part(part)]
+    kept = [module for part in constant for module in part.modules() if not module.training]
+    model.train(training)
+    for module in kept:
+        module.training = False
+
+
+def _is_frozen_part(module: nn.Module) -> bool:
+    """Return whether a part of a model has parameters, trains none of them, and is in eval mode."""
+    trained = [p.requires_grad for p in module.parameters()]
+    return not module.training and bool(trained) and not any(trained)
+
+
+@contextmanager
+def keep_modes(model: nn.Module) -> Iterator[None]:
+    """Put every module back into its present mode at the end of the context."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in before:  # not set_mode: it keeps what is in eval mode now
+            module.training = mode
+
+
+def has_frozen_parts(model: nn.Module) -> bool:
+    """Return whether a model has a parameter that is not trained, or a layer that normalizes by constants."""
+    frozen = (not p.requires_grad for p in model.parameters())
+    return any(frozen) or any(is_frozen_norm(module) for module in model.modules())
+
+
+def copy_model(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy of a model, whose objects with the ids of `shared` are those given there."""
+    try:
+        return copy.deepcopy(model, shared)
+    except Exception as error:
+        raise model_error(
+            f"the model cannot be copied ({first_line(error)}): keep only modules, parameters and buffers in it "
+            "(torch.nn.utils.parametrizations instead of older hooks).",
+            "model.not_copyable",
+        ) from error
+
+
+def take_snapshot(model: nn.Module) -> dict[str, object]:
+    """Return copies of all that a model holds, by name: parameters, buffers, and attributes of its modules.
+
+    Of attributes these are numbers, texts, tensors and arrays, also in lists, mappings and plain objects.
+    """
+    found: dict[str, object] = {}
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        tensors = {**module._parameters, **module._buffers}
+        # torch.func replaces the list of a recurrent layer's parameters; they are compared by name.
+        left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
+        attributes = {key: value for key, value in vars(module).items() if key not in left}
+        for key, value in (tensors | attributes).items():
+            _collect(f"{name}.{key}".lstrip("."), value, found, seen)
+    return found
+
+
+def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
+    """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
+    if isinstance(value, Tensor):
+        found[name] = value.detach().clone()
+        return
+    if isinstance(value, np.ndarray):
+        found[name] = value.tobytes()
+        return
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        parts = list(enumerate(value))
+    elif not isinstance(value, nn.Module | type | ModuleType | logging.Logger) and not callable(value):
+        is_torchs = type(value).__module__.partition(".")[0] == "torch"
+        parts = () if is_torchs else getattr(value, "__dict__", {}).items()
+    is_plain = isinstance(value, _SCALARS | list | tuple | deque | set | frozenset | dict)
+    if is_plain and all(isinstance(part, _SCALARS) for _, part in parts):  # a vocabulary is long
+        found[name] = repr(value)
+        return
+    found[name] = type(value)
+    if id(value) not in seen:
+        seen.add(id(value))
+        for key, part in parts:
+            _collect(f"{name}.{key}", part, found, seen)
+
+
+def refuse_changes(model: nn.Module, before: Mapping[str, object]) -> None:
+    """Refuse a model that is not as it was when the snapshot `before` was taken.
+
+    Raises:
+        SilodpError: its name says what has changed (code model.running_state).
+    """
+    after = take_snapshot(model)
+    for name in [*before, *(after.keys() - before.keys())]:
+        if not are_equal(before.get(name), after.get(name)):
+            raise model_error(
+                f"running the model changes its state '{name}', which no noise protects: "
+                "use a layer without running state instead, and compute constants when the model is built",
+                "model.running_state",
+            )
+
+
+def are_equal(a: object, b: object) -> bool:
+    """Return whether two values of a snapshot are the same, tensors bit by bit (a NaN is equal to itself)."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_view_bytes(a), _view_bytes(b))
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+
+
+def has_tensor_attributes(model: nn.Module) -> bool:
+    """Return whether a module holds a tensor or an array that is neither a parameter nor a buffer."""
+    named = {
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key in (*module._parameters, *module._buffers)
+    }
+    return any(
+        isinstance(value, Tensor | bytes) for name, value in take_snapshot(model).items() if name not in named
+    )
+
+
+def list_numeric_attributes(model: nn.Module) -> dict[str, Tensor]:
+    """Return the numbers that modules of a user's classes hold as plain attributes, by name, as tensors.
+
+    These are numbers, tensors, arrays, and lists and tuples of numbers. Modules of torch show theirs in their text, as
+    does a class derived from one, and objects and texts may differ between machines (paths, versions of libraries).
+    """
+    known = {*vars(nn.Module()), *_OF_MODULES, "_flat_weights"}
+    found = {}
+    for name, module in model.named_modules():
+        shown = {*known, *getattr(module, "__constants__", ())}
+        if type(module).__module__.partition(".")[0] == "torch":
+            continue
+        for key, value in vars(module).items():
+            if key not in shown and (tensor := _make_numbers(value)) is not None:
+                found[f"{name}.{key}".lstrip(".")] = tensor
+    return found
+
+
+def _make_numbers(value: object) -> Tensor | None:
+    """Return numbers as a tensor; None where a value is anything else."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Number | np.generic | np.ndarray | list | tuple):
+        try:
+            array = np.array(value)
+            return torch.from_numpy(array) if array.dtype.kind in "biufc" and array.size else None
+        except (ValueError, TypeError, RuntimeError):  # lists of different lengths, or of tensors elsewhere
+            return None
+    return None
+
+
+def list_places(model: nn.Module) -> dict[str, str]:
+    """Return, for every place of a parameter or buffer, the name that it is listed under; each module counts once."""
+    listed = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        f"{prefix}.{key}".lstrip("."): listed[id(tensor)]
+        for prefix, module in model.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
+
+
+def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
+    """Return the model's state as a safetensors file that `load_state_dict` can read.
+
+    Tied parameters, of which the format allows only one, are written as a copy under each of their names.
+
+    Raises:
+        SilodpError: the format does not know such a tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, value in model.state_dict().items():
+        tensor = value.detach().contiguous().cpu()
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in written else tensor
+        written.add(storage)
+    try:
+        return bytes(save(tensors, metadata=dict(metadata)))
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise SilodpError(
+            f"the model cannot be stored ({first_line(error)}): keep only dense tensors of numbers in its state.",
+            code="model.not_storable",
+            field="model",
+        ) from error
+
+
+def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
+    """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
+    hasher = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        try:
+            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str
+        except TypeError:  # numpy has no such type, for example bfloat16
+            dtype = str(value.dtype)
+        hasher.update(f"{name} {tuple(value.shape)} {dtype}".encode())
+        hasher.update(_view_bytes(value).cpu().numpy().tobytes())
+    for text in more:
+        hasher.update(text.encode())
+    return hasher.hexdigest()
+
+
+def _view_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes (n,) of the elements of a tensor of any data type; a meta tensor has none."""
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    if dense.is_meta:
+        return torch.zeros(0, dtype=torch.uint8)
+    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
