@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, choose_accountant, compute_epsilon, find_accountant
+from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import (
     Event,
     Gaussian,
@@ -283,17 +284,15 @@ class BudgetCalibration(UnitBudgets):
         for i, budget in enumerate(distinct.tolist()):
             own = float(self.parameters(np.array([budget]))[0])
             event = self.wholes[adversary].at(self.personal.by, own)
-
-            def compute_spent(count: int, event: Event = event) -> float | None:
-                found = compute_epsilon([(event, count)], delta, accountant)
-                return found if math.isfinite(found) else None
-
-            planned = compute_spent(self.personal.rounds)
+            planned, realized = (
+                compute_cost([(event, count)], delta, accountant).epsilon
+                for count in (self.personal.rounds, rounds)
+            )
             entry = {
                 "budget": budget,
                 "units": int((place == i).sum()),
                 "planned": planned,
-                "realized": compute_spent(rounds),
+                "realized": realized,
                 _SHOWN[self.personal.by]: own,
             }
             least = float(everyone[place == i].min())

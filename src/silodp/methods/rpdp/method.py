@@ -10,8 +10,8 @@ import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.assumptions import TECHNICAL
-from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
+from silodp.accounting.two_stage import ChargingMode, TwoStage
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -189,7 +189,7 @@ class TwoStageSampling(Method):
         budgets = self.budgets
         if view.round >= budgets.last:
             return ZERO_COST
-        return budgets.event(budgets.most, realized=self.ledger == "realized")
+        return budgets.run.event(budgets.most, self.ledger)
 
     # --- Budgets of single records ---
 
@@ -203,11 +203,8 @@ class TwoStageSampling(Method):
             unit="record",
             planned_rounds=self.rounds,
             retires_after=self.rounds,  # with "scf" all together
-            noise_multiplier=self.noise_multiplier,
-            local_steps=self.local_steps,
-            client_sampling=self.client_sampling,
+            run=TwoStage(self.noise_multiplier, self.local_steps, self.client_sampling, self.delta),
             rounds=self.rounds,
-            delta=self.delta,
             largest=self.largest_epsilon,
             calibration=self.calibration,
             accountant=find_accountant(self.accountant),

@@ -42,7 +42,7 @@ from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     BudgetNoise,
     check_records,
-    group_into_bins,
+    group_records,
     require_record_budgets,
 )
 from silodp.settings import Clip, Delta, Epsilon, Help, Positive
@@ -189,20 +189,11 @@ class _FilterBudgets(UnitBudgets):
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
         entries = []
-        for least, budget in group_into_bins(budgets):
-            limit = float(self.method.limits(np.array([budget]))[0])
+        for entry, _ in group_records(budgets):
+            limit = float(self.method.limits(np.array([entry["budget"]]))[0])
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
-            entries.append(
-                {
-                    "budget": budget,
-                    **({"from": least} if least < budget else {}),
-                    "units": sum(int(((own >= least) & (own <= budget)).sum()) for own in budgets),
-                    "planned": planned,
-                    "realized": None,
-                    "q": 1.0 if limit > 0 else 0.0,
-                }
-            )
+            entries.append(entry | {"planned": planned, "realized": None, "q": 1.0 if limit > 0 else 0.0})
         return tuple(entries)
 
     def record_accounts(
