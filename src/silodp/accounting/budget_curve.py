@@ -122,7 +122,10 @@ class EpsilonCurve:
 
     @classmethod
     def from_costs(cls, parameters: Array, epsilons: Array) -> Self:
-        """Make ε rise: rounding may make a larger x cost less; then the larger is charged as the smaller."""
+        """Return the curve of computed costs (points,), made to rise.
+
+        Rounding of an accountant may make a larger x cost a little less; then it is charged as the smaller one.
+        """
         return cls(parameters, np.maximum.accumulate(epsilons))
 
     @classmethod
@@ -131,11 +134,14 @@ class EpsilonCurve:
         known = {x: cost(x) for x in (float(grid[0]), float(grid[-1]))}
         for budget in budgets:
             while True:
+                # What was computed for other budgets narrows the bracket of this one, too.
                 below = max((x for x, eps in known.items() if eps <= budget), default=None)
                 above = min((x for x, eps in known.items() if eps > budget), default=None)
                 if below is None or above is None or known[below] >= budget * (1 - _MET):
                     break
-                if above / below < 1 + 1e-9:
+                if (
+                    above / below < 1 + 1e-9
+                ):  # ε may jump (to infinity, for example), and then no x meets the budget
                     break
                 x = _between(below, above, known[below], known[above], float(budget))
                 known[x] = cost(x)
@@ -150,8 +156,7 @@ def compute_filter_budget(budgets: Array, delta: float) -> Array:
     step's Gaussian noise. This holds only where every step is an unsampled Gaussian release, and where ‖g‖ is known
     before the step, from the record and the earlier releases, so that a step which would exceed R is not taken. Then
     the whole run costs the record no more than one Gaussian release of μ = √(2R), however the steps were chosen. It
-    does not hold for integer noise or sampled batches. Source: Koskela, Tobaben and Honkela 2023; proof in
-    docs/privacy.md, section 9.
+    does not hold for integer noise or sampled batches.
 
     Args:
         budgets: (n,) ε of every record, above 0.
@@ -162,6 +167,9 @@ def compute_filter_budget(budgets: Array, delta: float) -> Array:
 
     Raises:
         SilodpError: a budget or δ is out of range.
+
+    Source: Koskela, Tobaben and Honkela 2023 (Individual privacy accounting with Gaussian differential privacy); Balle
+    and Wang 2018, Theorem 8; proof in docs/privacy.md, section 9.
     """
     check_value("delta", delta, Delta)
     distinct, which = np.unique(check_budgets(budgets), return_inverse=True)

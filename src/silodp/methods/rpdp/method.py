@@ -42,19 +42,24 @@ class TwoStageSampling(Method):
 
     Attributes:
         noise_multiplier: σ; every step's noise is N(0, (σC)²).
-        clip: C, of every record's gradient.
-        client_sampling: λ, a coin per silo and round; a round that nobody joins is a round.
-        local_steps: τ.
-        rounds: T, what q_j is chosen for; in further rounds records retire as their budgets are used up.
-        delta: the run's δ.
+        clip: C, the 2-norm that every record's gradient is clipped to.
+        client_sampling: λ, the probability of the coin that each silo tosses in each round; a round that nobody joins
+            counts as a round.
+        local_steps: τ, the number of steps of a round.
+        rounds: T, the number of rounds that q_j is chosen for; in further rounds records retire as their budgets are
+            used up.
+        delta: δ of the run.
         expected_batch_size: a public constant that divides every gradient sum, never the number of records drawn.
-        local_learning_rate, optimizer: of the noisy mean gradient; the optimizer's state is fresh in every round.
+        local_learning_rate: the learning rate of the noisy mean gradient.
+        optimizer: the optimizer of the noisy mean gradient; its state is fresh in every round.
         calibration: "exact" (never above the budget, met up to a grid), "binary-search" (the same, one record after
             the other), or "scf", the paper's fitted curve, which overspends: then no record retires early, and what
             its q_j really costs is reported.
         accountant: by which q_j is chosen.
-        ledger: the records' one book. "planned" charges every round what it costs on average over λ; "realized" charges
-            the rounds that the silo joined, in full, and lets records retire by those.
+        ledger: by which rounds a record's budget is used up. "planned" charges every round what it costs with the coin
+            λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 3; its cost is Lemma 6 and Theorem 1, case 1.
     """
 
     noise_multiplier: BudgetNoise
@@ -161,6 +166,7 @@ class TwoStageSampling(Method):
         """
         import torch
 
+        # A second noisy update of the same round would be a second release, which no record's budget has room for.
         kept = None if context.memory is None else RoundMemory.of(context.memory)
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
@@ -220,6 +226,8 @@ class Rpdp(TwoStageSampling):
     Attributes:
         largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
             everyone.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 3.
     """
 
     largest_budget: Epsilon

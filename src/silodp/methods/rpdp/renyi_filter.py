@@ -242,6 +242,7 @@ class _Filter:
         """
         import torch
 
+        # The accountant charges what is added, in the float arithmetic of the sum; 1e-9 more covers its rounding.
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         norms = torch.nan_to_num(rows.compute_clipped_norms(), nan=0.0, posinf=0.0)
         price = norms.square().cpu().numpy() * (cost * (1 + 1e-9))
