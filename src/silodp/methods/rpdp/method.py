@@ -100,10 +100,6 @@ class TwoStageSampling(Method):
         raise NotImplementedError
 
     @property
-    def _dp_sgd(self) -> DpSgd:
-        return DpSgd.of(self)
-
-    @property
     def assumptions(self) -> tuple[str, ...]:
         """What is public besides the method's constants."""
         public = (
@@ -175,7 +171,7 @@ class TwoStageSampling(Method):
             self.cap_budgets(require_record_budgets(self.name, context.budget))
         )
         used = context.round if self.ledger == "planned" else joined
-        finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
+        finished = DpSgd.of(self).train(context, np.where(used < last, q, 0.0))
         return replace(
             finished, memory=RoundMemory(context.round, joined + 1, finished.value.numpy()).array()
         )

@@ -89,10 +89,6 @@ class RpdpFilter(Method):
         repr=False,
     )
 
-    @property
-    def _dp_sgd(self) -> DpSgd:
-        return DpSgd.of(self)
-
     def limits(self, budget: np.ndarray) -> np.ndarray:
         """Return R, (n,), of records with these budgets: the largest Σ‖g‖²/(2σ²C²)."""
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
@@ -132,7 +128,7 @@ class RpdpFilter(Method):
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
         rates = account.active.astype(np.float64)
-        finished = self._dp_sgd.train(context, rates, lambda rows: account.charge_rows(rows, cost))
+        finished = DpSgd.of(self).train(context, rates, lambda rows: account.charge_rows(rows, cost))
         return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
     def bounds(self, population: FederationSize) -> None:
