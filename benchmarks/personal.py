@@ -16,41 +16,42 @@ import numpy as np
 import torch
 
 from silodp import train
-from silodp.accounting.budget_curve import compute_two_stage_curve
 from silodp.accounting.curve_fitting import fit_scf, search_probabilities
+from silodp.accounting.two_stage import TwoStage, compute_two_stage_curve
 from silodp.config.resolve import load_config
 from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError
 
-HEART: dict[str, Any] = {"local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
+ROUNDS = 15
+HEART: dict[str, Any] = {"local_steps": 50, "client_sampling": 1.0, "delta": 1e-3}
 SIGMA, SEARCHED = 12.25, 200
 EXAMPLE = Path(__file__).parents[1] / "examples" / "heart_disease_personal.toml"
 
 
 def calibrations() -> list[dict[str, Any]]:
     """Rows (name, seconds, note), all on one machine in one run: compare their ratios."""
-    run = HEART | {"noise_multiplier": SIGMA}
+    run = TwoStage(SIGMA, **HEART)
     generator = np.random.default_rng(0)
     asked = 0.5 / (1 - 0.9 * generator.random(6000))  # Pareto of shape 1, bounded to [.5, 5]
     many = generator.uniform(0.1, 10, 10**6)
-    curve, seconds = _timed(lambda: compute_two_stage_curve(**run))
+    curve, seconds = _timed(lambda: compute_two_stage_curve(run, ROUNDS))
     rows = [{"name": "curve of 2,048 points, rdp", "seconds": seconds, "note": ""}]
     met, seconds = _timed(lambda: curve.parameter_for(many))
     worst = float((curve.spent(met) / many).max())
     rows.append(
         {"name": "10^6 distinct budgets", "seconds": seconds, "note": f"cost/budget at most {worst:.4f}"}
     )
-    fitted, seconds = _timed(lambda: fit_scf(asked, **run))
+    fitted, seconds = _timed(lambda: fit_scf(run, ROUNDS, asked))
     note = f"{fitted.violations} overspend, cost/budget at most {fitted.worst:.2f}"
     rows.append({"name": "SCF, 6,000 budgets", "seconds": seconds, "note": note})
-    _, seconds = _timed(lambda: search_probabilities(asked[:SEARCHED], **run))
+    _, seconds = _timed(lambda: search_probabilities(run, ROUNDS, asked[:SEARCHED]))
     note = f"{seconds:.1f} s for {SEARCHED}, scaled"
     rows.append({"name": "binary search, 6,000 budgets", "seconds": seconds * 6000 / SEARCHED, "note": note})
     three = generator.choice([0.1, 1.0, 5.0], 6000)
-    few, seconds = _timed(lambda: compute_two_stage_curve(**run, accountant="pld", budgets=three))
+    few, seconds = _timed(lambda: compute_two_stage_curve(run, ROUNDS, accountant="pld", budgets=three))
     note = f"{len(few.parameters)} points, met to 1e-3"
     rows.append({"name": "pld curve, three budgets", "seconds": seconds, "note": note})
-    coarse, seconds = _timed(lambda: compute_two_stage_curve(**run, accountant="pld", budgets=asked))
+    coarse, seconds = _timed(lambda: compute_two_stage_curve(run, ROUNDS, accountant="pld", budgets=asked))
     note = f"{len(coarse.parameters)} points, next one up is charged"
     rows.append({"name": "pld curve, 6,000 budgets", "seconds": seconds, "note": note})
     return rows
@@ -65,7 +66,7 @@ def violations() -> list[dict[str, Any]]:
             for conversion in ("paper", "tight"):
                 row = {"sigma": sigma, "budgets": law.__name__, "conversion": conversion}
                 try:
-                    fitted = fit_scf(asked, sigma, **HEART, conversion=conversion)
+                    fitted = fit_scf(TwoStage(sigma, **HEART), ROUNDS, asked, conversion)
                 except SilodpError:
                     rows.append(row | {"overspend": "no curve fits"})
                     continue

@@ -162,7 +162,7 @@ def test_a_step_makes_no_whole_updates_of_last_bits(monkeypatch: pytest.MonkeyPa
         return float((add_rows(method, task, start, data) - add_rows(method, task, start, others)).norm())
 
     with_least = measure()
-    monkeypatch.setattr(uldp, "LEAST_GRADIENT", 0.0)
+    monkeypatch.setattr(uldp, "MIN_GRADIENT_NORM", 0.0)
     without = measure()
     print(f"one person of 201, `step`: {without:.2f} clips without a least norm, {with_least:.4f} with it")
     assert with_least < 1.001

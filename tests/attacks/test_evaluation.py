@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.evaluation_charges import EvaluationCharges
+from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.events import Gaussian, Skellam
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.accounting.views import ADVERSARIES
@@ -582,7 +582,7 @@ def test_only_the_last_evaluation_spends_what_is_reserved_for_it():
     event = dict.fromkeys(ADVERSARIES, Gaussian(2.0))
     room_for_two = Budget(compute_epsilon([(Gaussian(2.0), 2)], 1e-5, "pld") * 1.001, 1e-5)
     ledger = Ledger(None, 1e-5, "pld", room_for_two, run="run")
-    ledger.reserved, charges = event, EvaluationCharges(ledger)
+    ledger.reserved, charges = event, EvaluationLedger(ledger)
     assert charges.affords(event)
     charges.charge(0, 0, event)
     assert not charges.affords(event)

@@ -19,7 +19,7 @@ from silodp.cli import main
 from silodp.cli.run import run_config as run_configured
 from silodp.config.resolve import resolve
 from silodp.errors import SilodpError
-from silodp.planning.epsilon import compute_epsilon
+from silodp.planning.epsilon import answer_question
 from silodp.report.guarantee_text import describe_guarantee
 from support.commands import Silodp, assert_sentence
 
@@ -463,7 +463,7 @@ def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
 )
 def test_wrong_types_are_sentences(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(SilodpError, match=says):
-        compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
+        answer_question("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
 
 
 def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) -> None:

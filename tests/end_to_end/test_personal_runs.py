@@ -132,11 +132,11 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
             drawn = joined[:, record]
             q = float(drawn.max())
             if book == "realized":
-                events = [(method.budgets.event(q, True), int((drawn > 0).sum()))]
+                events = [(method.budgets.run.event(q, "realized"), int((drawn > 0).sum()))]
             else:
                 last = method.budgets.rates_and_retirement(silo.budget[record : record + 1])[1][0]
                 assert not any(own[record] for round_, own in rates[s] if round_ >= last)
-                events = [(method.budgets.event(q, False), int(last))]
+                events = [(method.budgets.run.event(q), int(last))]
             assert compute_epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
             if record % 40 == 0:  # it takes longer
                 assert compute_epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)

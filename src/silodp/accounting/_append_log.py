@@ -23,9 +23,14 @@ Fields = dict[str, Any]
 
 
 class AppendOnlyLog:
-    """An open file, locked against other processes; the first line is `header`.
+    """An append-only file of JSON lines, open and locked against other processes.
+
+    Args:
+        path: the file, made if it is not there.
+        header: the fields of its first line.
 
     Attributes:
+        path: the file.
         lines: the fields of every line after the header, in order, that the file had when it was opened.
 
     Raises:
@@ -37,7 +42,7 @@ class AppendOnlyLog:
         self.lines: list[Fields] = []
         self._last = ""  # hash of the last line
         self._unsure: str | None = None  # why the end of the file is not known
-        self._file: int | None = _locked(path)
+        self._file: int | None = _open_locked(path)
         _OPEN.add(self)
         try:
             self._read(header)
@@ -93,10 +98,11 @@ class AppendOnlyLog:
         content = self.path.read_bytes()
         whole, torn = _split(content)
         if not whole and not _line(header, "").startswith(torn.rstrip(b"\0")):
-            # not ours to cut
+            # Without one whole line, only the beginning of this very header is the trace of a crash. Anything else is
+            # a file of somebody else, which must not be cut.
             raise SilodpError(f"{self.path} is not a ledger: give another path.", code="ledger.damaged")
         for number, line in enumerate(whole, start=1):
-            fields = self._verified(number, line)
+            fields = self._read_line(number, line)
             if number > 1:
                 self.lines.append(fields)
                 continue
@@ -109,12 +115,13 @@ class AppendOnlyLog:
                         field=name,
                     )
         if torn:
+            # `append` did not return for this line, so nothing that it would charge was released.
             assert self._file is not None
             os.ftruncate(self._file, len(content) - len(torn))
         if not whole:
             self.append(header)
 
-    def _verified(self, number: int, line: bytes) -> Fields:
+    def _read_line(self, number: int, line: bytes) -> Fields:
         """Return the fields of a line; raise if its hash or its predecessor's is wrong."""
         try:
             fields: Fields = parse_json(line)
@@ -136,15 +143,15 @@ class AppendOnlyLog:
 _OPEN: weakref.WeakSet[AppendOnlyLog] = weakref.WeakSet()
 
 
-def _let_go_after_fork() -> None:
+def _close_after_fork() -> None:
     for journal in list(_OPEN):
         journal.close()
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
-def _locked(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """Open the file for appending, locked for as long as it is open."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -196,4 +203,5 @@ def _hash(line: bytes) -> str:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
+    # One spelling for the same fields, since the hash is of the bytes; NaN is no JSON, and no event has one.
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

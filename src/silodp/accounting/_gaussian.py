@@ -1,7 +1,9 @@
 """The Gaussian mechanism in closed form: N(μ, 1) against N(0, 1), μ = sensitivity / standard deviation.
 
-δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang 2018, Theorem 8); the same in both directions. Rounding makes
-δ larger, so that every ε here is an upper bound and every μ a lower one.
+δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), the same in both directions. Rounding makes δ larger, so that every ε here is
+an upper bound and every μ a lower one.
+
+Source: Balle and Wang 2018 (Improving the Gaussian mechanism), Theorem 8.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ Array = NDArray[np.float64]
 
 _ROUNDING = 1e-15  # of log Φ, relative and absolute
 _SLACK = 1e-12  # relative, of the roots
-_LEAST_MU, _MOST_MU = 1e-9, 1e6
+_MIN_MU, _MAX_MU = 1e-9, 1e6
 
 
-def compute_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
+def bound_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     """Return δ at ε ≥ 0, with μ > 0; both may be arrays."""
     mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
+    # In logarithms: far out, both terms are below the smallest float while their ratio still counts.
     first = special.log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
     # The difference of two nearly equal numbers: what rounding may have taken from it is added.
@@ -37,11 +40,12 @@ def compute_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     return found
 
 
-def compute_epsilon(mu: float, target: float) -> float:
+def solve_epsilon(mu: float, target: float) -> float:
     """Return the smallest ε ≥ 0 with δ(ε) at most `target`, in (0, 1), rounded up."""
 
     def excess(candidate: float) -> float:
-        found = float(compute_delta(mu, candidate))
+        found = float(bound_delta(mu, candidate))
+        # A logarithm is nearly a parabola in ε, which the secants of Brent's method follow; δ itself is flat far out.
         return math.log(found / target) if found > 0 else -1e300
 
     if excess(0.0) <= 0:
@@ -50,6 +54,7 @@ def compute_epsilon(mu: float, target: float) -> float:
     while excess(high) > 0:
         high *= 2
     root = float(optimize.brentq(excess, 0.0, high, xtol=_SLACK * high, rtol=_SLACK))
+    # The root may lie a rounding on the wrong side; go up until δ is really met.
     step = _SLACK * high
     while excess(root) > 0:
         root, step = min(root + step, high), 2 * step
@@ -58,9 +63,11 @@ def compute_epsilon(mu: float, target: float) -> float:
 
 def solve_mu(epsilons: Array, target: float) -> Array:
     """Return the largest μ with δ(ε) at most `target`, rounded down, for every ε > 0 of an array (n,)."""
-    low, high = np.full(len(epsilons), _LEAST_MU), np.full(len(epsilons), _MOST_MU)
+    low, high = np.full(len(epsilons), _MIN_MU), np.full(len(epsilons), _MAX_MU)
+    # All epsilons at once, by bisection: a root finder of scipy would take one call for each record.
     while (high / low).max(initial=1.0) > 1 + _SLACK:
         middle = np.sqrt(low * high)
-        fits = compute_delta(middle, epsilons) <= target
+        fits = bound_delta(middle, epsilons) <= target
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    return np.where(compute_delta(low, epsilons) <= target, low, 0.0)
+    # Where even the smallest μ costs more than `target`, nothing may be released: μ = 0.
+    return np.where(bound_delta(low, epsilons) <= target, low, 0.0)

@@ -19,7 +19,7 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError, shorten
 from silodp.settings import MOST_REAL, Delta, check_value
 
-_MOST_EPSILON = 700.0  # e^ε is a float64
+_MAX_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
 """An event, and how many times it took place."""
 
@@ -45,7 +45,8 @@ class Composition(ABC):
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound of δ at ε ≥ 0, at most 1; by default the smallest one that `epsilon` certifies."""
-        low, high = -690.0, 0.0  # ln δ; δ = 1 always holds
+        # In ln δ, from the smallest float on, since δ is asked for over hundreds of powers of ten; δ = 1 always holds.
+        low, high = -690.0, 0.0
         while high - low > 1e-6:
             middle = (low + high) / 2
             low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
@@ -70,6 +71,8 @@ def _bound_likelier(compute_delta: Callable[[float], float], epsilon: float) -> 
 
     An event with P(E) ≥ e^ε·Q(E) has δ(ε − x) ≥ P(E) − e^(ε − x)·Q(E) ≥ (1 − e^(−x))·P(E).
     """
+    # Any x gives a bound. The best one is near ε where δ falls slowly, and tiny where it falls fast: sixteenths of ε,
+    # then powers of two.
     parts = [*(i / 16 for i in range(1, 17)), *(2.0**-i for i in range(5, 12))] if epsilon > 0 else []
     return min([1.0, *(compute_delta(epsilon * (1 - p)) / -math.expm1(-epsilon * p) for p in parts)])
 
@@ -221,9 +224,10 @@ def compute_epsilon(
 
     if disclosure == 0:
         return epsilon_at(float(delta))
-    # From below, where e^ε is too small, to the first ε that holds; the steps double so that the search ends.
+    # δ(ε) + (1 + e^ε)·TV ≤ δ has ε on both sides. So go up from below, where e^ε is too small, to the first ε that
+    # holds; the steps double so that the search ends.
     epsilon, step = 0.0, 1e-6
-    while epsilon < _MOST_EPSILON:
+    while epsilon < _MAX_EPSILON:
         left = delta - (1 + math.exp(epsilon)) * disclosure
         if left <= 0:
             break
@@ -286,11 +290,13 @@ class MembershipAttack:
     world than in the other.
 
     Attributes:
-        accuracy: of guessing membership from even odds, at most; between ½ and 1.
-        loss_above_epsilon: probability of conclusions that are more than e^ε times likelier with the unit than
-            without it, or without it than with it; at most, whatever they are drawn from.
+        accuracy: an upper bound of the accuracy of guessing membership from even odds, between ½ and 1.
+        loss_above_epsilon: an upper bound of the probability of conclusions that are more than e^ε times likelier with
+            the unit than without it, or without it than with it, whatever they are drawn from.
         exact: whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
             distributions, up to their grid); False: they are upper bounds by Rényi orders.
+
+    Source: Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy), on hypothesis tests.
     """
 
     accuracy: float

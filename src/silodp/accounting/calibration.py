@@ -13,9 +13,9 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError, counted
 from silodp.settings import Delta, Epsilon, check_value
 
-_TOLERANCE = 0.9e-4  # of ln(parameter)
-_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
-_LEAST_SAMPLING = 1e-8
+_TOLERANCE = 0.9e-4  # of ln(parameter): the functions promise 1e-4
+_MIN_NOISE, _MAX_NOISE = 1e-2, 1e6
+_MIN_SAMPLING = 1e-8
 
 
 def calibrate_noise_multiplier(
@@ -41,15 +41,16 @@ def calibrate_noise_multiplier(
         SilodpError: no σ up to 10⁶ meets the target.
     """
     excess = _excess(lambda log: (make_event(math.exp(log)), rounds), target, delta, accountant)
-    fits, least, most = 0.0, math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    # ε falls with σ, so from σ = 1 on, in factors of 4, one end of a bracket meets the target and the other does not.
+    fits, least, most = 0.0, math.log(_MIN_NOISE), math.log(_MAX_NOISE)
     while excess(fits) > 0:
         if fits >= most:
-            raise _unreachable(f"a noise multiplier of {_MOST_NOISE:g}", rounds, target, delta)
+            raise _unreachable(f"a noise multiplier of {_MAX_NOISE:g}", rounds, target, delta)
         fits = min(fits + math.log(4), most)
     fails = fits
     while excess(fails) <= 0:
         if fails <= least:
-            return _LEAST_NOISE
+            return _MIN_NOISE
         fits, fails = fails, max(fails - math.log(4), least)
     return math.exp(_edge(excess, fits, fails, _TOLERANCE))
 
@@ -79,9 +80,9 @@ def calibrate_sampling_probability(
     excess = _excess(lambda log: (make_event(math.exp(log)), rounds), target, delta, accountant)
     fits = fails = 0.0
     while excess(fits) > 0:
-        if fits <= math.log(_LEAST_SAMPLING):
-            raise _unreachable(f"a sampling probability of {_LEAST_SAMPLING:g}", rounds, target, delta)
-        fits, fails = max(fits - math.log(4), math.log(_LEAST_SAMPLING)), fits
+        if fits <= math.log(_MIN_SAMPLING):
+            raise _unreachable(f"a sampling probability of {_MIN_SAMPLING:g}", rounds, target, delta)
+        fits, fails = max(fits - math.log(4), math.log(_MIN_SAMPLING)), fits
     return 1.0 if fits == 0.0 else math.exp(_edge(excess, fits, fails, _TOLERANCE))
 
 

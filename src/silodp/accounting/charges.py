@@ -25,7 +25,12 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(frozen=True)
 class Cost:
-    """ε, or None and the reason why there is no guarantee."""
+    """ε, or None and the reason why there is no guarantee.
+
+    Attributes:
+        epsilon: an upper bound of ε; None where nothing is promised.
+        reason: why nothing is promised; None where something is.
+    """
 
     epsilon: float | None
     reason: str | None = None
@@ -43,8 +48,8 @@ def compute_cost(
     Args:
         charges: (event, count).
         delta: δ.
-        accountant: composes the events.
-        disclosure: TV, as of `compute_epsilon`.
+        accountant: the accountant that composes the events.
+        disclosure: TV, as in `compute_epsilon`.
 
     Raises:
         SilodpError: δ out of range, or an event that the accountant does not know.
@@ -95,8 +100,8 @@ class ChargeCounts:
         rounds: number of charged rounds.
         charged: by adversary, how often each event was charged, for rounds and evaluations.
         evaluations: by adversary, the part of it that was charged for evaluations.
-        releases: what was charged, in order: whether they are evaluations, the number of the release within each, and
-            the numbers of the rounds or evaluations, from 0; of a plan a range (`count_events`).
+        releases: what was charged, in order. Each entry says whether they are evaluations, which release of each it
+            is, and the numbers of the rounds or evaluations, from 0; a plan has a range of them (`count_events`).
         reported: ε by adversary that was reported earlier; no later ε is smaller.
         is_beyond_plan: whether events may be larger than those which constants of the aggregator were chosen for.
     """

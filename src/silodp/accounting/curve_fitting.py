@@ -1,7 +1,7 @@
 """Published calibrations to compare with: Simulation-CurveFitting, and a binary search for every record.
 
 Both find a record's sampling probability q for its budget under two-stage sampling (docs/privacy.md, section 9). The
-exact calibration is `budget_curve.compute_two_stage_curve`.
+exact calibration is `two_stage.compute_two_stage_curve`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from silodp._lazy import LazyModule
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.budget_curve import ORDERS, TwoStage, check_budgets
-from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
+from silodp.accounting.budget_curve import check_budgets
+from silodp.accounting.two_stage import ORDERS, TwoStage
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ Array = NDArray[np.float64]
 Conversion = Literal["paper", "tight"]
 
 _SIMULATED = np.linspace(0.01, 1.0, 100)
-_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,29 +61,28 @@ class Fitted:
         return float((self.costs / self.budgets).max(initial=0.0))
 
 
-def fit_scf(
-    budgets: Array,
-    noise_multiplier: float,
-    local_steps: int,
-    client_sampling: float,
-    rounds: int,
-    delta: float,
-    conversion: Conversion = "paper",
-) -> Fitted:
-    """Fit sampling probabilities by Simulation-CurveFitting (rPDP-FL, Algorithm 2): inexact, may exceed budgets.
+def fit_scf(run: TwoStage, rounds: int, budgets: Array, conversion: Conversion = "paper") -> Fitted:
+    """Fit sampling probabilities by Simulation-CurveFitting: inexact, may exceed budgets.
 
-    ε is simulated for q = .01, .02, …, 1, e^(aq+b) + c is fitted to it by least squares, and inverted at each budget
-    (n,): q = 1 above ε(1), and 0 below c. `conversion`: ρ + ln(1/δ)/(α−1) as in the paper, whose slack hides some of
-    what the fit overspends, or the tight one that everything else here uses.
+    ε is simulated for q = .01, .02, …, 1, e^(aq+b) + c is fitted to it by least squares, and inverted at each budget:
+    q = 1 above ε(1), and 0 below c.
+
+    Args:
+        run: the public constants.
+        rounds: T.
+        budgets: (n,) ε of every record.
+        conversion: "paper": ρ + ln(1/δ)/(α−1), whose slack hides some of what the fit overspends; "tight": the one that
+            everything else here uses.
 
     Raises:
         SilodpError: the fit fails, or a parameter is out of range.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 2; the conversion is its Lemma 1.
     """
-    run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
     budgets = check_budgets(budgets)
-    rho = rounds * run.planned(_SIMULATED)
-    loose = (rho + math.log(1 / delta) / (ORDERS[:, None] - 1)).min(axis=0)
-    simulated = loose if conversion == "paper" else run.epsilon(rho)
+    rho = rounds * run.compute_rdp(_SIMULATED)
+    loose = (rho + math.log(1 / run.delta) / (ORDERS[:, None] - 1)).min(axis=0)
+    simulated = loose if conversion == "paper" else run.bound_epsilon(_SIMULATED, rounds)
     a, b, c = _fit(simulated)
     residual = simulated - _exponential(_SIMULATED, a, b, c)
     r_squared = 1 - float((residual**2).sum() / ((simulated - simulated.mean()) ** 2).sum())
@@ -92,32 +90,32 @@ def fit_scf(
     above = budgets > c
     inverted[above] = np.clip((np.log(budgets[above] - c) - b) / a, 0.0, 1.0)
     q = np.where(budgets >= simulated[-1], 1.0, inverted)
-    return Fitted(q, _costs(run, rounds, q), budgets, (a, b, c), r_squared)
+    return Fitted(q, run.bound_epsilon(q, rounds), budgets, (a, b, c), r_squared)
 
 
 def search_probabilities(
-    budgets: Array,
-    noise_multiplier: float,
-    local_steps: int,
-    client_sampling: float,
-    rounds: int,
-    delta: float,
-    accountant: Accountant | str = "rdp",
-    tolerance: float = 1e-2,
+    run: TwoStage, rounds: int, budgets: Array, accountant: Accountant | str = "rdp", tolerance: float = 1e-2
 ) -> Array:
-    """Search q (n,) by bisection in [0, 1] for every record separately (Boenisch et al. 2023, Algorithm 1).
+    """Search q (n,) by bisection in [0, 1] for every record separately.
 
     A search ends within `tolerance` of the budget, a part of it, on the side that costs less; below q = 1e-6 it is 0.0.
     The papers state no tolerance; theirs ends on either side. Slow: some tenths of a second for each record.
 
+    Args:
+        run: the public constants.
+        rounds: T.
+        budgets: (n,) ε of every record.
+        accountant: a name, or an object.
+        tolerance: which part of its budget a record may leave unspent.
+
     Raises:
         SilodpError: a parameter is out of range.
+
+    Source: Boenisch et al. 2023 (Have it your way), Algorithm 1.
     """
-    TwoStage(noise_multiplier, local_steps, client_sampling, delta)  # refuses what is out of range
 
     def cost(q: float) -> float:
-        steps = SelfComposed(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
-        return compute_epsilon([(RevealedSample(client_sampling, steps), rounds)], delta, accountant)
+        return compute_epsilon([(run.event(q), rounds)], run.delta, accountant)
 
     def search(budget: float) -> float:
         if cost(1.0) <= budget:
@@ -156,12 +154,3 @@ def _fit(simulated: Array) -> tuple[float, float, float]:
             field="calibration",
         )
     return float(a), float(b), float(c)
-
-
-def _costs(run: TwoStage, rounds: int, q: Array) -> Array:
-    distinct, which = np.unique(q, return_inverse=True)
-    costs = [
-        run.epsilon(rounds * run.planned(distinct[start : start + _AT_ONCE]))
-        for start in range(0, len(distinct), _AT_ONCE)
-    ]
-    return np.concatenate([np.empty(0), *costs])[which]

@@ -15,7 +15,13 @@ from silodp.errors import SilodpError
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One release of a sum with Gaussian noise; the unit is always in it."""
+    """One release of a sum with Gaussian noise; the unit is always in it.
+
+    Attributes:
+        noise_multiplier: σ, the standard deviation over the sensitivity in 2-norm.
+
+    Source: Dwork and Roth 2014, section 3.5.3; its costs are in `accounting._gaussian` and `accounting.rdp`.
+    """
 
     noise_multiplier: float
 
@@ -29,7 +35,9 @@ class Skellam:
     Attributes:
         noise_multiplier: standard deviation over sensitivity.
         units: how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more).
-        dimension: d.
+        dimension: d, the number of coordinates of the sum.
+
+    Source: Agarwal, Kairouz and Liu 2021 (The Skellam mechanism for differentially private federated learning).
     """
 
     noise_multiplier: float
@@ -41,7 +49,12 @@ class Skellam:
 class CorrelatedReleases:
     """Two releases of the same sum of the same batch, with independent noise (docs/decoupled.md).
 
-    Two Gaussian releases with multipliers a and b cost as much as one with 1/√(1/a² + 1/b²).
+    Two Gaussian releases with multipliers a and b cost as much as one with 1/√(1/a² + 1/b²): the precision-weighted
+    mean of both outcomes is a sufficient statistic.
+
+    Attributes:
+        first: the release that moves a local model.
+        second: the release that leaves the silo.
     """
 
     first: Gaussian
@@ -53,7 +66,14 @@ Additive = Gaussian | Skellam | CorrelatedReleases
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """A noisy release on a Poisson sample, against an adversary who does not know the sample."""
+    """A noisy release on a Poisson sample, against an adversary who does not know the sample.
+
+    Attributes:
+        sampling_probability: q, the probability with which the unit is in the sample, by a coin of its own.
+        event: the release, with the unit in it.
+
+    Source: Mironov, Talwar and Zhang 2019; rPDP-FL, Definition 4.
+    """
 
     sampling_probability: float
     event: Additive
@@ -78,6 +98,12 @@ class RevealedSample:
 
     With probability 1 - q the unit is not in the sample and nothing about it is released. The two stages of rPDP-FL are
     RevealedSample(λ, SelfComposed(PoissonSampled(q, Gaussian(σ)), τ)).
+
+    Attributes:
+        sampling_probability: q, the probability with which the coin lets the unit in.
+        event: what is released then.
+
+    Source: rPDP-FL, Lemma 6 (λ is the probability of the coin there).
     """
 
     sampling_probability: float
@@ -90,6 +116,12 @@ class Group:
 
     For a release, or a release on a Poisson sample, this is the worst of all ways in which the person's records may lie
     in the silos that run it. For other events only the Rényi accountant has a bound: group privacy.
+
+    Attributes:
+        size: k, the largest number of records of the person.
+        event: what is released, for one record.
+
+    Source: Mironov 2017, Proposition 2, for the Rényi accountant; ULDP-FL (Kato et al.), Lemma 6.
     """
 
     size: int
@@ -98,7 +130,12 @@ class Group:
 
 @dataclass(frozen=True)
 class SelfComposed:
-    """The same event `count` times, composed adaptively."""
+    """The same event `count` times, composed adaptively.
+
+    Attributes:
+        event: what is repeated.
+        count: how many times.
+    """
 
     event: Additive | PoissonSampled | SampledReplacement | RevealedSample | Group | SelfComposed | Composed
     count: int
@@ -106,7 +143,11 @@ class SelfComposed:
 
 @dataclass(frozen=True)
 class Composed:
-    """Several events, all of them, composed adaptively."""
+    """Several events, all of them, composed adaptively.
+
+    Attributes:
+        parts: the events; none at all cost nothing.
+    """
 
     parts: tuple[Event, ...]
 
@@ -236,7 +277,7 @@ def find_costliest_event(events: Sequence[Event]) -> Event:
 
 
 def _costliest(name: str, values: Sequence[Any]) -> Any:
-    """The costliest value of one field of events of the same kind."""
+    """Return the costliest value of one field of events of the same kind."""
     if name in ("noise_multiplier", "units"):
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
@@ -256,21 +297,22 @@ def _unlike() -> SilodpError:
     )
 
 
-def double_shift(event: Additive) -> Additive:
-    """Return the same release of a sum that a unit moves twice as far."""
+def multiply_shift(event: Additive, times: int) -> Additive:
+    """Return the same release of a sum that a unit moves exactly `times` as far: integers by so many more steps."""
     match event:
         case Gaussian(sigma):
-            return Gaussian(sigma / 2)
+            return Gaussian(sigma / times)
         case Skellam(sigma, units, dimension):
-            return Skellam(sigma / 2, 2 * units, dimension)
+            return Skellam(sigma / times, times * units, dimension)
         case CorrelatedReleases(first, second):
-            return CorrelatedReleases(double_shift(first), double_shift(second))  # type: ignore[arg-type]
+            return CorrelatedReleases(multiply_shift(first, times), multiply_shift(second, times))  # type: ignore[arg-type]
 
 
 def scale_shift(event: Event, factor: float) -> Event:
-    """Return the same releases of sums that a unit moves `factor` ≥ 1 times as far.
+    """Return the same releases of sums that a unit moves at most `factor` ≥ 1 times as far.
 
-    Steps of integer noise stay as they are: with the same multiplier, fewer steps cost more.
+    The number of grid steps of integer noise stays as it is: with the same multiplier, fewer steps cost more. So the
+    event also covers a shift that is not a multiple of the first one (compare `multiply_shift`).
     """
     match event:
         case Gaussian() | Skellam():
@@ -284,7 +326,7 @@ def replace_unit(event: Event) -> Event:
     """Return the same releases where what a unit adds is replaced by something else, and not removed."""
     match event:
         case Gaussian() | Skellam() | CorrelatedReleases():
-            return double_shift(event)
+            return multiply_shift(event, 2)
         case PoissonSampled(q, inner):
             return SampledReplacement(q, inner)
         case SampledReplacement():
@@ -298,10 +340,11 @@ def remove_amplification(event: Event) -> Event:
     Two releases of one sample are not independent, whether the sample is known or not; without amplification the second
     is covered: given everything seen, it is a release on the sample or nothing.
     """
+    # The coin was tossed once for both releases, so the second one cannot count on it again.
     if isinstance(event, RevealedSample | PoissonSampled):
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
-        return double_shift(event.event)
+        return multiply_shift(event.event, 2)
     return _rebuilt(event, remove_amplification)
 
 
@@ -310,7 +353,7 @@ def reveal_samples(event: Event) -> Event:
     if isinstance(event, PoissonSampled):
         return RevealedSample(event.sampling_probability, event.event)
     if isinstance(event, SampledReplacement):
-        return RevealedSample(event.sampling_probability, double_shift(event.event))
+        return RevealedSample(event.sampling_probability, multiply_shift(event.event, 2))
     return _rebuilt(event, reveal_samples)
 
 

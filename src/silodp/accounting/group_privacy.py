@@ -45,9 +45,8 @@ def scale_to_person(event: Event, records: int) -> Event:
         case WorstOf(parts):
             try:
                 return scale_to_person(find_costliest_event(parts), records)
-            except (
-                SilodpError
-            ):  # one client's steps are released with shares of the noise that differ from another's
+            except SilodpError:
+                # One client's steps are released with shares of the noise that differ from another's.
                 return NonPrivate(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )

@@ -22,9 +22,15 @@ from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
-from silodp.accounting.charges import ChargeCounts
-from silodp.accounting.events import Composed, Event, count_kinds, event_from_dict, event_to_dict
-from silodp.accounting.events import explain_not_private as reason_of
+from silodp.accounting.charges import ChargeCounts, compute_cost
+from silodp.accounting.events import (
+    Composed,
+    Event,
+    count_kinds,
+    event_from_dict,
+    event_to_dict,
+    explain_not_private,
+)
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
@@ -134,7 +140,7 @@ class Ledger:
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
         kept = _read_header(path)
-        self.subject = _subject_of(kept, subject)
+        self.subject = _choose_subject(kept, subject)
         self.disclosure = _read_disclosure(path, kept) if kept else disclosure
         self.reserved: Mapping[Adversary, Event] = {}
         self.files: Mapping[str, str] | None = None
@@ -150,6 +156,7 @@ class Ledger:
             "budget": None if budget is None else asdict(budget),
         }
         if self.subject is not None:
+            # The first version did not write its number; a header must be the same bytes when its run goes on.
             first = ("accounting", 1)
             header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
         if self.disclosure is not None:
@@ -245,7 +252,7 @@ class Ledger:
                 field="budget.adversary",
             )
         event = events[adversary]
-        reason = reason_of(event) or self._reasons.get(adversary)
+        reason = explain_not_private(event) or self._reasons.get(adversary)
         if reason is not None:
             raise SilodpError(
                 f"the budget cannot be kept against {adversary!r}, as nothing is promised there ({reason}): "
@@ -261,16 +268,14 @@ class Ledger:
         """Return ε spent against `adversary` at δ (by default the ledger's); None where nothing is promised."""
         if adversary in self._reasons:
             return None
-        epsilon = self._spent(adversary, self.delta if delta is None else delta)
-        return epsilon if math.isfinite(epsilon) else None
+        return _finite_or_none(self._spent(adversary, self.delta if delta is None else delta))
 
     def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
         """Return ε against `adversary` at the ledger's δ if these events were charged too; None without guarantee."""
         event = events[adversary]
-        if adversary in self._reasons or reason_of(event) is not None:
+        if adversary in self._reasons or explain_not_private(event) is not None:
             return None
-        epsilon = self._spent(adversary, self.delta, event)
-        return epsilon if math.isfinite(epsilon) else None
+        return _finite_or_none(self._spent(adversary, self.delta, event))
 
     def counts(self, adversary: Adversary) -> Counter[Event]:
         """Return how often each event was charged against `adversary`."""
@@ -292,9 +297,7 @@ class Ledger:
             counts.update(charge.events[adversary] for charge in charges)
             if round_ + 1 not in wanted:
                 continue
-            promised = not any(map(reason_of, counts))
-            spent = compute_epsilon(counts.items(), self.delta, self.accountant) if promised else math.inf
-            found[round_ + 1] = spent if math.isfinite(spent) else None
+            found[round_ + 1] = compute_cost(counts.items(), self.delta, self.accountant).epsilon
         return found
 
     def to_counts(self) -> ChargeCounts:
@@ -369,7 +372,7 @@ class Ledger:
                 code="ledger.charge",
             )
         for adversary, event in charge.events.items():
-            self.accountant.compose([(event, 1)])
+            self.accountant.compose([(event, 1)])  # raises where the accountant has no bound for it
             count_kinds(Composed((event, *self._counts[adversary])))
 
     def _count(self, charge: LedgerEntry) -> None:
@@ -379,7 +382,7 @@ class Ledger:
         self._charges[charge.place] = charge
         self.files = None  # they are of an earlier moment
         for adversary, event in charge.events.items():
-            if (reason := reason_of(event)) is not None:
+            if (reason := explain_not_private(event)) is not None:
                 self._reasons.setdefault(adversary, reason)
             self._counts[adversary][event] += 1
 
@@ -394,6 +397,10 @@ class Ledger:
         if not more:
             self._reported[adversary, delta] = spent
         return spent
+
+
+def _finite_or_none(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def find_exceeded_limit(
@@ -432,7 +439,7 @@ def reopen_ledger(path: Path, find: Callable[[str], Accountant | str] = lambda n
     return Ledger(path, delta, find(accountant), budget, run=run)
 
 
-def _subject_of(header: Mapping[str, Any], subject: LedgerHeader | None) -> LedgerHeader | None:
+def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> LedgerHeader | None:
     """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
     try:
         kept = LedgerHeader(**header["subject"])

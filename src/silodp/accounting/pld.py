@@ -3,6 +3,9 @@
 dp_accounting composes two distributions at a time and searches ε in a Python loop, which underflows above
 ε = 745. A run computes ε after every round. So this module takes dp_accounting's arrays and composes all steps
 in one Fourier transform; ε is then found in one pass. All rounding makes ε larger.
+
+Source: Koskela, Jälkö and Honkela 2020 (Computing tight differential privacy guarantees using FFT) for the transform;
+Doroshenko et al. 2022 (Connect the dots) for distributions on a grid that dominate the true one.
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ What is lost this way is added as mass: ε becomes larger.
 """
 
 _BUCKETS_PER_SPREAD = 128  # ε about 6e-6 of itself too large: connect-the-dots adds 0.1 (grid / spread)²
-_FEWEST_BUCKETS = 32  # to a spread, before the grid becomes finer than the usual one: 1e-4 of ε
-_MOST_BUCKETS = 2**21
-_MOST_FINE_BUCKETS = 2**18  # of a grid finer than the usual one, so that asking for ε stays fast
+_MIN_BUCKETS_PER_SPREAD = 32  # to a spread, before the grid becomes finer than the usual one: 1e-4 of ε
+_MAX_BUCKETS = 2**21
+_MAX_FINE_BUCKETS = 2**18  # of a grid finer than the usual one, so that asking for ε stays fast
 _TAIL = 1e-15  # probability cut off outside the window; charged as lost
 _ROUNDING = 1e-16  # of every step in a Fourier transform; measured below 2e-17, charged as lost
 _TILTS = 2.0 ** np.arange(-20, 11)  # orders of Chernoff's bound; a factor 2 apart costs 6 % of the width
@@ -61,6 +64,14 @@ class Losses:
     `probabilities[i]` is the probability of the loss `(lowest + i) · grid`, and `infinite` that of an infinite
     loss. They dominate the true distribution: every hockey-stick divergence computed from them is an upper
     bound.
+
+    Attributes:
+        grid: the interval between losses.
+        lowest: the smallest loss, in units of the grid.
+        probabilities: (losses,) of finite losses.
+        infinite: the probability of an infinite loss; with the others it may add to a little more than 1.
+
+    Source: Doroshenko et al. 2022 (Connect the dots), on pessimistic estimates.
     """
 
     grid: float
@@ -89,6 +100,7 @@ class Losses:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; infinity if there is none."""
         if self.infinite > delta:
             return math.inf
+        # δ(ε) falls by one cumulative sum, so the bucket of ε is found without a loop in Python.
         # With l a bucket's loss, U = P(L ≥ l) and A = E[e^(l − L); L ≥ l], every ε in (l − grid, l] has
         # δ(ε) = U − e^(ε − l) A. A is a linear recursion from the top, which neither over- nor underflows.
         downwards = self.probabilities[::-1]
@@ -125,6 +137,12 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     The step of a `Group` is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (docs/privacy.md, section
     4, G). For a `RevealedSample` the steps inside it are composed, all their mass (the infinite loss included)
     is multiplied by q, and an atom of 1 − q is added at loss 0 (docs/privacy.md, sections 3 and 9).
+
+    Args:
+        event: a step, as `flatten_event` returns it for privacy loss distributions.
+        grid: the interval between losses.
+
+    Source: Doroshenko et al. 2022 (Connect the dots), as dp_accounting has it.
     """
     match event:
         case RevealedSample(q, inner):
@@ -144,7 +162,7 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
         case SampledReplacement(q, Gaussian(sigma)):
             return (_replacement(q, sigma, grid),)
         case _:
-            raise _unknown(event)
+            raise _no_losses_error(event)
     remove, add = built._pmf_remove, built._pmf_add
     return tuple(_read(pmf, grid) for pmf in ((remove,) if add is remove else (remove, add)))
 
@@ -260,6 +278,7 @@ def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
 
     spectrum = np.prod([fft.rfft(losses.probabilities, points) ** count for losses, count in parts], axis=0)
     probabilities = np.roll(fft.irfft(spectrum, points), -((lowest - start) % points))[:width]
+    # A sum is infinite if any loss is: 1 − Π(1 − p). log1p keeps a p far below 1e-16 when it is taken a million times.
     survives = sum(count * math.log1p(-losses.infinite) for losses, count in parts)
     infinite = -math.expm1(survives) + _TAIL + _ROUNDING * total
     return Losses(grid, lowest, np.maximum(probabilities, 0.0), infinite)
@@ -293,7 +312,7 @@ def estimate_spread(event: Mechanism) -> float:
             if exponents.max() > 700:  # e^x overflows; far from losing little
                 return bound
             return min(bound, math.sqrt(float(weights @ np.expm1(exponents) @ weights)))
-    raise _unknown(event)
+    raise _no_losses_error(event)
 
 
 def _spread_of(steps: Steps) -> float:
@@ -309,24 +328,24 @@ def choose_grid(steps: Steps) -> float:
     gives a smaller ε.
     """
     window = 17 * _spread_of(steps)
-    widest = max(window, *(_range(event) for event, _ in steps))
-    smallest = min(_finest(event) for event, _ in steps)
-    fine = max(smallest / _FEWEST_BUCKETS, widest / _MOST_FINE_BUCKETS, FINEST_GRID)
+    widest = max(window, *(_bound_width(event) for event, _ in steps))
+    smallest = min(_find_smallest_spread(event) for event, _ in steps)
+    fine = max(smallest / _MIN_BUCKETS_PER_SPREAD, widest / _MAX_FINE_BUCKETS, FINEST_GRID)
     wanted = max(smallest / _BUCKETS_PER_SPREAD, min(fine, USUAL_GRID))
     # Rounded down to a power of two, but not beyond what bounds the arrays.
     grid = USUAL_GRID * 2.0 ** math.floor(math.log2(wanted / USUAL_GRID))
-    while widest > grid * (_MOST_BUCKETS if grid >= USUAL_GRID else _MOST_FINE_BUCKETS):
+    while widest > grid * (_MAX_BUCKETS if grid >= USUAL_GRID else _MAX_FINE_BUCKETS):
         grid *= 2
     return grid
 
 
-def _finest(event: Mechanism) -> float:
+def _find_smallest_spread(event: Mechanism) -> float:
     """Return the smallest spread of a step, or of a step inside it: every one of them is put on the grid."""
     inside = list_inner_steps(event.event) if isinstance(event, RevealedSample) else ()
-    return min(estimate_spread(event), *(_finest(inner) for inner, _ in inside), math.inf)
+    return min(estimate_spread(event), *(_find_smallest_spread(inner) for inner, _ in inside), math.inf)
 
 
-def _range(event: Mechanism) -> float:
+def _bound_width(event: Mechanism) -> float:
     """Bound the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
         case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)):
@@ -338,13 +357,13 @@ def _range(event: Mechanism) -> float:
         case RevealedSample(_, inner):
             inside = list_inner_steps(inner)
             mu = _spread_of(inside)
-            return max(20 * mu + mu**2, *(_range(step) for step, _ in inside), 0.0)
+            return max(20 * mu + mu**2, *(_bound_width(step) for step, _ in inside), 0.0)
         case _:
-            raise _unknown(event)
+            raise _no_losses_error(event)
     return 20 * mu + mu**2
 
 
-def _unknown(event: Mechanism) -> TypeError:
+def _no_losses_error(event: Mechanism) -> TypeError:
     return TypeError(f"{event!r} has no loss distribution here: `steps` refuses it")
 
 
@@ -375,6 +394,7 @@ class PldComposition(Composition):
         """As `Composition`."""
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
+        # Both are upper bounds of the same probability, so the smaller one holds.
         both = compose_steps(self.steps, choose_grid(self.steps))
         by_losses = max(direction.probability_above(epsilon) for direction in both)
         return min(by_losses, self.by_orders.probability_above(epsilon))
@@ -383,7 +403,7 @@ class PldComposition(Composition):
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
         if (sigma := _only_gaussian(self.steps)) is not None:
-            return float(_gaussian.compute_delta(1 / sigma, epsilon))
+            return float(_gaussian.bound_delta(1 / sigma, epsilon))
         return max(losses.delta(epsilon) for losses in compose_steps(self.steps, choose_grid(self.steps)))
 
 
@@ -392,7 +412,7 @@ def _epsilon(steps: Steps | None, delta: float) -> float:
     if not steps:
         return math.inf if steps is None else 0.0
     if (sigma := _only_gaussian(steps)) is not None:
-        return _gaussian.compute_epsilon(1 / sigma, delta)
+        return _gaussian.solve_epsilon(1 / sigma, delta)
     try:
         return max(losses.epsilon(delta) for losses in compose_steps(steps, choose_grid(steps)))
     except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
@@ -431,7 +451,7 @@ def compute_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
     Source: Balle and Wang 2018, Theorem 8.
     """
-    return _gaussian.compute_epsilon(1 / noise_multiplier, delta)
+    return _gaussian.solve_epsilon(1 / noise_multiplier, delta)
 
 
 def choose_event_grid(event: Event, count: int = 1) -> float | None:
@@ -445,7 +465,11 @@ def choose_event_grid(event: Event, count: int = 1) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class PldAccountant(Accountant):
-    """Privacy loss distributions: exact for Gaussian releases alone, else tight up to the grid; no integer noise."""
+    """Privacy loss distributions: exact for Gaussian releases alone, else tight up to the grid; no integer noise.
+
+    Source: Koskela, Jälkö and Honkela 2020; Doroshenko et al. 2022 (Connect the dots); Balle and Wang 2018, Theorem 8,
+    where all is one Gaussian release.
+    """
 
     name: str = "pld"
     exact: bool = True

@@ -1,4 +1,9 @@
-"""Rényi differential privacy of one step, and its conversion to (ε, δ), through dp_accounting."""
+"""Rényi differential privacy (RDP) of one step, and its conversion to (ε, δ), through dp_accounting.
+
+Steps add up at every order α > 1 (Mironov 2017, Proposition 1), and ε is the smallest over the orders (Canonne, Kamath
+and Steinke 2020, Proposition 12; dp_accounting has this conversion). Here is what dp_accounting has no rule for:
+integer noise, group privacy, samples that an adversary sees, and replaced units.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +31,8 @@ from silodp.accounting.events import (
     RevealedSample,
     SampledReplacement,
     Skellam,
-    double_shift,
     list_nested,
+    multiply_shift,
 )
 from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 
@@ -52,10 +57,13 @@ ORDERS: tuple[float, ...] = tuple(
         }
     )
 )
-"""The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096."""
+"""The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096.
 
+The best order is about 1 + √(ln(1/δ)/(ρ(α)/α)). So small orders serve a large ε, and those from 512 on an ε of some
+thousandths. All integers up to 256, since most noise is bounded at integers only. Fewer orders never make ε smaller.
+"""
 
-_LEAST_RHO = 1e-15
+_MIN_RHO = 1e-15
 
 
 def compute_group_exponent(k: int) -> int:
@@ -68,6 +76,8 @@ def choose_orders(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[flo
 
     A group of 2^c records turns the order α into α/2^c, and only α ≥ 2^(c+1) is valid, so with groups the
     orders are α/2^c ≥ 2 for the α of `orders` and the largest c.
+
+    Source: Mironov 2017, Proposition 2; ULDP-FL (Kato et al.), Lemma 6.
     """
     groups = [
         compute_group_exponent(inner.size)
@@ -84,7 +94,17 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float
     """Return ρ(α) of one step at each order; infinity where no bound is known.
 
     Gaussian α/(2σ²). Revealed sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of everything inside. A group of 2^c:
-    3^c ρ(2^c α), for α ≥ 2. Source: docs/privacy.md, section 3 and section 4, G.
+    3^c ρ(2^c α), for α ≥ 2.
+
+    Args:
+        event: a step, as `flatten_event` returns it.
+        orders: (n,) orders α > 1.
+
+    Returns:
+        ρ (n,) ≥ 0.
+
+    Source: Mironov 2017, Corollary 3 (Gaussian) and Proposition 2 (groups); rPDP-FL, Lemma 6 (revealed sample); the
+    proofs are in docs/privacy.md, sections 3 and 4, G.
     """
     alpha = np.array(orders)
     match event:
@@ -94,8 +114,11 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float
             return _between_integers(lambda whole: (whole - 1) * compute_release_rdp(event, whole), orders)
         case PoissonSampled(q, Gaussian(sigma)):
             return _sampled_gaussian(q, sigma, orders)
-        case PoissonSampled(q, inner):
-            return _sampled_symmetric(q, inner, orders)
+        case PoissonSampled(q, release):
+            # Any other noise has a bound at integer orders only.
+            return _between_integers(
+                lambda whole: compute_sampled_moments(np.array([q]), release, whole)[:, 0], orders
+            )
         case SampledReplacement(q, replaced):
             return _between_integers(lambda whole: compute_replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):
@@ -111,6 +134,7 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float
 
 def compute_mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+    # Near 0, ln(1 − q + q e^x) loses all digits of x; expm1 keeps them. Far out, e^x overflows; logaddexp does not.
     small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
     mixed: NDArray[np.float64] = np.where(
         exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents)
@@ -120,7 +144,12 @@ def compute_mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.
 
 @lru_cache(maxsize=256)
 def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return ρ(α) of the Poisson-sampled Gaussian mechanism: integer orders summed, between them by a series."""
+    """Return ρ(α) of the Poisson-sampled Gaussian mechanism: integer orders summed, between them by a series.
+
+    `compute_sampled_moments` takes the sum, and not dp_accounting, because it keeps all digits where q is small.
+
+    Source: Mironov, Talwar and Zhang 2019 (Rényi DP of the sampled Gaussian mechanism), section 3.3.
+    """
     alpha = np.array(orders)
     whole = (alpha == np.floor(alpha)) & (alpha >= 2)
     rho = np.empty(len(orders))
@@ -148,9 +177,12 @@ def compute_release_rdp(event: Additive, alpha: NDArray[np.float64]) -> NDArray[
 
 
 def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ρ(α) of Skellam noise on an integer vector, for integer α ≥ 2 (Agarwal et al. 2021, Theorem 3.5).
+    """Return ρ(α) of Skellam noise on an integer vector, for integer α ≥ 2.
 
     With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
+
+    Source: Agarwal, Kairouz and Liu 2021 (The Skellam mechanism for differentially private federated learning),
+    Theorem 3.5.
     """
     s, sigma = float(event.units), event.noise_multiplier
     reach = min(math.sqrt(event.dimension), s)  # Δ1 / s
@@ -159,25 +191,18 @@ def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[n
     return rho
 
 
-@lru_cache(maxsize=256)
-def _sampled_symmetric(q: float, event: Additive, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return ρ(α) of the Poisson-sampled mechanism with noise that is known at integer orders only."""
-
-    def moments(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        return compute_sampled_moments(np.array([q]), event, alpha)[:, 0]
-
-    return _between_integers(moments, orders)
-
-
 def compute_sampled_moments(
     q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return (α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2:
 
-    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))] (rPDP-FL, Lemma 6). Holds for
-    Gaussian and Skellam noise and for correlated releases, because they are symmetric (Zhu and Wang 2019). Without the
-    last factor the sum is 1; what it adds is the sum over l ≥ 2 with e^((l−1)ρ(l)) − 1 in its place, in which all terms
-    are positive: nothing cancels, however small q is.
+    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise
+    and for correlated releases, because they are symmetric. Without the last factor the sum is 1; what it adds is the
+    sum over l ≥ 2 with e^((l−1)ρ(l)) − 1 in its place, in which all terms are positive: nothing cancels, however small
+    q is.
+
+    Source: rPDP-FL, Lemma 6; Mironov, Talwar and Zhang 2019, section 3.3; for other noise Zhu and Wang 2019 (Poisson
+    subsampled Rényi differential privacy) and Wang, Balle and Kasiviswanathan 2019.
     """
     l = np.arange(2, orders.max() + 1)  # noqa: E741
     growth = (l - 1) * compute_release_rdp(event, l)
@@ -206,7 +231,7 @@ def compute_replaced_moments(q: float, event: Additive, orders: NDArray[np.float
     By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
     `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
     """
-    seen = compute_mixture_rdp(q, (orders - 1) * compute_release_rdp(double_shift(event), orders))
+    seen = compute_mixture_rdp(q, (orders - 1) * compute_release_rdp(multiply_shift(event, 2), orders))
     return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
 
 
@@ -276,7 +301,10 @@ def _integers_up_to(most: float) -> NDArray[np.float64]:
 def _between_integers(
     moments: Callable[[NDArray[np.float64]], NDArray[np.float64]], orders: tuple[float, ...]
 ) -> NDArray[np.float64]:
-    """Bound ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1."""
+    """Bound ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1.
+
+    Source: Wang, Balle and Kasiviswanathan 2019 (the analytical moments accountant interpolates the same way).
+    """
     alpha = np.array(orders)
     known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
     known = known[known > 1]
@@ -342,7 +370,7 @@ class RdpComposition(Composition):
         orders, rho = compose_steps(self.steps, self.orders)
         with _quiet():
             # The library takes ln(1 − e^−ρ), which is NaN where ρ is below the last digit of 1; more is no less safe.
-            return float(library.compute_delta(orders, np.maximum(rho, _LEAST_RHO), epsilon)[0])
+            return float(library.compute_delta(orders, np.maximum(rho, _MIN_RHO), epsilon)[0])
 
     def total_variation(self) -> float:
         """Return the smallest of three upper bounds of t = δ(0).
@@ -359,6 +387,7 @@ class RdpComposition(Composition):
         renyi_2 = float(
             min((r for order, r in zip(orders, rho, strict=True) if order >= 2), default=math.inf)
         )
+        # e^700 is about the largest float; the bound is 1 to the last digit long before.
         chi_squared = math.expm1(min(renyi_2, 700.0))
         by_chi_squared = math.sqrt(chi_squared) / 2 if chi_squared <= 1 else chi_squared / (1 + chi_squared)
         return min(1.0, self.delta(0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
@@ -399,6 +428,8 @@ class RdpAccountant(Accountant):
     Attributes:
         name: what ledgers store; with other orders than the default ones another name is needed.
         orders: the orders α > 1 to choose from.
+
+    Source: Mironov 2017 (Rényi differential privacy).
     """
 
     name: str = "rdp"

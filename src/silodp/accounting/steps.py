@@ -27,14 +27,14 @@ from silodp.accounting.events import (
     Skellam,
     WorstOf,
     count_kinds,
-    double_shift,
+    multiply_shift,
     select_kind,
 )
 from silodp.errors import SilodpError
 
 Steps = tuple[tuple[Mechanism, int], ...]
 
-_MOST_REACH = 100.0
+_MAX_REACH = 100.0
 """The largest shift of a release, in units of its noise, for which a bound is computed.
 
 Beyond it, one step costs an ε in the thousands and the grid of the accountant overflows: nothing is promised.
@@ -79,11 +79,11 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
     counts: Counter[Mechanism] = Counter()
     promised = True
     for event, count in charges:
-        _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
+        _check_count(count)
         promised = _add(counts, event, int(count), for_pld) and promised
     if not promised:
         return None
-    return _sorted(_merge_gaussians(counts) if for_pld else counts)
+    return _sort_steps(_merge_gaussians(counts) if for_pld else counts)
 
 
 def list_inner_steps(event: Event) -> Steps:
@@ -114,24 +114,24 @@ def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) ->
         case NonPrivate():
             return times == 0
         case SelfComposed(inner, count):
-            _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
+            _check_count(count)
             return _add(counts, inner, times * int(count), for_pld)
         case Composed(inner):
             return all([_add(counts, part, times, for_pld) for part in inner])
         case RevealedSample(q, inner):
-            return _add_known(counts, q, inner, times, for_pld)
+            return _add_revealed(counts, q, inner, times, for_pld)
         case Group(size, inner):
             _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
             return _add_group(counts, int(size), inner, times, for_pld)
-    step = _simplest(event)
+    step = _simplify(event)
     if step is None or times == 0:
         return True
     counts[step] += times
-    return _known(step, 1, for_pld)
+    return _has_bound(step, 1, for_pld)
 
 
-def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, for_pld: bool) -> bool:
-    _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+def _add_revealed(counts: Counter[Mechanism], q: float, event: Event, times: int, for_pld: bool) -> bool:
+    _check_probability(q)
     tossed = times if q > 0 else 0
     inside: Counter[Mechanism] = Counter()
     if not _add(inside, event, min(tossed, 1), for_pld):
@@ -142,7 +142,7 @@ def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, f
         for step, count in inside.items():
             counts[step] += tossed * count
         return True
-    steps = _sorted(_merge_gaussians(inside))
+    steps = _sort_steps(_merge_gaussians(inside))
     match steps:
         case ((RevealedSample(again, inner), 1),):  # nested samples are one, with the product
             counts[RevealedSample(q * again, inner)] += tossed
@@ -168,7 +168,7 @@ def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, 
         case Composed(inner):
             return _add(counts, Composed(tuple(Group(size, part) for part in inner)), times, for_pld)  # type: ignore[arg-type]
         case RevealedSample(q, inner) if for_pld and size > 1:
-            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+            _check_probability(q)
             return _add(counts, Group(size, inner), times if q > 0 else 0, for_pld)  # type: ignore[arg-type]
         case NonPrivate() | WorstOf() | Group() | SampledReplacement():
             raise SilodpError(
@@ -180,43 +180,33 @@ def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, 
     if not _add(single, event, min(times, size, 1), for_pld):
         return False
     for step, count in single.items():
-        counts[_grouped(step, size)] += times * count
-    return all(_known(step, size, for_pld) for step in single)
+        # All records are in an unsampled release, which they move `size` times as far.
+        if isinstance(step, Gaussian | Skellam | CorrelatedReleases):
+            counts[multiply_shift(step, size)] += times * count
+        else:
+            counts[step if size == 1 else Group(size, step)] += times * count  # type: ignore[arg-type]
+    return all(_has_bound(step, size, for_pld) for step in single)
 
 
-def _grouped(step: Mechanism, size: int) -> Mechanism:
-    """Return the step for `size` records; an unsampled release moves `size` times as far."""
-    if size == 1:
-        return step
-    match step:
-        case Gaussian(sigma):
-            return Gaussian(sigma / size)
-        case Skellam(sigma, units, dimension):
-            return Skellam(sigma / size, size * units, dimension)
-        case CorrelatedReleases(first, second):
-            return CorrelatedReleases(_grouped(first, size), _grouped(second, size))  # type: ignore[arg-type]
-    return Group(size, step)  # type: ignore[arg-type]
-
-
-def _simplest(event: Event) -> Mechanism | None:
+def _simplify(event: Event) -> Mechanism | None:
     """Return the same release, checked, without needless structure; None if it reveals nothing about a unit."""
     match event:
         case SampledReplacement(q, inner):
-            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
-            release = _release(inner)
+            _check_probability(q)
+            release = _simplify_release(inner)
             if release is None or q == 0:
                 return None
-            return _release(double_shift(release)) if q == 1 else SampledReplacement(q, release)
+            return _simplify_release(multiply_shift(release, 2)) if q == 1 else SampledReplacement(q, release)
         case PoissonSampled(q, inner):
-            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
-            release = _release(inner)
+            _check_probability(q)
+            release = _simplify_release(inner)
             return None if release is None or q == 0 else release if q == 1 else PoissonSampled(q, release)
         case Gaussian() | Skellam() | CorrelatedReleases():
-            return _release(event)
-    raise _misplaced(event)
+            return _simplify_release(event)
+    raise _misplaced_error(event)
 
 
-def _release(event: Additive) -> Additive | None:
+def _simplify_release(event: Additive) -> Additive | None:
     match event:
         case Gaussian(sigma) | Skellam(sigma):
             _check(sigma >= 0, "noise_multiplier", sigma, "a number, 0 or more")
@@ -225,14 +215,14 @@ def _release(event: Additive) -> Additive | None:
                 _check(event.dimension >= 1, "dimension", event.dimension, "1 or more")
             return None if sigma == math.inf else event
         case CorrelatedReleases(Gaussian() as one, Gaussian() | Skellam() as other):
-            first, second = _release(one), _release(other)
+            first, second = _simplify_release(one), _simplify_release(other)
             if first is None or second is None:
                 return second if first is None else first
             return Gaussian(combine_noise(event)) if isinstance(second, Gaussian) else event
-    raise _misplaced(event)
+    raise _misplaced_error(event)
 
 
-def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
+def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
     """Return whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
     if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
@@ -244,7 +234,7 @@ def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
             code="accounting.unsupported",
             field="accountant",
         )
-    return reach < _MOST_REACH * combine_noise(release)
+    return reach < _MAX_REACH * combine_noise(release)
 
 
 def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
@@ -259,15 +249,23 @@ def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
     return merged
 
 
-def _sorted(counts: Counter[Mechanism]) -> Steps:
+def _sort_steps(counts: Counter[Mechanism]) -> Steps:
     return tuple(sorted(counts.items(), key=repr))
 
 
-def _misplaced(event: object) -> SilodpError:
+def _misplaced_error(event: object) -> SilodpError:
     return SilodpError(
         f"{event!r} stands where a release is expected: use Gaussian, Skellam or CorrelatedReleases there.",
         code="accounting.event",
     )
+
+
+def _check_probability(q: float) -> None:
+    _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+
+
+def _check_count(count: int) -> None:
+    _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
 
 
 def _check(holds: bool, field: str, value: object, must_be: str) -> None:

@@ -357,13 +357,13 @@ def epsilon(
     from silodp.accounting.assumptions import TECHNICAL
     from silodp.accounting.guarantee import describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
-    from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_linkage, format_records
+    from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim
 
     given = dict(click.get_current_context().meta.get(_FIELDS, {}))
     if method == "default":  # without noise: there is no guarantee, whatever the option says
         given.pop("noise_multiplier", None)
-    result = compute_epsilon(
+    result = answer_question(
         method,
         reduce(apply_override, set_ or (), given),
         rounds=rounds,

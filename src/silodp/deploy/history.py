@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from silodp.accounting.evaluation_charges import EvaluationCharges
+from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.data.tables.schema import text_of
@@ -71,7 +71,7 @@ def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, list
             "spent there is not known; restore the newest ledger.",
             code="ledger.missing",
         )
-    evaluated = len(EvaluationCharges(ledger).history)
+    evaluated = len(EvaluationLedger(ledger).history)
     for what, expected, found in (
         ("the store", _count_charges(store, run), len(ledger.history)),
         ("the store", _count_charges(store, name_evaluation(run)), evaluated),

@@ -45,10 +45,19 @@ Keep = Callable[[ClippedRows], ClippedRows]
 
 @dataclass(frozen=True)
 class DpSgd(Settings):
-    """The public constants of DP-SGD (Abadi et al. 2016, Algorithm 1).
+    """The public constants of DP-SGD.
 
-    Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients: σ is `noise_multiplier`, C is `clip`.
-    `expected_batch_size` divides every sum; the realized batch size is private and divides nothing.
+    Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients.
+
+    Attributes:
+        noise_multiplier: σ, in units of the clip.
+        clip: C, the 2-norm that every record's gradient is clipped to.
+        local_steps: the number of steps of a round.
+        expected_batch_size: the constant that divides every sum; the realized batch size is private, and not used.
+        local_learning_rate: the learning rate of the noisy mean gradient.
+        optimizer: the optimizer that takes the steps.
+
+    Source: Abadi et al. 2016 (Deep learning with differential privacy), Algorithm 1, with Poisson samples.
     """
 
     noise_multiplier: NoiseMultiplier
@@ -97,6 +106,7 @@ class DpSgd(Settings):
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
         for _ in range(self.local_steps):
+            # A fresh Poisson sample in every step, never a shuffled epoch: the accountant's amplification is of that.
             batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
             clipped = self._clip_gradients(gradients, params, batch, keep)
             step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
@@ -140,9 +150,12 @@ class _Sgd:
 
 
 class _Adam:
-    """torch.optim.Adam with its default constants, on the noisy mean gradient, in double precision."""
+    """torch.optim.Adam with its default constants, on the noisy mean gradient, in double precision.
 
-    _BETAS, _LEAST = (0.9, 0.999), 1e-8
+    Source: Kingma and Ba 2015, Algorithm 1.
+    """
+
+    _BETAS, _ADAPTIVITY = (0.9, 0.999), 1e-8
 
     def __init__(self, learning_rate: float) -> None:
         import torch
@@ -156,7 +169,7 @@ class _Adam:
         self._mean = first * self._mean + (1 - first) * gradient
         self._square = second * self._square + (1 - second) * gradient**2
         mean = self._mean / (1 - first**self._steps)
-        scale = (self._square / (1 - second**self._steps)).sqrt() + self._LEAST
+        scale = (self._square / (1 - second**self._steps)).sqrt() + self._ADAPTIVITY
         return self._learning_rate * mean / scale
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.views import Unit, View
@@ -11,12 +12,27 @@ from silodp.methods.base import LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.training.sgd import LocalTraining
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def train_on_all_records(context: LocalContext, local: LocalTraining) -> Tensor:
+    """Run SGD on all records of a silo.
+
+    Returns:
+        (d,), the local model minus the global one.
+    """
+    from silodp.training.sgd import silo_update
+
+    batches = context.randomness.torch("batches")
+    return silo_update(context.task, context.params, context.x, context.y, local, batches)
+
 
 @dataclass(frozen=True, repr=False)
 class Default(Method):
     """FedAvg with a local and a server learning rate: each silo trains on all its records.
 
-    Source: Kato et al., ULDP-FL, 2024, baseline DEFAULT.
+    Source: McMahan et al. 2017 (FedAvg); ULDP-FL (Kato et al. 2024), baseline DEFAULT.
     """
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
@@ -30,17 +46,7 @@ class Default(Method):
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run the silo's own SGD; nothing is clipped, and no noise added."""
-        from silodp.training.sgd import silo_update
-
-        delta = silo_update(
-            context.task,
-            context.params,
-            context.x,
-            context.y,
-            self.local,
-            context.randomness.torch("batches"),
-        ).double()
-        return LocallyNoisedUpdate(delta.cpu())
+        return LocallyNoisedUpdate(train_on_all_records(context, self.local).double().cpu())
 
     def bounds(self, population: FederationSize) -> None:
         """Return None: no noise is added."""

@@ -70,10 +70,6 @@ class UldpGroup(Method):
     can_separate: ClassVar[bool] = True
 
     @property
-    def _dp_sgd(self) -> DpSgd:
-        return DpSgd.of(self)
-
-    @property
     def assumptions(self) -> tuple[str, ...]:
         """How the k records are chosen."""
         return (
@@ -100,7 +96,7 @@ class UldpGroup(Method):
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run DP-SGD; the noise is inside, and local states are not released."""
-        return self._dp_sgd.train(context, self.record_sampling)
+        return DpSgd.of(self).train(context, self.record_sampling)
 
     def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""

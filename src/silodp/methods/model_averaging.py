@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
+from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.assumptions import NOT_COVERED
-from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
+from silodp.accounting.charges import compute_cost
+from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.accounting.guarantee import Guarantee
 from silodp.errors import SilodpError, counted
 from silodp.methods.ddp.method import CLAIM
@@ -109,7 +110,9 @@ def average_models(
         )
     together = _compute_joint_noise(noise, unknown)
     own, whole = (
-        _compute_spent(sigma, local_steps, record_sampling, delta, accountant)
+        compute_cost(
+            [(PoissonSampled(record_sampling, Gaussian(sigma)), local_steps)], delta, accountant
+        ).epsilon
         for sigma in (min(noise), together)
     )
     spent = whole if local_steps == 1 else own
@@ -136,13 +139,6 @@ def _compute_joint_noise(noise: Sequence[float], unknown: int) -> float:
     """σ_total of a record's own party and of those others that add the least; the worst over the parties."""
     least = sorted(noise)
     return math.sqrt(sum(sigma**2 for sigma in least[:unknown]))
-
-
-def _compute_spent(sigma: float, steps: int, q: float, delta: float, accountant: Accountant) -> float | None:
-    if sigma == 0:
-        return None
-    found = compute_epsilon([(SelfComposed(PoissonSampled(q, Gaussian(sigma)), steps), 1)], delta, accountant)
-    return found if math.isfinite(found) else None
 
 
 def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:

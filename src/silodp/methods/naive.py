@@ -9,6 +9,7 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.views import Unit, View
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
+from silodp.methods.fedavg import train_on_all_records
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, NoiseMultiplier
 from silodp.training.sgd import LocalTraining
@@ -45,16 +46,7 @@ class UldpNaive(Method):
         """Run SGD on all records, and clip the update, which one person can move by 2C."""
         import torch
 
-        from silodp.training.sgd import silo_update
-
-        delta = silo_update(
-            context.task,
-            context.params,
-            context.x,
-            context.y,
-            self.local,
-            context.randomness.torch("batches"),
-        )
+        delta = train_on_all_records(context, self.local)
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
         return ClippedRowStream([row], context.task.size, self.bounds(context.population), weighted=False)
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from silodp.accounting.budget_curve import EpsilonCurve
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LEAST_GRADIENT = 0.01
+MIN_GRADIENT_NORM = 0.01
 """A gradient norm. With `step`, an update is scaled to norm 1 unless it is shorter than one local step along a gradient
 of this norm; then it stays shorter than 1 in proportion. Such an update consists mostly of rounding errors, and scaled
 to norm 1 it would move the model as far as the updates of users who still learn. The value is that of AUTO-S (Bu et
@@ -62,8 +62,8 @@ class UldpAvg(Method):
     server_learning_rate·clip/S.
 
     Attributes:
-        noise_multiplier: σ.
-        clip: C, in units of a person's update; 1 with `step`.
+        noise_multiplier: σ of the sum over all silos, in units of the clip.
+        clip: C, the 2-norm that a person's update is clipped to; 1 with `step`.
         local: the training on one person's records.
         weighting: "uniform": w[s,u] = 1/S; "present": 1 over the number of silos in which u has records, in these
             silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's records (the first of equals).
@@ -256,7 +256,7 @@ class UldpAvg(Method):
                 delta,
                 self.clip,
                 clip_fraction=None if own is None else own[users.to(own.device)],
-                min_norm=None if self.step is None else LEAST_GRADIENT * self.local.learning_rate,
+                min_norm=None if self.step is None else MIN_GRADIENT_NORM * self.local.learning_rate,
             )
             for users, delta in deltas
         )
@@ -348,7 +348,10 @@ class UldpAvg(Method):
 
 @dataclass(frozen=True, repr=False)
 class UldpSgd(UldpAvg):
-    """ULDP-SGD is ULDP-AVG with one full-batch step of unit size: Δ[s,u] = −∇ on u's records in s."""
+    """ULDP-SGD is ULDP-AVG with one full-batch step of unit size: Δ[s,u] = −∇ on u's records in s.
+
+    Source: ULDP-FL (Kato et al. 2024), Algorithm 3.
+    """
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(learning_rate=1.0, epochs=1, batch_size=None), init=False

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, choose_accountant, compute_epsilon, find_accountant
+from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import (
     Event,
     Gaussian,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from silodp.accounting.budget_curve import EpsilonCurve
 
 By = Literal["sampling", "clip"]
-_LEAST = 1e-4  # a rate or clip below is as good as none
+_MIN_PARAMETER = 1e-4  # a rate or clip below is as good as none
 _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
 
@@ -103,7 +104,7 @@ class FullParticipationCost:
     """What a round costs, against one adversary, a person who is always in it with the whole clip.
 
     Attributes:
-        event: with the noise that is drawn.
+        event: the event of a round, with the noise that is drawn.
         extra: by how much more than in real numbers they can move the sum of integers, in clips; rounding adds it, so
             it does not shrink with their clip.
         knows_sample: whether the adversary sees who was sampled.
@@ -142,7 +143,7 @@ class FullParticipationCost:
 
 
 def _noise(event: Event) -> float:
-    """Return the multiplier of the one release that is in an event of this method."""
+    """Return the noise multiplier of the one release that is in an event of this method."""
     noise = [inner.noise_multiplier for inner in list_nested(event) if isinstance(inner, Gaussian | Skellam)]
     return noise[-1]
 
@@ -181,10 +182,10 @@ class BudgetCalibration(UnitBudgets):
     It is a function of public constants alone, so that every party finds the same.
 
     Attributes:
-        personal: how budgets are met.
-        curve: ε against the rate or clip.
+        personal: the public constants that say how budgets are met.
+        curve: the curve of ε against the rate or clip.
         largest: the rate or clip of the largest budget.
-        wholes: by adversary, what a round costs a person who is always in it.
+        wholes: by adversary, what a round costs a person who is always in it with the whole clip.
         exact_event: returns what a round costs them against a view, with noise in real numbers (`Method.dp_event`).
     """
 
@@ -283,17 +284,15 @@ class BudgetCalibration(UnitBudgets):
         for i, budget in enumerate(distinct.tolist()):
             own = float(self.parameters(np.array([budget]))[0])
             event = self.wholes[adversary].at(self.personal.by, own)
-
-            def compute_spent(count: int, event: Event = event) -> float | None:
-                found = compute_epsilon([(event, count)], delta, accountant)
-                return found if math.isfinite(found) else None
-
-            planned = compute_spent(self.personal.rounds)
+            planned, realized = (
+                compute_cost([(event, count)], delta, accountant).epsilon
+                for count in (self.personal.rounds, rounds)
+            )
             entry = {
                 "budget": budget,
                 "units": int((place == i).sum()),
                 "planned": planned,
-                "realized": compute_spent(rounds),
+                "realized": realized,
                 _SHOWN[self.personal.by]: own,
             }
             least = float(everyone[place == i].min())
@@ -332,8 +331,9 @@ def _curve(
     """Return ε from the smallest of the budgets (ascending) on: few are met up to 1e-3, many on steps of 1 %."""
     from silodp.accounting.budget_curve import EpsilonCurve
 
-    first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
-    start = max(_LEAST, float(first.parameter_for(budgets[:1])[0]))
+    # The first curve only finds where the second one has to begin: points below the smallest budget serve nobody.
+    first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_MIN_PARAMETER, budgets=budgets[:1])
+    start = max(_MIN_PARAMETER, float(first.parameter_for(budgets[:1])[0]))
     points = 2 + math.ceil(math.log(1 / start) / _STEP)
     return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
 

@@ -36,9 +36,8 @@ def compute_user_weights(
             code="argument.shape",
             field="weights",
         )
-    if (
-        weights.strides[1] == 0
-    ):  # the same for all users: one column says all, and S·U numbers need not be made
+    if weights.strides[1] == 0:
+        # The same for all users (`np.broadcast_to`): one column says all, and S·U numbers need not be made.
         return np.broadcast_to(validate_weights(weights[:, :1]), weights.shape)
     return validate_weights(weights)
 
@@ -59,7 +58,7 @@ def weigh_by_records(counts: np.ndarray) -> np.ndarray:
 
 
 def weigh_at_home(counts: np.ndarray) -> np.ndarray:
-    """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U).
+    """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U) float64.
 
     Args:
         counts: (S, U) int64, n[s,u].

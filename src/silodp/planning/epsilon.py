@@ -63,7 +63,7 @@ class _Question(RunSpec):
         return _reveal_samples(event, self.method)
 
 
-def compute_epsilon(
+def answer_question(
     method: str,
     fields: Mapping[str, Any],
     *,

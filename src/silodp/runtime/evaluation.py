@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.evaluation_charges import EvaluationCharges
+from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
@@ -67,7 +67,7 @@ class Evaluator:
     ) -> None:
         derived = spec.evaluation_spec
         assert derived is not None
-        self._spec, self._charges = derived, EvaluationCharges(ledger)
+        self._spec, self._charges = derived, EvaluationLedger(ledger)
         self._store = RoundStore(store.run, f"{PURPOSE}/")
         self._server = Server(derived, channel, self._charges, self._store, randomness.child(PURPOSE))
         if spec.charged_evaluation is not None:
@@ -262,7 +262,7 @@ def make_silo(
         store,
         identity,
         pins,
-        EvaluationCharges(ledger),
+        EvaluationLedger(ledger),
         limits,
         find_exceeded,
     )

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from silodp.accounting.evaluation_charges import Charges
+from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import find_exceeded_limit
 from silodp.accounting.views import Adversary
@@ -133,7 +133,7 @@ class Gate:
         spec: RunSpec,
         store: RoundStore,
         counts: np.ndarray,
-        ledger: Charges,
+        ledger: LedgerView,
         limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.evaluation_charges import Charges
+from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
@@ -47,7 +47,7 @@ class Server:
 
     spec: RunSpec
     transport: Channel
-    ledger: Charges
+    ledger: LedgerView
     store: RoundStore
     randomness: Randomness
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from silodp.accounting.accountant import choose_accountant
-from silodp.accounting.evaluation_charges import Charges
+from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
@@ -66,7 +66,7 @@ class Silo:
         store: Store,
         identity: Identity | None = None,
         pins: Mapping[str, bytes] | None = None,
-        ledger: Charges | None = None,
+        ledger: LedgerView | None = None,
         limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:

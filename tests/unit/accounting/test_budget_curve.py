@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.budget_curve import (
+from silodp.accounting.budget_curve import EpsilonCurve, compute_filter_budget
+from silodp.accounting.curve_fitting import fit_scf, search_probabilities
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
+from silodp.accounting.two_stage import (
     ORDERS,
-    EpsilonCurve,
     TwoStage,
     compute_conversion,
-    compute_filter_budget,
     compute_two_stage_curve,
     count_affordable_rounds,
 )
-from silodp.accounting.curve_fitting import fit_scf, search_probabilities
-from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
 from silodp.errors import SilodpError
 from support.examples import few_or_many
 from support.refusals import refused
@@ -30,6 +29,11 @@ from support.refusals import refused
 HEART = {"noise_multiplier": 12.25, "local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
 LEVELS = np.array([0.1, 1.0, 5.0])
 GRID = 1e-4
+
+
+def two_stage(rounds=None, **sizes):
+    """The arguments (run, rounds) of a calibration; the run alone without a number of rounds."""
+    return TwoStage(**sizes) if rounds is None else (TwoStage(**sizes), rounds)
 
 
 def renyi_cost(q, noise_multiplier, local_steps, client_sampling, rounds, delta, joined=False):
@@ -69,7 +73,7 @@ some_budgets = st.lists(st.floats(0.05, 15), min_size=1, max_size=3)
 @few_or_many(5, 15, run=runs, budgets=some_budgets)
 def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budgets):
     budgets = np.array(budgets)
-    curve = compute_two_stage_curve(**run)
+    curve = compute_two_stage_curve(*two_stage(**run))
     met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
     for q, budget in zip(met, budgets, strict=True):
@@ -85,7 +89,7 @@ def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budget
 
 @few_or_many(2, 4, run=runs, budget=st.floats(0.1, 8))
 def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
-    q = compute_two_stage_curve(**run).parameter_for(np.array([budget]))[0]
+    q = compute_two_stage_curve(*two_stage(**run)).parameter_for(np.array([budget]))[0]
     if q > 0:
         assert loss_cost(q, **run) <= budget * (1 + 1e-3)
 
@@ -93,9 +97,9 @@ def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
 @pytest.mark.parametrize("client_sampling", [0.3, 1.0])
 def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
     run = {**HEART, "client_sampling": client_sampling}
-    curve = compute_two_stage_curve(**run, accountant="pld", budgets=np.tile(LEVELS, 40))
+    curve = compute_two_stage_curve(*two_stage(**run), accountant="pld", budgets=np.tile(LEVELS, 40))
     met = curve.parameter_for(LEVELS)
-    assert (met > compute_two_stage_curve(**run).parameter_for(LEVELS)).all()
+    assert (met > compute_two_stage_curve(*two_stage(**run)).parameter_for(LEVELS)).all()
     for q, budget in zip(met, LEVELS, strict=True):
         true = loss_cost(q, **run)
         assert true <= budget * (1 + 2e-4)
@@ -106,7 +110,7 @@ def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
 def test_many_budgets_share_a_coarser_curve_by_pld():
     run = {**HEART, "client_sampling": 0.5}
     budgets = np.linspace(0.5, 4, 100)
-    curve = compute_two_stage_curve(**run, accountant="pld", points=12, budgets=budgets)
+    curve = compute_two_stage_curve(*two_stage(**run), accountant="pld", points=12, budgets=budgets)
     assert len(curve.parameters) == 12
     met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
@@ -115,7 +119,7 @@ def test_many_budgets_share_a_coarser_curve_by_pld():
 
 
 def test_the_curve_is_the_accountants_epsilon_up_to_its_orders():
-    curve = compute_two_stage_curve(**HEART)
+    curve = compute_two_stage_curve(*two_stage(**HEART))
     for i in (900, 1500, 1900):
         q = float(curve.parameters[i])
         steps = RevealedSample(1.0, PoissonSampled(q, Gaussian(12.25)))
@@ -180,8 +184,8 @@ def test_no_user_overspends(by, sigma, rounds, budgets):
 @pytest.mark.parametrize("book", ["planned", "realized"])
 def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
     most = 60
-    sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
-    rounds = int(count_affordable_rounds(np.array([q]), np.array([budget]), **sizes, most=most, book=book)[0])
+    step = two_stage(**{**run, "rounds": None})
+    rounds = int(count_affordable_rounds(step, np.array([q]), np.array([budget]), most, book)[0])
 
     def cost(rounds):
         return renyi_cost(q, **{**run, "rounds": rounds}, joined=book == "realized")
@@ -189,18 +193,18 @@ def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
     if rounds > 0:
         assert cost(rounds) <= budget * (1 + 1e-9)
     if rounds < most:
-        step = TwoStage(**sizes)
-        rho = step.joined(np.array([q])) if book == "realized" else step.planned(np.array([q]))
-        assert step.epsilon((rounds + 1) * rho)[0] > budget * (1 - 1e-9)
+        assert step.bound_epsilon(np.array([q]), rounds + 1, book)[0] > budget * (1 - 1e-9)
 
 
 def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
     run = {**HEART, "client_sampling": 0.6}
-    sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
-    budgets = np.concatenate([np.linspace(0.1, 9, 500), compute_two_stage_curve(**run).epsilons[1200::40]])
-    q = compute_two_stage_curve(**run).parameter_for(budgets)
-    planned = count_affordable_rounds(q, budgets, **sizes, most=40)
-    realized = count_affordable_rounds(q, budgets, **sizes, most=40, book="realized")
+    step = two_stage(**{**run, "rounds": None})
+    budgets = np.concatenate(
+        [np.linspace(0.1, 9, 500), compute_two_stage_curve(*two_stage(**run)).epsilons[1200::40]]
+    )
+    q = compute_two_stage_curve(*two_stage(**run)).parameter_for(budgets)
+    planned = count_affordable_rounds(step, q, budgets, 40)
+    realized = count_affordable_rounds(step, q, budgets, 40, "realized")
     kept = (q > 0) & (q < 1)
     assert (planned[kept] == 15).all()
     assert (planned[q == 1] >= 15).all()
@@ -208,7 +212,7 @@ def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
     assert (realized[kept] >= 5).all()
     assert (realized[kept] < 15).any()
     assert (
-        count_affordable_rounds(np.array([0.0]), np.array([0.1]), **sizes, most=40)[0] == 40
+        count_affordable_rounds(step, np.array([0.0]), np.array([0.1]), 40)[0] == 40
     )  # never drawn, never spent
 
 
@@ -271,40 +275,41 @@ def test_steps_chosen_by_what_was_seen_cost_no_more_than_one_release_of_all(eps,
 def test_scf_overspends_and_says_so():
     run = {"noise_multiplier": 1.0, "local_steps": 5, "client_sampling": 0.5, "rounds": 20, "delta": 1e-3}
     budgets = np.linspace(0.5, 5, 300)
-    fitted = fit_scf(budgets, **run)
+    fitted = fit_scf(*two_stage(**run), budgets)
     true = np.array([renyi_cost(q, **run) for q in fitted.sampling_probabilities[::60] if q > 0])
     asked = budgets[::60][fitted.sampling_probabilities[::60] > 0]
     assert fitted.r_squared > 0.99
     assert fitted.violations > 0.7 * len(budgets)
     assert fitted.worst > 2
     assert (true > asked).mean() > 0.5
-    exact = compute_two_stage_curve(**run)
+    exact = compute_two_stage_curve(*two_stage(**run))
     assert (fitted.costs <= exact.spent(fitted.sampling_probabilities) * (1 + 1e-9)).all()
     assert (exact.spent(exact.parameter_for(budgets)) <= budgets).all()
 
 
 def test_scf_is_what_the_paper_fits():
     """Where the curve goes through the points the inverse gives the q back, and costs beyond ε(1) give 1."""
-    fitted = fit_scf(np.array([0.5, 3.0, 9.0, 50.0]), **HEART)
+    fitted = fit_scf(*two_stage(**HEART), np.array([0.5, 3.0, 9.0, 50.0]))
     a, b, c = fitted.coefficients
     q = fitted.sampling_probabilities
     np.testing.assert_allclose(np.exp(a * q[:3] + b) + c, [0.5, 3.0, 9.0], rtol=1e-9)
     assert q[3] == 1.0
-    assert fit_scf(LEVELS, **HEART, conversion="tight").violations > fit_scf(LEVELS, **HEART).violations == 0
+    tight = fit_scf(*two_stage(**HEART), LEVELS, conversion="tight")
+    assert tight.violations > fit_scf(*two_stage(**HEART), LEVELS).violations == 0
 
 
 def test_scf_says_that_its_fit_fails():
     with pytest.raises(SilodpError, match="use calibration 'exact'"):
-        fit_scf(LEVELS, 0.3, 50, 1.0, 200, 1e-5)
+        fit_scf(TwoStage(0.3, 50, 1.0, 1e-5), 200, LEVELS)
 
 
 def test_binary_search_is_the_exact_calibration_with_a_tolerance():
-    found = search_probabilities(LEVELS, **HEART)
-    exact = compute_two_stage_curve(**HEART).parameter_for(LEVELS)
+    found = search_probabilities(*two_stage(**HEART), LEVELS)
+    exact = compute_two_stage_curve(*two_stage(**HEART)).parameter_for(LEVELS)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     for q, budget in zip(found, LEVELS, strict=True):
         assert budget * 0.985 <= renyi_cost(q, **HEART) <= budget * (1 + 1e-9)
-    assert search_probabilities(np.array([50.0]), **HEART)[0] == 1.0
+    assert search_probabilities(*two_stage(**HEART), np.array([50.0]))[0] == 1.0
 
 
 # Mistakes
@@ -327,18 +332,19 @@ def test_binary_search_is_the_exact_calibration_with_a_tolerance():
     ],
 )
 def test_what_is_out_of_range_is_named(change, field):
+    changed = {**HEART, **change}
     with pytest.raises(SilodpError, match=field):
-        compute_two_stage_curve(**{**HEART, **change})
+        compute_two_stage_curve(*two_stage(**{name: changed.pop(name) for name in HEART}), **changed)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
 def test_budgets_are_numbers_above_zero(wrong):
     budgets = np.array([1.0, wrong])
     for use in (
-        compute_two_stage_curve(**HEART, points=10).parameter_for,
+        compute_two_stage_curve(*two_stage(**HEART), points=10).parameter_for,
         lambda b: compute_filter_budget(b, 1e-5),
-        lambda b: fit_scf(b, **HEART),
-        lambda b: count_affordable_rounds(np.array([0.1, 0.1]), b, 1.0, 1, 1.0, 1e-5, 9),
+        lambda b: fit_scf(*two_stage(**HEART), b),
+        lambda b: count_affordable_rounds(TwoStage(1.0, 1, 1.0, 1e-5), np.array([0.1, 0.1]), b, 9),
     ):
         with pytest.raises(SilodpError, match="budget"):
             use(budgets)
@@ -346,9 +352,9 @@ def test_budgets_are_numbers_above_zero(wrong):
 
 def test_books_are_planned_or_realized():
     with refused("argument.value"):
-        count_affordable_rounds(np.array([0.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9, "both")
+        count_affordable_rounds(TwoStage(1.0, 1, 1.0, 1e-5), np.array([0.1]), np.array([1.0]), 9, "both")
     with refused("argument.value"):
-        count_affordable_rounds(np.array([1.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9)
+        count_affordable_rounds(TwoStage(1.0, 1, 1.0, 1e-5), np.array([1.1]), np.array([1.0]), 9)
 
 
 def test_orders_go_to_1024_and_beyond():

@@ -28,7 +28,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.evaluation import Evaluation
-from silodp.planning.epsilon import compute_epsilon as plan_epsilon
+from silodp.planning.epsilon import answer_question as plan_epsilon
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.budget_curve import ORDERS
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
+from silodp.accounting.two_stage import ORDERS
 from silodp.accounting.views import View
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
@@ -138,9 +138,7 @@ def test_by_the_tighter_accountant_records_are_drawn_more_often_and_budgets_stil
     assert (q <= method.budgets.most).all()
     assert (last >= 4).all(), "a looser book does not cut short what the tighter one allows"
     for rate, budget in zip(q[:3], budgets[:3], strict=True):
-        assert (
-            0.99 * budget < compute_epsilon([(method.budgets.event(float(rate), False), 4)], 1e-3) <= budget
-        )
+        assert 0.99 * budget < compute_epsilon([(method.budgets.run.event(float(rate)), 4)], 1e-3) <= budget
 
 
 def test_equal_budgets_and_one_record_per_person_are_uldp_group_with_one_record():
@@ -301,7 +299,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
     run = [(method.dp_event(replace(VIEW, round=r)), 1) for r in range(2 * rounds + 3)]
     whole = compute_epsilon(run, method.delta, "rdp")
     for rate, until in zip(q, last, strict=True):
-        own = method.budgets.event(float(rate), realized=book == "realized")
+        own = method.budgets.run.event(float(rate), book)
         assert compute_epsilon([(own, min(len(joined), int(until)))], method.delta, "rdp") <= whole * (
             1 + 1e-9
         )

@@ -14,7 +14,17 @@ from silodp.errors import SilodpError, counted
 
 @dataclass(frozen=True)
 class Client:
-    """One client's settings; `rate` is its learning rate in units of the largest (γ_i/γ_ref)."""
+    """One client's settings.
+
+    Attributes:
+        noise_multiplier: σ_i, of one step, in units of the clip.
+        clip: C_i.
+        steps: J_i, the number of local steps in a round.
+        learning_rate: γ_i.
+        rate: γ_i/γ_ref, the learning rate in units of the largest one.
+
+    Source: DDP (Heikkilä), section A.3.
+    """
 
     noise_multiplier: float
     clip: float

@@ -191,6 +191,7 @@ class Ddp(Method):
         if view.sees_shares:
             variance = own.variance
         else:
+            # Gaussian shares of independent clients add their variances (DDP, Theorem 4.7).
             # Who else is in the sum is not known beforehand: those who add the least.
             if view.unknown_shares < 1:
                 return ALL_NOISE_KNOWN

@@ -15,7 +15,13 @@ from silodp.settings import Epsilon
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RpdpMinimum(TwoStageSampling):
-    """The baseline *minimum*: everyone is protected at one `budget`, a public constant nobody's own may lie below."""
+    """The baseline *minimum*: everyone is protected at one budget.
+
+    Attributes:
+        budget: ε, a public constant; no record may ask for less.
+
+    Source: rPDP-FL (Liu et al.), section 7.2, baseline Minimum.
+    """
 
     budget: Epsilon
 
@@ -42,7 +48,13 @@ class RpdpMinimum(TwoStageSampling):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RpdpDropout(TwoStageSampling):
-    """The baseline *dropout*: who asks for `threshold` or more takes part, all protected at the threshold."""
+    """The baseline *dropout*: records that ask for a threshold or more take part, all protected at the threshold.
+
+    Attributes:
+        threshold: ε, a public constant.
+
+    Source: rPDP-FL (Liu et al.), section 7.2, baseline Dropout.
+    """
 
     threshold: Epsilon
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.assumptions import TECHNICAL
-from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
+from silodp.accounting.two_stage import ChargingMode, TwoStage
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -42,19 +42,24 @@ class TwoStageSampling(Method):
 
     Attributes:
         noise_multiplier: σ; every step's noise is N(0, (σC)²).
-        clip: C, of every record's gradient.
-        client_sampling: λ, a coin per silo and round; a round that nobody joins is a round.
-        local_steps: τ.
-        rounds: T, what q_j is chosen for; in further rounds records retire as their budgets are used up.
-        delta: the run's δ.
+        clip: C, the 2-norm that every record's gradient is clipped to.
+        client_sampling: λ, the probability of the coin that each silo tosses in each round; a round that nobody joins
+            counts as a round.
+        local_steps: τ, the number of steps of a round.
+        rounds: T, the number of rounds that q_j is chosen for; in further rounds records retire as their budgets are
+            used up.
+        delta: δ of the run.
         expected_batch_size: a public constant that divides every gradient sum, never the number of records drawn.
-        local_learning_rate, optimizer: of the noisy mean gradient; the optimizer's state is fresh in every round.
+        local_learning_rate: the learning rate of the noisy mean gradient.
+        optimizer: the optimizer of the noisy mean gradient; its state is fresh in every round.
         calibration: "exact" (never above the budget, met up to a grid), "binary-search" (the same, one record after
             the other), or "scf", the paper's fitted curve, which overspends: then no record retires early, and what
             its q_j really costs is reported.
         accountant: by which q_j is chosen.
-        ledger: the records' one book. "planned" charges every round what it costs on average over λ; "realized" charges
-            the rounds that the silo joined, in full, and lets records retire by those.
+        ledger: by which rounds a record's budget is used up. "planned" charges every round what it costs with the coin
+            λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 3; its cost is Lemma 6 and Theorem 1, case 1.
     """
 
     noise_multiplier: BudgetNoise
@@ -93,10 +98,6 @@ class TwoStageSampling(Method):
     def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
         """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
-
-    @property
-    def _dp_sgd(self) -> DpSgd:
-        return DpSgd.of(self)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -161,6 +162,7 @@ class TwoStageSampling(Method):
         """
         import torch
 
+        # A second noisy update of the same round would be a second release, which no record's budget has room for.
         kept = None if context.memory is None else RoundMemory.of(context.memory)
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
@@ -169,7 +171,7 @@ class TwoStageSampling(Method):
             self.cap_budgets(require_record_budgets(self.name, context.budget))
         )
         used = context.round if self.ledger == "planned" else joined
-        finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
+        finished = DpSgd.of(self).train(context, np.where(used < last, q, 0.0))
         return replace(
             finished, memory=RoundMemory(context.round, joined + 1, finished.value.numpy()).array()
         )
@@ -189,7 +191,7 @@ class TwoStageSampling(Method):
         budgets = self.budgets
         if view.round >= budgets.last:
             return ZERO_COST
-        return budgets.event(budgets.most, realized=self.ledger == "realized")
+        return budgets.run.event(budgets.most, self.ledger)
 
     # --- Budgets of single records ---
 
@@ -203,11 +205,8 @@ class TwoStageSampling(Method):
             unit="record",
             planned_rounds=self.rounds,
             retires_after=self.rounds,  # with "scf" all together
-            noise_multiplier=self.noise_multiplier,
-            local_steps=self.local_steps,
-            client_sampling=self.client_sampling,
+            run=TwoStage(self.noise_multiplier, self.local_steps, self.client_sampling, self.delta),
             rounds=self.rounds,
-            delta=self.delta,
             largest=self.largest_epsilon,
             calibration=self.calibration,
             accountant=find_accountant(self.accountant),
@@ -223,6 +222,8 @@ class Rpdp(TwoStageSampling):
     Attributes:
         largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
             everyone.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 3.
     """
 
     largest_budget: Epsilon

@@ -42,7 +42,7 @@ from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     BudgetNoise,
     check_records,
-    group_into_bins,
+    group_records,
     require_record_budgets,
 )
 from silodp.settings import Clip, Delta, Epsilon, Help, Positive
@@ -89,10 +89,6 @@ class RpdpFilter(Method):
         repr=False,
     )
 
-    @property
-    def _dp_sgd(self) -> DpSgd:
-        return DpSgd.of(self)
-
     def limits(self, budget: np.ndarray) -> np.ndarray:
         """Return R, (n,), of records with these budgets: the largest Σ‖g‖²/(2σ²C²)."""
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
@@ -132,7 +128,7 @@ class RpdpFilter(Method):
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
         rates = account.active.astype(np.float64)
-        finished = self._dp_sgd.train(context, rates, lambda rows: account.charge_rows(rows, cost))
+        finished = DpSgd.of(self).train(context, rates, lambda rows: account.charge_rows(rows, cost))
         return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
     def bounds(self, population: FederationSize) -> None:
@@ -189,20 +185,11 @@ class _FilterBudgets(UnitBudgets):
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
         entries = []
-        for least, budget in group_into_bins(budgets):
-            limit = float(self.method.limits(np.array([budget]))[0])
+        for entry, _ in group_records(budgets):
+            limit = float(self.method.limits(np.array([entry["budget"]]))[0])
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
-            entries.append(
-                {
-                    "budget": budget,
-                    **({"from": least} if least < budget else {}),
-                    "units": sum(int(((own >= least) & (own <= budget)).sum()) for own in budgets),
-                    "planned": planned,
-                    "realized": None,
-                    "q": 1.0 if limit > 0 else 0.0,
-                }
-            )
+            entries.append(entry | {"planned": planned, "realized": None, "q": 1.0 if limit > 0 else 0.0})
         return tuple(entries)
 
     def record_accounts(
@@ -251,6 +238,7 @@ class _Filter:
         """
         import torch
 
+        # The accountant charges what is added, in the float arithmetic of the sum; 1e-9 more covers its rounding.
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         norms = torch.nan_to_num(rows.compute_clipped_norms(), nan=0.0, posinf=0.0)
         price = norms.square().cpu().numpy() * (cost * (1 + 1e-9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.budget_curve import (
-    MAX_GROUPS,
+from silodp.accounting.budget_curve import MAX_GROUPS, EpsilonCurve
+from silodp.accounting.curve_fitting import fit_scf, search_probabilities
+from silodp.accounting.events import Event, Gaussian
+from silodp.accounting.two_stage import (
     ChargingMode,
-    EpsilonCurve,
     TwoStage,
     compute_two_stage_curve,
     count_affordable_rounds,
 )
-from silodp.accounting.curve_fitting import fit_scf, search_probabilities
-from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.views import View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -40,10 +39,8 @@ BudgetNoise = Annotated[
 ZERO_COST = Gaussian(math.inf)
 """What a round costs when every record has retired."""
 
-_FEW = 64  # distinct budgets that are met one by one, by accountants that compute one point at a time
 _BINS = 10
-_MOST_ROUNDS = 1_000_000  # of a record whose budget hardly anything uses up
-_AT_ONCE = 4096  # budgets
+_MAX_ROUNDS = 1_000_000  # of a record whose budget hardly anything uses up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +50,17 @@ class RecordBudgets(UnitBudgets):
     Budgets and all constants are public, so sampling probabilities and retirements are public too.
 
     Attributes:
-        noise_multiplier, local_steps, client_sampling, delta: of the run.
+        run: the public constants on which the cost of a round depends.
         rounds: T, for which sampling probabilities are chosen.
         largest: the largest budget that any record is protected at.
-        calibration, accountant: how sampling probabilities are found.
+        calibration: how sampling probabilities are found.
+        accountant: by which they are found.
         book: by which rounds records retire.
-        cap_budgets: from budgets (n,) to the ε that records with them are protected at, 0 where they take no part.
+        cap_budgets: returns the ε (n,) that records with budgets (n,) are protected at, 0 where they take no part.
     """
 
-    noise_multiplier: float
-    local_steps: int
-    client_sampling: float
+    run: TwoStage
     rounds: int
-    delta: float
     largest: float
     calibration: Calibration
     accountant: Accountant
@@ -95,31 +90,18 @@ class RecordBudgets(UnitBudgets):
             q, rounds = np.minimum(q, self.most), np.minimum(rounds, self.last)
         return q[which], rounds[which]
 
-    def event(self, q: float, realized: bool) -> Event:
-        """Return what a round costs a record: one that its silo joined, or any, with the coin λ that everyone sees."""
-        steps = SelfComposed(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
-        return steps if realized else RevealedSample(self.client_sampling, steps)
-
     def compute_spent(self, asked: np.ndarray, used: int) -> np.ndarray:
         """Return ε, (n,), of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
 
         Where the budget is less, it is returned: exact calibration has made sure of it.
         """
-        run = TwoStage(self.noise_multiplier, self.local_steps, self.client_sampling, self.delta)
-        rho_of = run.planned if self.book == "planned" else run.joined
-        found_of_all = np.zeros(len(asked))
-        protected = np.asarray(asked) > 0
+        spent, protected = np.zeros(len(asked)), asked > 0
         distinct, which = np.unique(asked[protected], return_inverse=True)
         q, rounds = self.rates_and_retirement(distinct)
-        found = np.zeros(len(distinct))
-        for first in range(0, len(distinct), _AT_ONCE):
-            part = slice(first, first + _AT_ONCE)
-            count = np.minimum(rounds[part], used)
-            found[part] = np.where((count > 0) & (q[part] > 0), run.epsilon(count * rho_of(q[part])), 0.0)
-        if self.calibration != "scf":
-            found = np.minimum(found, distinct)
-        found_of_all[protected] = found[which]
-        return found_of_all
+        count = np.minimum(rounds, used)
+        found = np.where((count > 0) & (q > 0), self.run.bound_epsilon(q, count, self.book), 0.0)
+        spent[protected] = (found if self.calibration == "scf" else np.minimum(found, distinct))[which]
+        return spent
 
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
@@ -132,12 +114,11 @@ class RecordBudgets(UnitBudgets):
         With book = "realized" a round is charged as one that the silo has joined.
         """
         check_value("record_sampling", sampling, Probability)
-        return self.event(sampling, realized=self.book == "realized")
+        return self.run.event(sampling, self.book)
 
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
         """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
-        return compute_two_stage_curve(*run, accountant, points=points, least=least)
+        return compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
 
     def report(
         self,
@@ -154,47 +135,39 @@ class RecordBudgets(UnitBudgets):
         whichever gives less: both are upper bounds. With "scf", "overspent" counts the records that spend more than
         they asked for.
         """
-        known = {accountant, self.accountant}
+        accountants = {accountant, self.accountant}
         entries = []
-        for least, budget in group_into_bins(budgets):
-            asked = float(self.cap_budgets(np.array([budget]))[0])
-            inside = [own[(own >= least) & (own <= budget)] for own in budgets]
-            units = [len(own) for own in inside]
-            q, last = (
-                self.rates_and_retirement(np.array([asked]))
-                if asked > 0
-                else (np.zeros(1), np.zeros(1, np.int64))
-            )
-            most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
-            planned, realized = 0.0, 0.0
-            if q[0] > 0:
-
-                def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
-                    charge = (self.event(rate, joined), count)
-                    return min(compute_epsilon([charge], self.delta, by) for by in known)
-
-                realized = cost(True, min(most_joined, int(last[0])))
-                planned = cost(False, min(rounds, int(last[0])))
-                if self.book == "realized":
-                    # Whoever retires by rounds joined may be in for all rounds; of those joined in at most `last`.
-                    planned = min(cost(False, rounds), cost(True, min(rounds, int(last[0]))))
-            entries.append(
-                {
-                    "budget": budget,
-                    **({"from": least} if least < budget else {}),
-                    "units": sum(units),
-                    "planned": planned,
-                    "realized": realized,
-                    "q": float(q[0]),
-                    "book": self.book,
-                }
-            )
+        for entry, inside in group_records(budgets):
+            asked = self.cap_budgets(np.array([entry["budget"]]))
+            q, last = 0.0, 0
+            if asked[0] > 0:
+                rates, retirements = self.rates_and_retirement(asked)
+                q, last = float(rates[0]), int(retirements[0])
+            most_joined = max((int(n) for n, own in zip(joined, inside, strict=True) if len(own)), default=0)
+            planned, realized = self._compute_costs(q, last, rounds, most_joined, accountants)
+            entry |= {"planned": planned, "realized": realized, "q": q, "book": self.book}
             if self.calibration == "scf":
                 own = np.concatenate(inside)
-                entries[-1]["overspent"] = int(
-                    (self.compute_spent(self.cap_budgets(own), rounds) > own).sum()
-                )
+                entry["overspent"] = int((self.compute_spent(self.cap_budgets(own), rounds) > own).sum())
+            entries.append(entry)
         return tuple(entries)
+
+    def _compute_costs(
+        self, q: float, last: int, rounds: int, joined: int, accountants: set[Accountant]
+    ) -> tuple[float, float]:
+        """Return ε by "planned" and by "realized" charges of a record with q that retires after `last` rounds."""
+        if q == 0:
+            return 0.0, 0.0
+
+        def cost(charging: ChargingMode, count: int) -> float:
+            charge = (self.run.event(q, charging), count)
+            return min(compute_epsilon([charge], self.run.delta, by) for by in accountants)
+
+        planned = cost("planned", min(rounds, last))
+        if self.book == "realized":
+            # A record that retires by rounds joined may be in for all rounds; of those joined in at most `last`.
+            planned = min(cost("planned", rounds), cost("realized", min(rounds, last)))
+        return planned, cost("realized", min(joined, last))
 
     def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
@@ -228,11 +201,25 @@ class RoundMemory:
         return np.concatenate([counters, self.update])
 
 
-def group_into_bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
-    """Return (least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
+def group_records(
+    budgets: Sequence[np.ndarray],
+) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
+    """Yield for every distinct budget, or for bins of equally many, how its entry begins, and the budgets in it.
+
+    Args:
+        budgets: of the records of each silo, (n_s,) each.
+
+    Yields:
+        {"budget", "from" where it is less, "units"}, and the budgets of the group in each silo.
+    """
     distinct = np.unique(np.concatenate(list(budgets)))
-    parts = np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS)
-    return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
+    for part in np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS):
+        if not len(part):
+            continue
+        least, budget = float(part[0]), float(part[-1])
+        inside = [own[(own >= least) & (own <= budget)] for own in budgets]
+        start = {"from": least} if least < budget else {}
+        yield {"budget": budget, **start, "units": sum(map(len, inside))}, inside
 
 
 def require_record_budgets(name: str, budget: np.ndarray | Tensor | None) -> np.ndarray:
@@ -274,31 +261,19 @@ def _compute_terms(accounts: RecordBudgets, distinct: bytes) -> tuple[np.ndarray
     """Return rates and retirements of distinct budgets, given as bytes; the same in every round, hence cached."""
     a, budgets = accounts, np.frombuffer(distinct)
     q = _compute_probabilities(a, budgets)
-    if (
-        a.calibration == "scf"
-    ):  # as published: no record retires before the last of T rounds, whatever it has cost
+    if a.calibration == "scf":
+        # As published: no record retires before the last of T rounds, whatever it has cost.
         return q, np.full(len(q), a.rounds)
-    rounds = count_affordable_rounds(
-        q,
-        budgets,
-        a.noise_multiplier,
-        a.local_steps,
-        a.client_sampling,
-        a.delta,
-        max(_MOST_ROUNDS, a.rounds),
-        a.book,
-    )
-    if a.book == "planned" or a.client_sampling == 1:
+    rounds = count_affordable_rounds(a.run, q, budgets, max(_MAX_ROUNDS, a.rounds), a.book)
+    if a.book == "planned" or a.run.client_sampling == 1:
         rounds = np.maximum(rounds, a.rounds)  # that T rounds are within the budget is what q was chosen for
     return q, np.where(q > 0, rounds, 0)
 
 
 def _compute_probabilities(a: RecordBudgets, budgets: np.ndarray) -> np.ndarray:
     """Return q, (n,), for distinct budgets (n,)."""
-    run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
     if a.calibration == "scf":
-        return fit_scf(budgets, *run).sampling_probabilities
+        return fit_scf(a.run, a.rounds, budgets).sampling_probabilities
     if a.calibration == "binary-search":
-        return search_probabilities(budgets, *run, a.accountant)
-    few = budgets if len(budgets) <= _FEW else None
-    return compute_two_stage_curve(*run, a.accountant, budgets=few).parameter_for(budgets)
+        return search_probabilities(a.run, a.rounds, budgets, a.accountant)
+    return compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(budgets)

@@ -1,51 +1,20 @@
-"""The charges of evaluations in the ledger of a run, and what a gate and a server need of any ledger."""
+"""The evaluations in the ledger of a run, seen as a ledger of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from silodp.accounting.events import Composed, Event
 from silodp.accounting.ledger import Ledger, LedgerEntry
 from silodp.accounting.views import Adversary
 
 
-class Charges(Protocol):
-    """What a gate and a server need of a ledger."""
-
-    @property
-    def history(self) -> tuple[LedgerEntry, ...]:
-        """All entries, in the order they were written."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds charged."""
-
-    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
-        """Charge a release durably; the same one is charged once."""
-
-    def charged(self, round: int, release: int = 0) -> bool:
-        """Return whether a release was charged."""
-
-    def affords(self, events: Mapping[Adversary, Event]) -> bool:
-        """Return whether the budget still holds after these events."""
-
-    def epsilon(self, adversary: Adversary) -> float | None:
-        """Return ε spent; None where nothing is promised."""
-
-    def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
-        """Return ε if these events were charged too; None where nothing is promised."""
-
-    def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
-        """Return ε after 0, 1, … rounds."""
-
-
-class EvaluationCharges:
-    """The charges of evaluations in a ledger, numbered from 0; the budget and the limits are those of the whole ledger.
+class EvaluationLedger:
+    """The evaluations in the ledger of a run, numbered from 0; the budget and the limits are those of the whole ledger.
 
     Args:
-        ledger: of the run.
+        ledger: the ledger of the run.
 
     Attributes:
         is_last: whether what `Ledger.reserved` kept may be spent now.
@@ -102,3 +71,7 @@ class EvaluationCharges:
     def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
         """As `Ledger.epsilon_by_round`, by rounds of training."""
         return self._ledger.epsilon_by_round(adversary)
+
+
+LedgerView = Ledger | EvaluationLedger
+"""What a server and a gate charge: the rounds of training, or the evaluations, in one ledger."""
