@@ -106,7 +106,7 @@ class SiloAggregator(Protocol):
     """A silo's side of an aggregator in one run."""
 
     handlers: Mapping[str, Handler]
-    """By kind, for every request of the script but "counts", "setup" and "update"."""
+    """The functions that answer every request of the script but "counts", "setup" and "update", by kind."""
 
     def group_secret(self, run: str) -> bytes:
         """Return the secret (32 bytes) that all silos of the session share; asked for where silos draw the sample."""
@@ -128,11 +128,11 @@ class SiloContext:
     """What only one silo knows; counts and keys do not show when it is printed.
 
     Attributes:
-        identity: its long-term key.
-        pins: the silos' pinned public keys.
-        store: its durable memory of the run.
-        counts: n[s,u] (U,) int64.
-        masked: returns the digest of the update that it masked last.
+        identity: The silo's long-term key pair.
+        pins: The pinned Ed25519 public keys of all silos, 32 bytes each, by name.
+        store: The silo's durable store of the run.
+        counts: The silo's numbers of records n[s,u], shape (U,) int64.
+        masked: A function that returns the digest (hexadecimal) of the update that the silo masked last.
     """
 
     identity: Identity
@@ -144,7 +144,13 @@ class SiloContext:
 
 @dataclass(frozen=True)
 class Visibility:
-    """One party of a run, what it sees beyond what is public, and what it does not see; a row of a report's table."""
+    """A row of a report's table of who sees what.
+
+    Attributes:
+        party: One party of the run.
+        sees: What it sees beyond what is public.
+        not_seen: What it does not see.
+    """
 
     party: str
     sees: str
