@@ -23,8 +23,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
-from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
-from silodp.aggregators.base import Handler, ServerContext
+from silodp.aggregators.base import SEALED_SAMPLE_BLOB, Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto import oblivious_transfer as ot

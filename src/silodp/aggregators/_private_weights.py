@@ -194,7 +194,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
         if hidden is not None and is_first:
             setup, prepare = (*setup, *hidden.setup), (*prepare, hidden.chosen)
         elif hidden is not None:
-            blobs[attempts.SEALED_SAMPLE_BLOB] = hidden.sealed_sample
+            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample
         return self.attempt_script(
             spec, name, MessageSchema(blobs=answer), setup=setup, prepare=prepare, blobs=blobs
         )

@@ -34,28 +34,8 @@ if TYPE_CHECKING:
 
 
 PURPOSE = "update"
-SEALED_SAMPLE_BLOB = "sampled"
-"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 _SEAL_BYTES = 32
 _PROGRESS = "progress"
-
-
-def model_and_sample(request: Message) -> str:
-    """Return the digest of what a silo's values in a round depend on: the model, its state, silos sampled."""
-    return Message("update", request.run, request.round, arrays=request.arrays).digest()
-
-
-def common_digest(request: Message) -> str:
-    """Return the digest of the part of an update that is the same for every silo on its roster.
-
-    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
-    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
-    """
-    if SEALED_SAMPLE_BLOB not in request.blobs:
-        return request.digest()
-    return replace(
-        request, blobs={n: blob for n, blob in request.blobs.items() if n != SEALED_SAMPLE_BLOB}
-    ).digest()
 
 
 MIN_SUM = 3
@@ -205,7 +185,9 @@ class ServerAttempts:
                 dict(sent.blobs(now)),
             )
             requests = {
-                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.sealed_samples[name]})
+                name: replace(
+                    request, blobs={**request.blobs, base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
+                )
                 if name in sent.sealed_samples
                 else request
                 for name in now.roster
@@ -326,7 +308,7 @@ class MaskedSilo(ABC):
 
     def attempt(self, request: Message) -> RoundAttempt:
         """Return the attempt that an update belongs to."""
-        return self._attempt(request, common_digest(request))
+        return self._attempt(request, base.common_digest(request))
 
     def get_or_draw(
         self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
@@ -338,7 +320,7 @@ class MaskedSilo(ABC):
             attempt: of the release.
             draw: draws named arrays, the noisy integers or the noise.
         """
-        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
+        key, asked = f"noisy/{attempt.release}", base.model_and_sample(request)
         store = self._context.store.round(attempt.round)
         stored = store.get(key)
         if stored is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -376,6 +376,8 @@ def round_arrays(spec: RunSpec) -> dict[str, Array]:
 
 
 _STATE = "state."
+SEALED_SAMPLE_BLOB = "sampled"
+"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 
 
 def _of_state(values: Mapping[str, T]) -> dict[str, T]:
@@ -390,6 +392,25 @@ def request_state(state: MethodState) -> dict[str, np.ndarray]:
 def state_of(request: Message) -> dict[str, np.ndarray]:
     """Return the method's state that an update's request carries."""
     return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
+
+
+def model_and_sample(request: Message) -> str:
+    """Return the digest of what a silo's values in a round depend on: the model, its state, silos sampled."""
+    from silodp.wire.messages import Message
+
+    return Message("update", request.run, request.round, arrays=request.arrays).digest()
+
+
+def common_digest(request: Message) -> str:
+    """Return the digest of the part of an update that is the same for every silo on its roster.
+
+    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
+    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
+    """
+    if SEALED_SAMPLE_BLOB not in request.blobs:
+        return request.digest()
+    common = {name: blob for name, blob in request.blobs.items() if name != SEALED_SAMPLE_BLOB}
+    return replace(request, blobs=common).digest()
 
 
 def check_attempts(aggregator: Aggregator, rounds: int) -> None:

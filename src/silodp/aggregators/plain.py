@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,10 +104,15 @@ class PlainServer:
 
 class _PlainSilo:
     def __init__(self, spec: RunSpec, context: base.SiloContext) -> None:
-        self._member = _key_agreement.SiloKeyAgreement(
-            context.identity, context.pins, spec.digest, context.store.run
-        )
+        self._spec, self._context = spec, context
         self.handlers: Mapping[str, base.Handler] = self._member.handlers if spec.method.samples_users else {}
+
+    @cached_property
+    def _member(self) -> _key_agreement.SiloKeyAgreement:
+        context = self._context
+        return _key_agreement.SiloKeyAgreement(
+            context.identity, context.pins, self._spec.digest, context.store.run
+        )
 
     def group_secret(self, run: str) -> bytes:
         return self._member.group_secret(run)
