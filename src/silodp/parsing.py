@@ -66,6 +66,7 @@ def _parse(parse: Callable[[Any], Any], text: bytes | str, max_depth: int) -> An
         value = parse(text)
     except RecursionError:
         raise NestedTooDeepError("nested too deeply") from None
+    # Level by level and without recursion, which deep nesting would exhaust.
     level = [value]
     for _ in range(max_depth + 1):
         level = [

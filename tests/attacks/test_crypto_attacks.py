@@ -96,7 +96,7 @@ def test_b_guesses_at_the_rows(system, monkeypatch):
     counts = rng.integers(1, 81, (2, 2))
     rows, noise = rng.integers(-30_000, 30_000, (2, 2, 4)), rng.integers(-300_000, 300_000, (2, 4))
     if system == "ours without fresh randomness":
-        monkeypatch.setattr(PaillierSilo, "_refresh", lambda silo, c: c % silo._public.n_squared)
+        monkeypatch.setattr(PaillierSilo, "_refresh", lambda silo, c: c % silo.public.n_squared)
     if system == "paper":
         protocol = PaperProtocol(counts, 160)
         key = protocol.key

@@ -507,7 +507,9 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
                 else two_faced_request(parties)
             )
             total = ring.mask(
-                total, opened.session(request).seal_key(*opened.attempt(request).use, request.digest()), -1
+                total,
+                opened._member.session_of(request).seal_key(*opened.attempt(request).use, request.digest()),
+                -1,
             )
         assert np.abs(ring.center(total) * step).max() > 100 * float(honest)
 

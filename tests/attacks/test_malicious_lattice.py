@@ -57,7 +57,9 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
         seals = parties.silos[name]._side
         request = parties.last("update", name, 1)
         total = p.digits.mask(
-            total, seals.session(request).seal_key(*seals.attempt(request).use, request.digest()), -1
+            total,
+            seals._member.session_of(request).seal_key(*seals.attempt(request).use, request.digest()),
+            -1,
         )
     with pytest.raises(ValueError, match="does not decrypt"):
         LatticeServer(p, old).decrypt(total)

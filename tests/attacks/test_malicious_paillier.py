@@ -36,7 +36,7 @@ def test_a_malicious_silo_reads_counts_and_an_earlier_sample_from_the_next_model
         if self._index != 2:
             return answer
         requests.append(inverses)
-        public = self._public
+        public = self.public
         earlier = public.ciphertexts_from_bytes(requests[0], p.users, "the server")
         (sum_,) = public.ciphertexts_from_bytes(answer, p.ciphertexts, "this silo")
         for place, user in enumerate(places):

@@ -53,7 +53,7 @@ def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself()
 def test_reciprocals_are_looked_up_once_in_a_session_and_base_transfers_are_not_made_anew():
     """A second entry of one person's table would give N[u] away."""
     parties = Parties(LATTICE)
-    plan = LATTICE.constants(parties.spec).reciprocals(parties.spec, parties.session)
+    plan = LATTICE.constants(parties.spec).lookup_parameters(parties.spec, parties.session)
     empty = transfers(parties, 0, np.zeros(12, np.int64), plan.modulus)
     assert_answered_once(
         parties.silos["silo0"], replace(parties.last("reciprocals"), blobs={"request": empty})

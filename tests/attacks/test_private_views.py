@@ -107,7 +107,7 @@ MANY = small_federation(users=600, records=1500)
 
 def test_masked_counts_and_their_sum_are_uniform():
     parties = Parties(LATTICE, federation=MANY)
-    modulus = LATTICE.constants(parties.spec).reciprocals(parties.spec, parties.session).modulus
+    modulus = LATTICE.constants(parties.spec).lookup_parameters(parties.spec, parties.session).modulus
     told = [parties.silos[name].answer(parties.last("masked counts", name)) for name in parties.names]
     vectors = [answer.arrays["masked"] for answer in told]
     for vector in (*vectors, sum(vectors) % modulus):
@@ -146,7 +146,7 @@ def test_a_silo_that_reads_the_messages_of_others_on_their_way_knows_every_count
             sum(m.arrays["masked"].astype(int) for m in sent) - shares.count_masks().astype(int)
         ) % modulus
     else:
-        silo, public = side._party("run", side._member.session("run"))
+        silo = side._party("run", side._member.session("run"))
         width = silo.parameters.key_bits // 8
         sums = [
             sum(int.from_bytes(m.blobs["counts"][u * width : (u + 1) * width], "big") for m in sent)
@@ -154,7 +154,7 @@ def test_a_silo_that_reads_the_messages_of_others_on_their_way_knows_every_count
         ]
         pairs = zip(sums, silo._blinding, strict=True)
         counts = (
-            np.array([int(invert(r, public.n) * total % public.n) for total, r in pairs]) - 1
+            np.array([int(invert(r, silo.public.n) * total % silo.public.n) for total, r in pairs]) - 1
         )  # of silo 0
     np.testing.assert_array_equal(
         counts, counts_of(small_federation(silos=3), aggregator.count_cap).sum(axis=0)

@@ -486,7 +486,7 @@ def silo_weights():
 
 @case
 def choices():
-    return parties().silos["silo0"]._side._weights._choices, [SILO_COUNTS, seed(), group_secret()]
+    return parties().silos["silo0"]._side._choices, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case

@@ -52,7 +52,12 @@ Ask = Callable[[dict[str, Message]], dict[str, Message]]
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as the server knows it: its id (the transcript's hash, hexadecimal) and its number in the run."""
+    """A session as the server knows it.
+
+    Attributes:
+        session: The id: SHA-256 of the transcript, in hexadecimal.
+        number: The number of the session in the run, counted from 0.
+    """
 
     session: str
     number: int
@@ -138,10 +143,10 @@ class SiloKeyAgreement:
     """A silo's side of the key agreement, and its durable memory of the session.
 
     Attributes:
-        identity: the silo's long-term key.
-        pins: the long-term public keys of all silos of the run.
-        constants: the public constants, as this silo knows them.
-        store: what lasts as long as the run.
+        identity: The silo's long-term key pair.
+        pins: The long-term Ed25519 public keys of all silos of the run, 32 bytes each, by name.
+        constants: The digest of the public constants, as this silo knows them.
+        store: The entries of the silo's store that last as long as the run.
     """
 
     identity: Identity
@@ -154,7 +159,7 @@ class SiloKeyAgreement:
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:
-        """By kind of request."""
+        """The functions that answer the requests of the key agreement, by kind of request."""
         return {HELLO: self._hello, "roster": self._roster, "confirm": self._confirm}
 
     def session(self, run: str, session: str | None = None) -> Session:
@@ -183,6 +188,10 @@ class SiloKeyAgreement:
             )
         return info
 
+    def session_of(self, request: Message) -> Session:
+        """Return the session that a request names; raise as `session` does."""
+        return self.session(request.run, request.fields["session"])
+
     def group_secret(self, run: str) -> bytes:
         """Return R (32 bytes), which all silos of the session know and the server does not."""
         self.session(run)
@@ -194,6 +203,7 @@ class SiloKeyAgreement:
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
         kept = Message("opening", request.run, blobs=secret).encode()
+        # Secrets are on disk before their public part is sent: a repeated request gets the same greeting.
         self.store.put(f"session/opening/{request.attempt}", kept)
         return request.reply(hello=opening.hello.to_bytes())
 

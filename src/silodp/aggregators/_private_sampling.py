@@ -23,25 +23,18 @@ from fractions import Fraction
 from typing import TypeVar
 
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
-from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
-from silodp.aggregators.base import Handler, ServerContext
+from silodp.aggregators.base import SEALED_SAMPLE_BLOB, Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
-from silodp.crypto.keys import OVERHEAD_BYTES, Session
+from silodp.crypto import oblivious_transfer as ot
+from silodp.crypto.keys import OVERHEAD_BYTES
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.oblivious_transfer import (
-    OFFER_BYTES,
-    REPLY_BYTES,
-    BaseTransfers,
-    TransferReceiver,
-    TransferSender,
-)
-from silodp.crypto.private_sampling import MOST_CELLS, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.private_sampling import MAX_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, MessageSchema, MessageType, is_digest
-from silodp.wire.store import RoundStore, get_or_make, set_once
+from silodp.wire.schemas import Blob, MessageType, session_type
+from silodp.wire.store import RoundStore, Store, get_or_make, set_once
 
 V = TypeVar("V")
 ASSUMPTION = (
@@ -73,15 +66,15 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             code="argument.conflict",
             field="hidden_sample",
         )
-    if not 2 <= places <= MOST_CELLS:
+    if not 2 <= places <= MAX_CELLS:
         raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_CELLS:,}.",
+            f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}.",
             code="argument.value",
             field="hidden_sample",
         )
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
-        nearest = Fraction(rate).limit_denominator(MOST_CELLS)
+        nearest = Fraction(rate).limit_denominator(MAX_CELLS)
         does = float(nearest) == rate
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
@@ -103,70 +96,45 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
         raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
 
 
-def choice_kinds() -> tuple[MessageType, MessageType]:
-    """Return the kinds of the two set-up messages for base transfers; they are sent to silo 0 only."""
-    session: dict[str, Check] = {"session": is_digest}
-    return (
-        MessageType(
-            "choice base", MessageSchema(session), MessageSchema(blobs={"offer": Blob.of(OFFER_BYTES)})
-        ),
-        MessageType("choice keys", MessageSchema(session, blobs={"reply": Blob.of(REPLY_BYTES)})),
-    )
+@dataclass(frozen=True)
+class HiddenSampleTypes:
+    """The types of what is sent for a sample that nobody knows.
 
-
-def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> MessageType:
-    """Return the kind of the message that sends silo 0 the tables from which it chooses.
-
-    Args:
-        spec: public constants.
-        ratio: k/P; a table has P entries.
-        width: size of an entry, in words.
-        entry: number of bytes that silo 0 passes on to each other silo for each user.
+    Attributes:
+        spec: The public constants of the run.
+        ratio: The sampling rate k/P; a table has P entries.
+        entry: Size in bytes of the entry that silo 0 passes on to each other silo for each user.
     """
-    users = spec.population.users
-    box = Blob.of(users * entry + OVERHEAD_BYTES)
-    return MessageType(
-        "chosen",
-        MessageSchema(
-            {"session": is_digest},
-            blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.denominator, width))},
-        ),
-        MessageSchema(blobs={f"to/{name}": box for name in spec.names[1:]}),
-    )
 
+    spec: RunSpec
+    ratio: SamplingRatio
+    entry: int
 
-def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
-    """Return the type of silo 0's request for its entries."""
-    return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
+    @property
+    def setup(self) -> tuple[MessageType, MessageType]:
+        """The two set-up messages for base transfers; they are sent to silo 0 only."""
+        return (
+            session_type("choice base", answer={"offer": Blob.of(ot.OFFER_BYTES)}),
+            session_type("choice keys", {"reply": Blob.of(ot.REPLY_BYTES)}),
+        )
 
+    @property
+    def choice(self) -> Blob:
+        """Silo 0's request for its entries of a round."""
+        return Blob.of(lookup.request_bytes(self.spec.population.users, self.ratio.denominator))
 
-def sealed_sample_type(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
-    """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
-    size = spec.population.users * entry + OVERHEAD_BYTES
-    return {} if name == spec.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
+    @property
+    def chosen(self) -> MessageType:
+        """The message that sends silo 0 the tables from which it chooses."""
+        words = -(-self.entry // 8)
+        tables = lookup.answer_bytes(self.spec.population.users, self.ratio.denominator, words)
+        sealed = {f"to/{name}": self.sealed_sample for name in self.spec.names[1:]}
+        return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 
-
-def ask_first_silo(
-    spec: RunSpec,
-    context: ServerContext,
-    info: SessionInfo,
-    kind: str,
-    round_: int | None = None,
-    **blobs: bytes,
-) -> Message:
-    """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
-
-    Args:
-        spec: public constants.
-        context: the server.
-        info: of the session.
-        kind: of the request.
-        round_: counted from 0; None at the set-up, whose requests bear the number of the session.
-        blobs: of the request.
-    """
-    place = (0, info.number) if round_ is None else (round_, 0)
-    request = Message(kind, spec.run, *place, {"session": info.session}, blobs=blobs)
-    return context.ask_all({spec.names[0]: request})[spec.names[0]]
+    @property
+    def sealed_sample(self) -> Blob:
+        """What silo 0 seals for one other silo."""
+        return Blob.of(self.spec.population.users * self.entry + OVERHEAD_BYTES)
 
 
 @dataclass(frozen=True)
@@ -176,14 +144,27 @@ class OtServer:
     spec: RunSpec
     context: ServerContext
 
+    def ask(self, info: SessionInfo, kind: str, round_: int | None = None, **blobs: bytes) -> Message:
+        """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
+
+        Args:
+            info: of the session.
+            kind: of the request.
+            round_: counted from 0; None at the set-up, whose requests bear the number of the session.
+            blobs: of the request.
+        """
+        place = (0, info.number) if round_ is None else (round_, 0)
+        request = Message(kind, self.spec.run, *place, {"session": info.session}, blobs=blobs)
+        return self.context.ask_all({self.spec.names[0]: request})[self.spec.names[0]]
+
     def set_up(self, info: SessionInfo) -> None:
         """Make the base transfers; the server's part of them is stored before silo 0 can use them."""
         zero = self.spec.names[0]
-        offer = ask_first_silo(self.spec, self.context, info, "choice base").blobs["offer"]
+        offer = self.ask(info, "choice base").blobs["offer"]
         session = bytes.fromhex(info.session)
-        sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
+        sender, reply = blame_silo(zero, lambda: ot.TransferSender.accept(session, SILO_CHOOSES, offer))
         self.context.store.run.put("hidden/transfers", sender.pack())
-        ask_first_silo(self.spec, self.context, info, "choice keys", reply=reply)
+        self.ask(info, "choice keys", reply=reply)
 
     def request_sample(self, round_: int, **request: bytes) -> Message:
         """Ask silo 0 to send its request for entries of this round's tables.
@@ -191,10 +172,10 @@ class OtServer:
         `request` holds the server's own lookup request to silo 0, where the aggregator has one.
         """
         info = current_session(self.context.store.run)
-        return ask_first_silo(self.spec, self.context, info, "sample", round_, **request)
+        return self.ask(info, "sample", round_, **request)
 
     def relay_entries(
-        self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
+        self, round_: int, asked: Message, offer: Callable[[ot.TransferSender, bytes], bytes]
     ) -> dict[str, bytes]:
         """Offer silo 0 its entries, and return what it sealed for each other silo.
 
@@ -209,7 +190,7 @@ class OtServer:
         """
         zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
-        sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
+        sender = ot.TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
         if not set_once(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' sent a second, different request for entries of round {round_ + 1}: with two "
@@ -233,7 +214,7 @@ class OtServer:
                 self.context.store.round(round_).drop("hidden choice")
             raise
         info = current_session(store)
-        answer = ask_first_silo(self.spec, self.context, info, "chosen", round_, answer=offered)
+        answer = self.ask(info, "chosen", round_, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.spec.names[1:]}
 
 
@@ -242,11 +223,12 @@ class OtClient:
     """A silo's side: silo 0 chooses for all silos, and seals what it received for each of the others.
 
     Attributes:
-        spec: public constants.
-        ratio: k of P.
-        member: the silo's key agreement.
-        store: the silo's memory of the run.
-        opened: returns what silos need, of a round's "chosen" request, silo 0's lookup and the server's answer.
+        spec: The public constants of the run.
+        ratio: The sampling rate k/P.
+        member: The silo's side of the key agreement.
+        store: The silo's store.
+        opened: A function of a round's "chosen" request, silo 0's lookup and the server's answer, which returns the
+            bytes that silos need.
     """
 
     spec: RunSpec
@@ -262,7 +244,7 @@ class OtClient:
 
     def sample(self, request: Message) -> Message:
         """Answer "sample" with silo 0's request for a round's entries, where nothing else is asked."""
-        self._session(request)
+        self.member.session_of(request)
         return request.reply(choice=self.choice(request))
 
     def choice(self, request: Message) -> bytes:
@@ -288,28 +270,25 @@ class OtClient:
         return entries
 
     def _base(self, request: Message) -> Message:
-        base = BaseTransfers(self._session(request).transcript, SILO_CHOOSES)
+        base = ot.BaseTransfers(self.member.session_of(request).transcript, SILO_CHOOSES)
         self.store.run.put(self._place(request, "choice base"), base.pack())
         return request.reply(offer=base.offer)
 
     def _keys(self, request: Message) -> Message:
-        self._session(request)
-        base = BaseTransfers.unpack(self._load_stored(self._place(request, "choice base")))
+        self.member.session_of(request)
+        base = ot.BaseTransfers.unpack(self._load_stored(request, "choice base"))
         receiver = base.receiver(request.blobs["reply"])
         self.store.run.put(self._place(request, "choices"), receiver.pack())
         self.store.run.drop(self._place(request, "choice base"))
         return request.reply()
 
     def _answer_chosen(self, request: Message) -> Message:
-        session = self._session(request)
+        session = self.member.session_of(request)
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.round(request.round).put("drawn", drawn)
         return request.reply(
             **{f"to/{peer}": session.encrypt(peer, drawn, *_use(request)) for peer in session.roster[1:]}
         )
-
-    def _session(self, request: Message) -> Session:
-        return self.member.session(request.run, request.fields["session"])
 
     def _place(self, request: Message, what: str) -> str:
         """Return a key for one session: base transfers must not serve two."""
@@ -317,24 +296,26 @@ class OtClient:
 
     def _lookup(self, request: Message) -> Lookup:
         def ask() -> bytes:
-            receiver = TransferReceiver.unpack(self._load_stored(self._place(request, "choices")), 0)
-            transcript, secret = (
-                self.member.session(request.run).transcript,
-                self.member.group_secret(request.run),
-            )
-            users = self.spec.population.users
-            return private_sampling.ask(receiver, secret, transcript, users, self.ratio, request.round).pack()
+            receiver = ot.TransferReceiver.unpack(self._load_stored(request, "choices"), 0)
+            secret = self.member.group_secret(request.run)
+            session, users = self.member.session(request.run).transcript, self.spec.population.users
+            return private_sampling.ask(receiver, secret, session, users, self.ratio, request.round).pack()
 
         return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
 
-    def _load_stored(self, key: str) -> bytes:
-        stored = self.store.run.get(key)
-        if stored is None:
-            raise SilodpError(
-                f"silo '{self.member.identity.name}' was asked for transfers it has no base for: begin a new run.",
-                code="session.no_transfers",
-            )
-        return stored
+    def _load_stored(self, request: Message, what: str) -> bytes:
+        return load_transfers(self.store.run, self._place(request, what), self.member.identity.name)
+
+
+def load_transfers(store: Store, key: str, silo: str) -> bytes:
+    """Return a silo's stored transfers; raise if it has none (code session.no_transfers)."""
+    stored = store.get(key)
+    if stored is None:
+        raise SilodpError(
+            f"silo '{silo}' was asked for transfers it has no base for: begin a new run.",
+            code="session.no_transfers",
+        )
+    return stored
 
 
 def _use(request: Message) -> tuple[str | int, ...]:

@@ -8,21 +8,23 @@ adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.views import Adversary, View
+from silodp.aggregators import attempts, base
+from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
-from silodp.aggregators._private_sampling import sampling_ratio
-from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
-from silodp.aggregators.base import RECIPIENT, Aggregator, LocalUpdateFn, SampledBy, Visibility
+from silodp.aggregators._private_sampling import HiddenSampleTypes, OtClient, OtServer, sampling_ratio
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
@@ -31,17 +33,18 @@ from silodp.mechanisms.clipping import Bounds, ClippedRowStream
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
+from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema, MessageType
 
 Rows = Iterator[tuple[np.ndarray, np.ndarray]]
 """Chunks of (owners (r,), rows in grid steps (r, d))."""
 
-_EACH_SILO = Visibility(
+_EACH_SILO = base.Visibility(
     "Each silo",
     "the global models",
     "other silos' record counts, sums and records; the weights; who was sampled",
 )
 _SAMPLE_DRAWN_BY_SERVER = (
-    Visibility(
+    base.Visibility(
         "The server",
         "only the noisy weighted sum, and whom it sampled",
         "record counts, not even whether a person has any; weights; any single silo's sum; records",
@@ -49,13 +52,13 @@ _SAMPLE_DRAWN_BY_SERVER = (
     _EACH_SILO,
 )
 _SAMPLE_UNKNOWN = (
-    Visibility(
+    base.Visibility(
         "The server",
         "only the noisy weighted sum, and which silos answered",
         "who was sampled; record counts, not even whether a person has any; weights; any single silo's sum; records",
     ),
     _EACH_SILO,
-    Visibility(
+    base.Visibility(
         "Silo 0 (the first)",
         "the same; it also takes from the server, and passes to the other silos, what they multiply with",
         "the same: whether that counts a person in or out is encrypted, or shared with the server",
@@ -63,7 +66,7 @@ _SAMPLE_UNKNOWN = (
 )
 
 
-class PrivateWeighting(MaskedAggregator):
+class PrivateWeighting(attempts.MaskedAggregator):
     """Base class of the aggregators under which no party learns another party's record counts.
 
     Subclasses have the fields `count_cap` and `hidden_sample`. With `hidden_sample` = P nobody learns who is
@@ -77,11 +80,11 @@ class PrivateWeighting(MaskedAggregator):
     weights_privately = True
     protocol_assumptions: tuple[str, ...]
     """The assumptions under which the counts stay hidden."""
-    first_silo: tuple[Visibility, ...] = ()
+    first_silo: tuple[base.Visibility, ...] = ()
     """What silo 0 sees in addition to the other silos, where the server draws the sample."""
 
     @property
-    def sampled_by(self) -> SampledBy:
+    def sampled_by(self) -> base.SampledBy:
         """The server, or nobody where the sample is hidden."""
         return "server" if self.hidden_sample is None else "nobody"
 
@@ -92,11 +95,11 @@ class PrivateWeighting(MaskedAggregator):
         return (*self.protocol_assumptions, *more)
 
     @property
-    def visibility(self) -> tuple[Visibility, ...]:
+    def visibility(self) -> tuple[base.Visibility, ...]:
         """Nobody sees counts or weights; the server sees the sample where it draws it."""
         if self.sampled_by == "nobody":
-            return (*_SAMPLE_UNKNOWN, RECIPIENT)
-        return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
+            return (*_SAMPLE_UNKNOWN, base.RECIPIENT)
+        return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, base.RECIPIENT)
 
     def sampling_ratio(self, method: Method) -> SamplingRatio | None:
         """Return k and P of the hidden sample (rate k/P); None where the server draws the sample."""
@@ -114,7 +117,7 @@ class PrivateWeighting(MaskedAggregator):
             "silo": View("silo", silos, noise_sized_for=m, survivors=survivors),
         }
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `masked`: counts have no weights to hide."""
         return Masked(min_silos=spec.min_silos)
 
@@ -161,32 +164,101 @@ class PrivateWeighting(MaskedAggregator):
             "grid steps to the clip": units,
         }
 
-    def describe_sampling(self, spec: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
+    # --- messages ---
+
+    @abstractmethod
+    def entry_bytes(self, spec: RunSpec) -> int:
+        """Return the size in bytes of the entry that silo 0 chooses for one person where nobody knows the sample."""
+
+    @abstractmethod
+    def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
+        """Return the messages that exchange counts, as silo 0, the first, or another silo is asked them."""
+
+    @abstractmethod
+    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
+        """Return the request "sample" to silo 0 in a round; `choice`: blobs of its answer where nobody knows it."""
+
+    @abstractmethod
+    def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
+        """Return the blobs of an update, the same for all silos, and those of its answer."""
+
+    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
+        """Return set-up, key agreement, the exchange of counts; then, of silo 0, a round's sample, and attempts."""
+        ratio, is_first = self.sampling_ratio(spec.method), name == spec.names[0]
+        hidden = None if ratio is None else HiddenSampleTypes(spec, ratio, self.entry_bytes(spec))
+        setup, (blobs, answer) = self.setup_types(spec, is_first), self.update_types(spec)
+        prepare: tuple[MessageType, ...] = ()
+        if is_first:
+            sample = self.sample_type(spec, {} if hidden is None else {"choice": hidden.choice})
+            prepare = () if sample is None else (sample,)
+        if hidden is not None and is_first:
+            setup, prepare = (*setup, *hidden.setup), (*prepare, hidden.chosen)
+        elif hidden is not None:
+            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample
+        return self.attempt_script(
+            spec, name, MessageSchema(blobs=answer), setup=setup, prepare=prepare, blobs=blobs
+        )
+
+    def describe_sampling(self, spec: RunSpec, lookups: int) -> dict[str, Any]:
         """Return the entries of `describe` about the hidden sample and its cost; {} where the server draws it.
 
         Args:
             spec: public constants.
-            entry: number of bytes of an entry that silo 0 chooses for one person.
             lookups: number of tables per person and round from which silo 0 and the server choose.
         """
         ratio, silos, users = self.sampling_ratio(spec.method), spec.population.silos, spec.population.users
         if ratio is None:
             return {}
-        table = (
-            ratio.denominator * entry + 16 * (ratio.denominator - 1).bit_length()
-        )  # entries, and transfers to choose one
+        entry = -(-self.entry_bytes(spec) // 8) * 8  # tables hold whole words
+        # The entries of a table, and the transfers by which one of them is chosen.
+        table = ratio.denominator * entry + 16 * (ratio.denominator - 1).bit_length()
+        size = users * (lookups * table + (silos - 1) * entry)
         return {
             "sampling": f"{ratio.numerator} of {ratio.denominator} cells for every person; nobody knows who is sampled",
-            "bytes between server and silo 0 for it, per round": users
-            * (lookups * table + (silos - 1) * entry),
+            "bytes between server and silo 0 for it, per round": size,
         }
 
 
-class PrivateWeightingSilo(MaskedSilo):
+@dataclass(frozen=True)
+class PrivateWeightingServer(attempts.MaskedServer):
+    """The server's side: it exchanges counts that it cannot read, and sends encryptions that silos multiply."""
+
+    aggregator: PrivateWeighting
+
+    def prepare(self, context: base.ServerContext, session: SessionInfo) -> None:
+        """Exchange counts and, where nobody is to know the sample, make base transfers."""
+        self.exchange_counts(context, session)
+        if self.aggregator.sampled_by == "nobody":
+            OtServer(self.spec, context).set_up(session)
+
+    @abstractmethod
+    def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
+        """Obtain, once in a session, what weights follow from; store it for the run."""
+
+
+class PrivateWeightingSilo(attempts.MaskedSilo):
     """A silo's side: its rows on the grid and its noise, multiplied and hidden as a subclass does it."""
 
+    def __init__(self, aggregator: PrivateWeighting, spec: RunSpec, context: base.SiloContext) -> None:
+        super().__init__(spec, context)
+        ratio = aggregator.sampling_ratio(spec.method)
+        self._choices: OtClient | None = None
+        if ratio is not None:
+            self._choices = OtClient(spec, ratio, self._member, context.store, self.open_chosen)
+            self.handlers = {**self.handlers, **self._choices.handlers}
+
+    @abstractmethod
+    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+        """Return what silos need of a round's hidden sample, `entry_bytes` a person.
+
+        Args:
+            request: "chosen", of the round.
+            part: silo 0's lookup.
+            answer: the server's answer to it.
+        """
+
     def answer(
-        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+        self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
         """Answer an update: clip, draw the noise of the release once, multiply chunk by chunk."""
         update, _, stream = work(attempt.release)
@@ -195,9 +267,8 @@ class PrivateWeightingSilo(MaskedSilo):
         drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
         refused = [0]
         rows = integer_rows(update, self.grid(update.bounds), refused)
-        blobs = self.multiply(
-            request, session, attempt, rows, drawn
-        )  # consumes `rows`, which counts into `refused`
+        # Consumes `rows`, which counts into `refused`.
+        blobs = self.multiply(request, session, attempt, rows, drawn)
         return request.reply(**blobs), refused[0]
 
     @abstractmethod

@@ -11,48 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.aggregators import _private_sampling as sampling
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
-from silodp.aggregators._private_sampling import (
-    OtClient,
-    OtServer,
-    ask_first_silo,
-    blame_silo,
-    choice_blob,
-    choice_kinds,
-    chosen_kind,
-)
 from silodp.aggregators.base import ServerContext
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import lookup
-from silodp.crypto.keys import Session
+from silodp.crypto import lookup, reciprocals
+from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.oblivious_transfer import (
-    OFFER_BYTES,
-    REPLY_BYTES,
-    BaseTransfers,
-    TransferReceiver,
-    TransferSender,
-)
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.crypto.reciprocals import (
-    SERVER_CHOOSES,
-    FirstSilo,
-    PendingLookup,
-    ReciprocalParameters,
-    ReciprocalServer,
-    SiloShares,
-    answer_unknown,
-)
 from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Blob, Check, MessageSchema, MessageType, is_digest
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.schemas import Array, Blob, MessageSchema, MessageType, is_digest, session_type
+from silodp.wire.store import RoundStore, get_or_make
 
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
@@ -64,10 +39,10 @@ class ShareConstants:
     """Public constants of the shares.
 
     Attributes:
-        count_cap: n_max.
-        weight_bits: k.
-        word_bits: T; shares are modulo 2^T.
-        ratio: k of P, where nobody may know the sample; None where the server draws it.
+        count_cap: n_max, the largest number of records of one user in one silo.
+        weight_bits: k; weights are multiples of 2^-k.
+        word_bits: T; shares are integers modulo 2^T.
+        ratio: The sampling rate k/P where nobody may know the sample; None where the server draws it.
     """
 
     count_cap: int
@@ -75,15 +50,17 @@ class ShareConstants:
     word_bits: int
     ratio: SamplingRatio | None = None
 
-    def reciprocals(self, spec: RunSpec, session: str) -> ReciprocalParameters:
+    def lookup_parameters(self, spec: RunSpec, session: str) -> reciprocals.ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
         cap = spec.population.silos * self.count_cap
-        return ReciprocalParameters(
+        return reciprocals.ReciprocalParameters(
             bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
         )
 
 
-def _make_count_group(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+def _make_count_group(
+    plan: reciprocals.ReciprocalParameters, roster: tuple[str, ...]
+) -> tuple[WordGroup, RoundAttempt]:
     return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
@@ -97,92 +74,74 @@ class ServerShares:
 
     def set_up(self, info: SessionInfo) -> None:
         """Collect masked counts, make base transfers, and look up one reciprocal per user."""
-        plan, run = self.constants.reciprocals(self.spec, info.session), self.spec.run
-        zero = self.spec.names[0]
-        base = BaseTransfers(plan.session, SERVER_CHOOSES)
-        offered = ask_first_silo(self.spec, self.context, info, "base", offer=base.offer)
-        receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
+        plan, run = self.constants.lookup_parameters(self.spec, info.session), self.spec.run
+        zero, offers = self.spec.names[0], sampling.OtServer(self.spec, self.context)
+        base = ot.BaseTransfers(plan.session, reciprocals.SERVER_CHOOSES)
+        offered = offers.ask(info, "base", offer=base.offer)
+        receiver = sampling.blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all({name: request for name in self.spec.names})
         group, _ = _make_count_group(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
-        awaited = ReciprocalServer(plan, receiver).set_up(counted)
-        answer = ask_first_silo(self.spec, self.context, info, "reciprocals", request=awaited.message)
-        shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
-        if self.constants.ratio is not None:
-            OtServer(self.spec, self.context).set_up(info)
-        self._keep(
-            self.context.store.run,
-            _SHARES,
-            {"shares": shares},
-            {"receiver": receiver.pack()},
-            {"counter": receiver.counter},
-        )
+        awaited = reciprocals.ReciprocalServer(plan, receiver).set_up(counted)
+        answer = offers.ask(info, "reciprocals", request=awaited.message)
+        shares = sampling.blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        blobs, counter = {"receiver": receiver.pack()}, {"counter": receiver.counter}
+        kept = Message("kept", run, fields=counter, arrays={"shares": shares}, blobs=blobs)
+        self.context.store.run.put(_SHARES, kept.encode())
 
     def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
         """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
-        kept = self._load_kept()
         if sample is None:
-            return kept.arrays["shares"]
-        done = self.context.store.round(round_).get("weights")
-        if done is not None:
-            return Message.decode(done).arrays["shares"]
-        awaited = self._load_or_make_lookup(round_, sample, kept)
-        info = current_session(self.context.store.run)
-        answer = ask_first_silo(self.spec, self.context, info, "sample", round_, request=awaited.message)
-        shares = blame_silo(self.spec.names[0], lambda: awaited.finish(answer.blobs["answer"]))
-        self._keep(self.context.store.round(round_), "weights", {"shares": shares})
-        return shares
+            return self._load_kept().arrays["shares"]
+        return self._look_up(round_, sample).arrays["shares"]
 
     def private_round_shares(self, round_: int, ratio: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
         """Return shares (U,) of β_u·v_u for a sample nobody knows, and silo 0's part, sealed for each other silo."""
-        done = self.context.store.round(round_).get("weights")
-        if done is not None:
-            return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._load_kept(), OtServer(self.spec, self.context)
-        awaited = self._load_or_make_lookup(round_, ratio, kept)
-        asked = offers.request_sample(round_, request=awaited.message)
-        shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
-        weights = kept.arrays["shares"]
-        sealed_samples = offers.relay_entries(
-            round_,
-            asked,
-            lambda sender, choice: answer_unknown(sender, awaited, ratio, weights, choice),
-        )
-        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, sealed_samples)
-        return shares, sealed_samples
+        done = self._look_up(round_, ratio)
+        return done.arrays["shares"], done.blobs
+
+    def _look_up(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio) -> Message:
+        """Return the shares of a round and, where nobody knows the sample, what silo 0 sealed; asked for once."""
+
+        def ask() -> bytes:
+            kept, offers = self._load_kept(), sampling.OtServer(self.spec, self.context)
+            awaited = self._load_or_make_lookup(round_, drawn, kept)
+            asked = offers.request_sample(round_, request=awaited.message)
+            shares = sampling.blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
+            sealed: dict[str, bytes] = {}
+            if isinstance(drawn, SamplingRatio):
+                weights = kept.arrays["shares"]
+                sealed = offers.relay_entries(
+                    round_,
+                    asked,
+                    lambda sender, choice: reciprocals.answer_unknown(
+                        sender, awaited, drawn, weights, choice
+                    ),
+                )
+            return Message("kept", self.spec.run, arrays={"shares": shares}, blobs=sealed).encode()
+
+        return Message.decode(get_or_make(self.context.store.round(round_), "weights", ask))
 
     def _load_or_make_lookup(
         self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message
-    ) -> PendingLookup:
+    ) -> reciprocals.PendingLookup:
         """Return the request of a round, stored before it is sent: a second one would show where the samples differ."""
-        plan = self.constants.reciprocals(self.spec, current_session(self.context.store.run).session)
-        stored = self.context.store.round(round_).get("weights asked")
-        if stored is None:
-            receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
-            server, shares = ReciprocalServer(plan, receiver), kept.arrays["shares"]
-            awaited = (
-                server.sample_unknown(round_, drawn)
-                if isinstance(drawn, SamplingRatio)
-                else server.sample(round_, shares, drawn.astype(np.int64))
-            )
-            parts = {"own": awaited.own}, {"part": awaited.part.pack()}
-            self._keep(self.context.store.round(round_), "weights asked", *parts)
-            return awaited
-        old = Message.decode(stored)
-        return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
+        plan = self.constants.lookup_parameters(self.spec, current_session(self.context.store.run).session)
 
-    def _keep(
-        self,
-        store: Store,
-        key: str,
-        arrays: dict[str, np.ndarray],
-        blobs: dict[str, bytes] | None = None,
-        fields: dict[str, int] | None = None,
-    ) -> None:
-        kept = Message("kept", self.spec.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
-        store.put(key, kept.encode())
+        def draw() -> bytes:
+            receiver = ot.TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
+            server = reciprocals.ReciprocalServer(plan, receiver)
+            if isinstance(drawn, SamplingRatio):
+                awaited = server.sample_unknown(round_, drawn)
+            else:
+                awaited = server.sample(round_, kept.arrays["shares"], drawn.astype(np.int64))
+            blobs = {"part": awaited.part.pack()}
+            return Message("kept", self.spec.run, arrays={"own": awaited.own}, blobs=blobs).encode()
+
+        asked = Message.decode(get_or_make(self.context.store.round(round_), "weights asked", draw))
+        return reciprocals.PendingLookup(plan, Lookup.unpack(asked.blobs["part"]), asked.arrays["own"])
 
     def _load_kept(self) -> Message:
         stored = self.context.store.run.get(_SHARES)
@@ -196,23 +155,32 @@ class ServerShares:
 
 @dataclass(frozen=True)
 class SiloWeights:
-    """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round."""
+    """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round.
+
+    Attributes:
+        spec: The public constants of the run.
+        constants: The public constants of the shares.
+        member: The silo's side of the key agreement.
+        store: The silo's store.
+        counts: The silo's numbers of records n[s,u], shape (U,).
+        choices: Silo 0's choices of a hidden sample; None where the server draws the sample.
+    """
 
     spec: RunSpec
     constants: ShareConstants
     member: SiloKeyAgreement
     store: RoundStore
     counts: NDArray[np.int64] = field(repr=False)
+    choices: sampling.OtClient | None
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:
-        """By kind of request."""
+        """The functions that answer the requests for shares, by kind of request."""
         return {
             "masked counts": self._counts,
             "base": self._base,
             "reciprocals": self._reciprocals,
             "sample": self._sample,
-            **({} if self._choices is None else self._choices.handlers),
         }
 
     @property
@@ -222,39 +190,37 @@ class SiloWeights:
 
     def round_shares(self, request: Message) -> Shares:
         """Return this silo's shares (U,) of v_u, or of β_u·v_u, for the round of a request."""
-        if self._choices is not None:
-            return np.frombuffer(self._choices.round_entries(request), "<u8").astype(np.uint64)
+        if self.choices is not None:
+            return np.frombuffer(self.choices.round_entries(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
         return silo.masks(request.round, _USE) if self.spec.method.samples_users else silo.shares()
 
-    @cached_property
-    def _choices(self) -> OtClient | None:
-        ratio = self.constants.ratio
-        if ratio is None:
-            return None
-        return OtClient(self.spec, ratio, self.member, self.store, self._open_chosen)
-
-    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+        """Return the shares that silo 0 opened of the server's answer, 8 bytes for each user."""
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
-    def _shares(self, run: str) -> SiloShares:
+    def _shares(self, run: str) -> reciprocals.SiloShares:
         session = self.member.session(run)
-        return SiloShares(
-            self.constants.reciprocals(self.spec, session.transcript.hex()), self.member.group_secret(run)
+        return reciprocals.SiloShares(
+            self.constants.lookup_parameters(self.spec, session.transcript.hex()),
+            self.member.group_secret(run),
         )
 
     def _counts(self, request: Message) -> Message:
-        session, silo = self._session(request), self._shares(request.run)
+        session, silo = self.member.session_of(request), self._shares(request.run)
         group, attempt = _make_count_group(silo.parameters, session.roster)
         value = group.from_integers(self.capped_counts)
+        # Pair masks cancel in the sum; ρ_u, which only silo 0 adds, hides the sum N[u] from the server.
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
         return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
-        session = self._session(request)
-        sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
+        session = self.member.session_of(request)
+        sender, reply = ot.TransferSender.accept(
+            session.transcript, reciprocals.SERVER_CHOOSES, request.blobs["offer"]
+        )
         self.store.run.put(self._transfers_key(request), sender.pack())
         return request.reply(reply=reply)
 
@@ -262,7 +228,7 @@ class SiloWeights:
         return self._answer_offer(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
-        zero, choices = self._zero(request), self._choices
+        zero, choices = self._zero(request), self.choices
         if choices is None:
             return self._answer_offer(request, lambda asked: zero.sample(request.round, _USE, asked))
         answer = self._answer_offer(
@@ -289,61 +255,38 @@ class SiloWeights:
         """Return a key for one session: pads used again in another session would show counts."""
         return f"transfers/{request.fields['session']}"
 
-    def _zero(self, request: Message) -> FirstSilo:
-        session = self._session(request)
+    def _zero(self, request: Message) -> reciprocals.FirstSilo:
+        session = self.member.session_of(request)
         if self.store.run.get(self._ended_key(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = self.store.run.get(self._transfers_key(request))
-        if packed is None:
-            raise SilodpError(
-                f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
-                code="session.no_transfers",
-            )
-        return FirstSilo(self._shares(request.run), TransferSender.unpack(packed, 0))
-
-    def _session(self, request: Message) -> Session:
-        return self.member.session(request.run, request.fields["session"])
+        packed = sampling.load_transfers(self.store.run, self._transfers_key(request), session.name)
+        return reciprocals.FirstSilo(self._shares(request.run), ot.TransferSender.unpack(packed, 0))
 
 
-def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[MessageType, ...]:
-    """Return the messages of the set-up of shares, as the silo of this name is asked them."""
-    plan, users = constants.reciprocals(spec, bytes(32).hex()), spec.population.users
-    session: dict[str, Check] = {"session": is_digest}
+def weight_types(spec: RunSpec, constants: ShareConstants, is_first: bool) -> tuple[MessageType, ...]:
+    """Return the messages of the set-up of shares; silo 0, the first, is asked more than the others."""
+    plan, users = constants.lookup_parameters(spec, bytes(32).hex()), spec.population.users
     group, _ = _make_count_group(plan, spec.names)
-    counts = MessageType(
-        "masked counts",
-        MessageSchema(session),
-        MessageSchema(arrays={"masked": Array(group.dtype.name, (users,))}),
-    )
-    if name != spec.names[0]:
+    masked = MessageSchema(arrays={"masked": Array(group.dtype.name, (users,))})
+    counts = MessageType("masked counts", MessageSchema({"session": is_digest}), masked)
+    if not is_first:
         return (counts,)
-    base = MessageType(
-        "base",
-        MessageSchema(session, blobs={"offer": Blob.of(OFFER_BYTES)}),
-        MessageSchema(blobs={"reply": Blob.of(REPLY_BYTES)}),
-    )
-    reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
-    return (base, counts, reciprocals, *(() if constants.ratio is None else choice_kinds()))
+    base = session_type("base", {"offer": Blob.of(ot.OFFER_BYTES)}, {"reply": Blob.of(ot.REPLY_BYTES)})
+    return base, counts, lookup_type("reciprocals", users, plan.modulus)
 
 
-def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[MessageType, ...]:
-    """Return the messages that the silo of this name is asked in a round before its update."""
-    ratio, users = constants.ratio, spec.population.users
-    if name != spec.names[0] or not spec.method.samples_users:
-        return ()
-    if ratio is None:
-        return (_lookup_kind("sample", users, 2),)
-    choice = {"choice": choice_blob(spec, ratio)}
-    return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(spec, ratio, 1, 8)
+def lookup_type(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> MessageType:
+    """Return the type of a request for one entry of each user's table, and of its answer.
 
-
-def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> MessageType:
-    return MessageType(
-        name,
-        MessageSchema({"session": is_digest}, blobs={"request": Blob.of(lookup.request_bytes(users, size))}),
-        MessageSchema(blobs={"answer": Blob.of(lookup.answer_bytes(users, size)), **(more or {})}),
-    )
+    Args:
+        name: of the kind.
+        users: U.
+        size: number of entries of a table.
+        more: further blobs of the answer.
+    """
+    tables = {"answer": Blob.of(lookup.answer_bytes(users, size)), **(more or {})}
+    return session_type(name, {"request": Blob.of(lookup.request_bytes(users, size))}, tables)

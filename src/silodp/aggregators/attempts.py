@@ -19,38 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from silodp.accounting.assumptions import TECHNICAL
-from silodp.aggregators._key_agreement import (
-    SessionInfo,
-    SiloKeyAgreement,
-    current_session,
-    key_agreement_kinds,
-    set_up,
-)
-from silodp.aggregators.base import (
-    Aggregator,
-    Handler,
-    LocalUpdateFn,
-    ServerContext,
-    SiloContext,
-    round_arrays,
-    setup_kinds,
-)
+from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, counted
 from silodp.settings import Whole
+from silodp.wire import schemas
 from silodp.wire.messages import Message
-from silodp.wire.schemas import (
-    Blob,
-    Check,
-    MessageSchedule,
-    MessageSchema,
-    MessageType,
-    is_digest,
-    is_roster,
-    is_whole,
-)
 from silodp.wire.transport import DeliveryFailure
 
 if TYPE_CHECKING:
@@ -58,28 +34,8 @@ if TYPE_CHECKING:
 
 
 PURPOSE = "update"
-SEALED_SAMPLE_BLOB = "sampled"
-"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 _SEAL_BYTES = 32
 _PROGRESS = "progress"
-
-
-def model_and_sample(request: Message) -> str:
-    """Return the digest of what a silo's values in a round depend on: the model, its state, silos sampled."""
-    return Message("update", request.run, request.round, arrays=request.arrays).digest()
-
-
-def common_digest(request: Message) -> str:
-    """Return the digest of the part of an update that is the same for every silo on its roster.
-
-    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
-    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
-    """
-    if SEALED_SAMPLE_BLOB not in request.blobs:
-        return request.digest()
-    return replace(
-        request, blobs={n: blob for n, blob in request.blobs.items() if n != SEALED_SAMPLE_BLOB}
-    ).digest()
 
 
 MIN_SUM = 3
@@ -96,7 +52,7 @@ MASKING_ASSUMPTIONS = (
 )
 
 
-class MaskedAggregator(Aggregator):
+class MaskedAggregator(base.Aggregator):
     """Aggregators whose rounds are attempts; `min_silos` is a field of theirs (None: all silos must answer)."""
 
     min_silos: int | None
@@ -130,12 +86,12 @@ class MaskedAggregator(Aggregator):
         self,
         spec: RunSpec,
         name: str,
-        answer: MessageSchema,
+        answer: schemas.MessageSchema,
         *,
-        setup: tuple[MessageType, ...] = (),
-        prepare: tuple[MessageType, ...] = (),
-        blobs: Mapping[str, Blob] | None = None,
-    ) -> MessageSchedule:
+        setup: tuple[schemas.MessageType, ...] = (),
+        prepare: tuple[schemas.MessageType, ...] = (),
+        blobs: Mapping[str, schemas.Blob] | None = None,
+    ) -> schemas.MessageSchedule:
         """Return the script of one silo: set-up, key agreement, then updates and openings.
 
         Args:
@@ -147,16 +103,18 @@ class MaskedAggregator(Aggregator):
             blobs: of an update.
         """
         private = self.weights_privately
-        fields: dict[str, Check] = {
-            "session": is_digest, "release": is_whole, "roster": is_roster(spec.names)
+        fields: dict[str, schemas.Check] = {
+            "session": schemas.is_digest, "release": schemas.is_whole, "roster": schemas.is_roster(spec.names)
         }  # fmt: skip
-        update = MessageSchema(fields, round_arrays(spec), blobs or {})
-        opening = MessageSchema({**fields, "request": is_digest})
-        return MessageSchedule(
-            (*setup_kinds(spec, private), *key_agreement_kinds(spec.names, name), *setup),
-            MessageType("update", update, answer),
+        update = schemas.MessageSchema(fields, base.round_arrays(spec), blobs or {})
+        opening = schemas.MessageSchema({**fields, "request": schemas.is_digest})
+        return schemas.MessageSchedule(
+            (*base.setup_kinds(spec, private), *_key_agreement.key_agreement_kinds(spec.names, name), *setup),
+            schemas.MessageType("update", update, answer),
             prepare,
-            MessageType("open", opening, MessageSchema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
+            schemas.MessageType(
+                "open", opening, schemas.MessageSchema(blobs={"seal": schemas.Blob.of(_SEAL_BYTES)})
+            ),
         )
 
 
@@ -165,9 +123,10 @@ class RoundRequest:
     """What the updates of a round carry.
 
     Attributes:
-        arrays: the same in every attempt.
-        blobs: of an attempt, the same for all silos; a repeated call returns the same bytes.
-        sealed_samples: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+        arrays: The arrays of every attempt.
+        blobs: A function that returns the blobs of an attempt, the same for all silos; a repeated call returns the same
+            bytes.
+        sealed_samples: What goes to one silo alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`, by its name.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -189,13 +148,13 @@ class ServerAttempts:
     """The server's side: attempts at a round with the silos that still answer; progress is stored before it counts.
 
     Attributes:
-        spec: public constants.
-        context: the server.
-        fewest: m, the fewest silos in a sum.
+        spec: The public constants of the run.
+        context: The server.
+        fewest: m, the smallest number of silos in a sum.
     """
 
     spec: RunSpec
-    context: ServerContext
+    context: base.ServerContext
     fewest: int
 
     def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
@@ -211,7 +170,7 @@ class ServerAttempts:
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
         """
-        now, session = self._progress(round_), current_session(self.context.store.run).session
+        now, session = self._progress(round_), _key_agreement.current_session(self.context.store.run).session
         while True:
             if not self.context.affords(round_, now.release, len(now.roster)):
                 return None  # asked before the silos charge the release in their ledgers
@@ -226,7 +185,9 @@ class ServerAttempts:
                 dict(sent.blobs(now)),
             )
             requests = {
-                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.sealed_samples[name]})
+                name: replace(
+                    request, blobs={**request.blobs, base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
+                )
                 if name in sent.sealed_samples
                 else request
                 for name in now.roster
@@ -235,6 +196,7 @@ class ServerAttempts:
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
                 continue
+            # Until now every vector is hidden by its seal. The charge is on disk before one of them can be opened.
             if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
             about = {**fields, "request": request.digest()}
@@ -283,9 +245,9 @@ class MaskedServer(ABC):
 
     spec: RunSpec
 
-    def set_up(self, context: ServerContext) -> None:
+    def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
-        set_up(
+        _key_agreement.set_up(
             self.spec.run,
             self.spec.names,
             context.store.run,
@@ -293,10 +255,12 @@ class MaskedServer(ABC):
             lambda session: self.prepare(context, session),
         )
 
-    def prepare(self, context: ServerContext, session: SessionInfo) -> None:  # noqa: B027  # a default
+    def prepare(self, context: base.ServerContext, session: _key_agreement.SessionInfo) -> None:  # noqa: B027  # a default
         """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""
 
-    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> Tensor | None:
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
         import torch
 
@@ -304,12 +268,14 @@ class MaskedServer(ABC):
         result = attempts.collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 
-    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> RoundRequest:
         """Return what updates of this round carry; by default the arrays alone."""
         return RoundRequest(arrays)
 
     @abstractmethod
-    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Return the sum (d,) float64 of an attempt's answers, their seals taken off."""
 
 
@@ -319,36 +285,30 @@ class MaskedSilo(ABC):
     It draws noise once for a release, and opens the seal of the attempt that it masked last.
     """
 
-    def __init__(self, spec: RunSpec, context: SiloContext) -> None:
+    def __init__(self, spec: RunSpec, context: base.SiloContext) -> None:
         self._spec, self._context = spec, context
-        self._member = SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run)
-        self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self.open}
+        self._member = _key_agreement.SiloKeyAgreement(
+            context.identity, context.pins, spec.digest, context.store.run
+        )
+        self.handlers: Mapping[str, base.Handler] = {**self._member.handlers, "open": self.open}
 
     def group_secret(self, run: str) -> bytes:
         """Return the secret of the session that all silos share."""
         return self._member.group_secret(run)
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+    def update(self, request: Message, work: base.LocalUpdateFn) -> tuple[Message, int]:
         """Answer an update with this silo's noisy integers under the attempt's masks and seal."""
-        return self.answer(request, self.session(request), self.attempt(request), work)
+        return self.answer(request, self._member.session_of(request), self.attempt(request), work)
 
     @abstractmethod
     def answer(
-        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+        self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
         """Return the answer to an update, and how many rows were not finite."""
 
-    def session(self, request: Message) -> Session:
-        """Return the session that a request names.
-
-        Raises:
-            SilodpError: the silo's session is another one.
-        """
-        return self._member.session(request.run, request.fields["session"])
-
     def attempt(self, request: Message) -> RoundAttempt:
         """Return the attempt that an update belongs to."""
-        return self._attempt(request, common_digest(request))
+        return self._attempt(request, base.common_digest(request))
 
     def get_or_draw(
         self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
@@ -360,7 +320,7 @@ class MaskedSilo(ABC):
             attempt: of the release.
             draw: draws named arrays, the noisy integers or the noise.
         """
-        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
+        key, asked = f"noisy/{attempt.release}", base.model_and_sample(request)
         store = self._context.store.round(attempt.round)
         stored = store.get(key)
         if stored is not None:
@@ -381,7 +341,8 @@ class MaskedSilo(ABC):
         """Answer "open" with this silo's seal key of the attempt that it masked last."""
         attempt = self._attempt(request, request.fields["request"])
         # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
-        return request.reply(seal=self.session(request).seal_key(*attempt.use, self._context.masked()))
+        session = self._member.session_of(request)
+        return request.reply(seal=session.seal_key(*attempt.use, self._context.masked()))
 
     def _attempt(self, request: Message, digest: str) -> RoundAttempt:
         release, roster = request.fields["release"], tuple(request.fields["roster"])

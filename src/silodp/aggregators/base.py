@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -106,7 +106,7 @@ class SiloAggregator(Protocol):
     """A silo's side of an aggregator in one run."""
 
     handlers: Mapping[str, Handler]
-    """By kind, for every request of the script but "counts", "setup" and "update"."""
+    """The functions that answer every request of the script but "counts", "setup" and "update", by kind."""
 
     def group_secret(self, run: str) -> bytes:
         """Return the secret (32 bytes) that all silos of the session share; asked for where silos draw the sample."""
@@ -128,11 +128,11 @@ class SiloContext:
     """What only one silo knows; counts and keys do not show when it is printed.
 
     Attributes:
-        identity: its long-term key.
-        pins: the silos' pinned public keys.
-        store: its durable memory of the run.
-        counts: n[s,u] (U,) int64.
-        masked: returns the digest of the update that it masked last.
+        identity: The silo's long-term key pair.
+        pins: The pinned Ed25519 public keys of all silos, 32 bytes each, by name.
+        store: The silo's durable store of the run.
+        counts: The silo's numbers of records n[s,u], shape (U,) int64.
+        masked: A function that returns the digest (hexadecimal) of the update that the silo masked last.
     """
 
     identity: Identity
@@ -144,7 +144,13 @@ class SiloContext:
 
 @dataclass(frozen=True)
 class Visibility:
-    """One party of a run, what it sees beyond what is public, and what it does not see; a row of a report's table."""
+    """A row of a report's table of who sees what.
+
+    Attributes:
+        party: One party of the run.
+        sees: What it sees beyond what is public.
+        not_seen: What it does not see.
+    """
 
     party: str
     sees: str
@@ -370,6 +376,8 @@ def round_arrays(spec: RunSpec) -> dict[str, Array]:
 
 
 _STATE = "state."
+SEALED_SAMPLE_BLOB = "sampled"
+"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 
 
 def _of_state(values: Mapping[str, T]) -> dict[str, T]:
@@ -384,6 +392,25 @@ def request_state(state: MethodState) -> dict[str, np.ndarray]:
 def state_of(request: Message) -> dict[str, np.ndarray]:
     """Return the method's state that an update's request carries."""
     return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
+
+
+def model_and_sample(request: Message) -> str:
+    """Return the digest of what a silo's values in a round depend on: the model, its state, silos sampled."""
+    from silodp.wire.messages import Message
+
+    return Message("update", request.run, request.round, arrays=request.arrays).digest()
+
+
+def common_digest(request: Message) -> str:
+    """Return the digest of the part of an update that is the same for every silo on its roster.
+
+    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
+    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
+    """
+    if SEALED_SAMPLE_BLOB not in request.blobs:
+        return request.digest()
+    common = {name: blob for name, blob in request.blobs.items() if name != SEALED_SAMPLE_BLOB}
+    return replace(request, blobs=common).digest()
 
 
 def check_attempts(aggregator: Aggregator, rounds: int) -> None:

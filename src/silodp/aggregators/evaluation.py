@@ -17,17 +17,7 @@ from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
 from silodp.accounting.views import View
-from silodp.aggregators.base import (
-    Aggregator,
-    Handler,
-    LocalUpdateFn,
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    round_arrays,
-    setup_kinds,
-)
+from silodp.aggregators import base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -42,19 +32,17 @@ if TYPE_CHECKING:
 _SUFFIX = "-evaluation"
 
 
-def derive_evaluation(spec: RunSpec) -> RunSpec | None:
-    """Return the specification of the evaluation of a run; None where silos are asked nothing.
+def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
+    """Return the specification of the evaluation of a run.
 
     Args:
         spec: of the run.
+        settings: of its evaluation, in which silos are asked something.
 
     Raises:
         SilodpError: the evaluation is not proven for this run, or its counts say nothing of its labels
             (codes evaluation.*).
     """
-    settings = spec.evaluation
-    if settings is None or settings.across == "none":
-        return None
     run = spec.run and name_evaluation(spec.run)
     if settings.across == "local":
         return replace(
@@ -160,7 +148,7 @@ def _check_sums(spec: RunSpec) -> None:
         )
 
 
-def _find_aggregator(spec: RunSpec) -> Aggregator:
+def _find_aggregator(spec: RunSpec) -> base.Aggregator:
     """Return the aggregator of the counts, which the run's names (`Aggregator.evaluation_aggregator`).
 
     Raises:
@@ -212,7 +200,7 @@ def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class ModelBroadcast(Aggregator):
+class ModelBroadcast(base.Aggregator):
     """Silos get a model and answer with nothing: an aggregator of no values, for evaluation within silos."""
 
     name = "delivery"
@@ -224,15 +212,15 @@ class ModelBroadcast(Aggregator):
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return the set-up, then models, whose answers have no entries."""
         return MessageSchedule(
-            setup_kinds(spec),
-            MessageType("update", MessageSchema(arrays=round_arrays(spec)), MessageSchema()),
+            base.setup_kinds(spec),
+            MessageType("update", MessageSchema(arrays=base.round_arrays(spec)), MessageSchema()),
         )
 
-    def server(self, spec: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> base.ServerAggregator:
         """Return the side that sends."""
         return _ModelBroadcastServer(spec)
 
-    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: base.SiloContext) -> base.SiloAggregator:
         """Return the side that answers with nothing."""
         return _ModelBroadcastSilo()
 
@@ -241,10 +229,12 @@ class ModelBroadcast(Aggregator):
 class _ModelBroadcastServer:
     spec: RunSpec
 
-    def set_up(self, context: ServerContext) -> None:
+    def set_up(self, context: base.ServerContext) -> None:
         """Do nothing."""
 
-    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> Tensor | None:
         """Send the model; a silo that is gone misses it where silos may be missing."""
         import torch
 
@@ -258,10 +248,10 @@ class _ModelBroadcastServer:
 
 
 class _ModelBroadcastSilo:
-    handlers: Mapping[str, Handler] = {}
+    handlers: Mapping[str, base.Handler] = {}
 
     def group_secret(self, run: str) -> bytes:
         raise NotImplementedError("no users are sampled where nothing is added up")
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+    def update(self, request: Message, work: base.LocalUpdateFn) -> tuple[Message, int]:
         return request.answer(), 0

@@ -19,32 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.assumptions import TECHNICAL
-from silodp.accounting.events import (
-    NonPrivate,
-    find_costliest_event,
-    remove_amplification,
-    to_discrete,
-)
 from silodp.accounting.views import Adversary
+from silodp.aggregators import _private_weights, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
-from silodp.aggregators._private_sampling import sealed_sample_type
-from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
-from silodp.aggregators._weight_shares import (
-    ServerShares,
-    ShareConstants,
-    SiloWeights,
-    sampling_kinds,
-    weight_kinds,
-)
-from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
-from silodp.aggregators.base import ServerAggregator, ServerContext, SiloAggregator, SiloContext, Visibility
+from silodp.aggregators._private_sampling import blame_silo
+from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
+from silodp.crypto.lookup import Lookup
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError
@@ -53,7 +41,7 @@ from silodp.mechanisms.noise import MAX_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
 from silodp.settings import Whole
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema
+from silodp.wire.schemas import Blob, MessageType
 from silodp.wire.store import get_or_make, set_once
 
 ASSUMPTIONS = (
@@ -66,12 +54,12 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
     "how long a silo takes may tell how many persons have records in it",
 )
-_FEWEST_UNITS = 1 << 12
+_MIN_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
 
 @dataclass(frozen=True, repr=False)
-class Lattice(PrivateWeighting):
+class Lattice(_private_weights.PrivateWeighting):
     """Private weighting for models of any size.
 
     Args:
@@ -95,7 +83,7 @@ class Lattice(PrivateWeighting):
     name = "lattice"
     protocol_assumptions = ASSUMPTIONS
     first_silo = (
-        Visibility(
+        base.Visibility(
             "Silo 0 (the first)",
             "the same; it also prepares the encrypted tables that weights are looked up in",
             "the same: it does not learn which entries were looked up",
@@ -151,37 +139,47 @@ class Lattice(PrivateWeighting):
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
             "bytes up, per silo and round": round(p.bytes_up * spec.sum_size),
             "bytes down, per silo and round": p.bytes_down,
-            **self.describe_sampling(spec, entry=8, lookups=2),
+            **self.describe_sampling(spec, lookups=2),
             "exactness": "integers, every block verified",
             "most attempts": self.attempts,
             "δ kept for what ciphertexts disclose": (1 - self.delta_share) * spec.delta,
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, spec: RunSpec) -> ShareConstants:
+    def constants(self, spec: RunSpec) -> _weight_shares.ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return ShareConstants(self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method))
-
-    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
-        """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
-        p, constants = self.parameters(spec), self.constants(spec)
-        sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if constants.ratio is None else sealed_sample_type(spec, name, 8)
-        return self.attempt_script(
-            spec,
-            name,
-            MessageSchema(blobs={"masked": Blob.of(p.digits.size)}),
-            setup=weight_kinds(spec, constants, name),
-            prepare=sampling_kinds(spec, constants, name),
-            blobs={**sent, **box},
+        return _weight_shares.ShareConstants(
+            self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method)
         )
 
-    def server(self, spec: RunSpec) -> ServerAggregator:
+    def entry_bytes(self, spec: RunSpec) -> int:
+        """Return the size of a share, one word."""
+        return 8
+
+    def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
+        """Return the messages by which server and silos come to share the weights."""
+        return _weight_shares.weight_types(spec, self.constants(spec), is_first)
+
+    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
+        """Return the server's lookup of the sampled shares in silo 0's tables; None where everyone takes part."""
+        if not spec.method.samples_users:
+            return None
+        ratio = self.sampling_ratio(spec.method)
+        entries = 2 if ratio is None else ratio.denominator
+        return _weight_shares.lookup_type("sample", spec.population.users, entries, choice)
+
+    def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
+        """Return the parts of the server's request, and the masked ciphertexts of the answer."""
+        p = self.parameters(spec)
+        sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
+        return sent, {"masked": Blob.of(p.digits.size)}
+
+    def server(self, spec: RunSpec) -> base.ServerAggregator:
         """Return the side that holds shares of the weights and the secret key."""
         return _LatticeServer(spec, self)
 
-    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: base.SiloContext) -> base.SiloAggregator:
         """Return the side that multiplies encrypted shares."""
         return _Silo(self, spec, context)
 
@@ -199,16 +197,16 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
         aggregator.views(spec.method, silos, n)["server"]
         for n in range(spec.population.min_survivors, silos + 1)
     )
-    event, spent = find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
-    if not isinstance(event, NonPrivate):
+    event, spent = events.find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
+    if not isinstance(event, events.NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
-        release = to_discrete(event, _FEWEST_UNITS, spec.sum_size, reach)
+        release = events.to_discrete(event, _MIN_UNITS, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - spec.population.min_survivors
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        charges = [(release, rounds), (remove_amplification(release), further)]
+        charges = [(release, rounds), (events.remove_amplification(release), further)]
         if (evaluation := spec.charged_evaluation) is not None:
             releases = spec.most_evaluations * most_in_a_round
             charges.append((evaluation.costliest_events()["server"], releases))
@@ -233,14 +231,16 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 
 
 @dataclass(frozen=True)
-class _LatticeServer(MaskedServer):
+class _LatticeServer(_private_weights.PrivateWeightingServer):
     aggregator: Lattice
 
-    def prepare(self, context: ServerContext, session: SessionInfo) -> None:
+    def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
         """Make shares of the weights with silo 0."""
         self._shares(context).set_up(session)
 
-    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> RoundRequest:
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
         p, held = self.aggregator.parameters(self.spec), self._shares(context)
         ratio = self.aggregator.sampling_ratio(self.spec.method)
@@ -259,7 +259,7 @@ class _LatticeServer(MaskedServer):
             {n: array for n, array in arrays.items() if n != "sample"}, encrypt, sealed_samples
         )
 
-    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
         p = self.aggregator.parameters(self.spec)
         values = [
@@ -270,10 +270,10 @@ class _LatticeServer(MaskedServer):
         clip = self.aggregator.bounds_of(self.spec).clip
         return total * (clip / p.clip_units / 2.0**p.weight_bits)
 
-    def _shares(self, context: ServerContext) -> ServerShares:
-        return ServerShares(self.spec, self.aggregator.constants(self.spec), context)
+    def _shares(self, context: base.ServerContext) -> _weight_shares.ServerShares:
+        return _weight_shares.ServerShares(self.spec, self.aggregator.constants(self.spec), context)
 
-    def _key(self, context: ServerContext, attempt: RoundAttempt) -> bytes:
+    def _key(self, context: base.ServerContext, attempt: RoundAttempt) -> bytes:
         """Return the seed of one attempt, from which its secret key and its encryptions are derived.
 
         The seed is stored before it is used, so that a repeated request has the same bytes. It is deleted with
@@ -286,7 +286,7 @@ class _LatticeServer(MaskedServer):
 
         return get_or_make(context.store.round(attempt.round), f"request/{attempt.attempt}", draw)
 
-    def _count(self, context: ServerContext, attempt: RoundAttempt) -> None:
+    def _count(self, context: base.ServerContext, attempt: RoundAttempt) -> None:
         """Count an attempt on disk before its key is made; the count is kept when keys are deleted.
 
         Raises:
@@ -308,10 +308,9 @@ class _LatticeServer(MaskedServer):
         context.store.run.put("attempts made", Message("attempts", self.spec.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
-        try:
-            return self.aggregator.parameters(self.spec).digits.from_bytes(answer.blobs["masked"])
-        except SilodpError as error:
-            raise SilodpError(f"silo '{name}': {error}", code=error.code) from None
+        group = self.aggregator.parameters(self.spec).digits
+        digits: np.ndarray = blame_silo(name, lambda: group.from_bytes(answer.blobs["masked"]))
+        return digits
 
 
 def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
@@ -319,12 +318,12 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
-class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Lattice, spec: RunSpec, context: SiloContext) -> None:
-        super().__init__(spec, context)
-        self._parameters = aggregator.parameters(spec)
-        self._weights = SiloWeights(
-            spec, aggregator.constants(spec), self._member, context.store, context.counts
+class _Silo(_private_weights.PrivateWeightingSilo):
+    def __init__(self, aggregator: Lattice, spec: RunSpec, context: base.SiloContext) -> None:
+        super().__init__(aggregator, spec, context)
+        self._parameters, constants = aggregator.parameters(spec), aggregator.constants(spec)
+        self._weights = _weight_shares.SiloWeights(
+            spec, constants, self._member, context.store, context.counts, self._choices
         )
         self.handlers = {**self.handlers, **self._weights.handlers}
 
@@ -340,7 +339,7 @@ class _Silo(PrivateWeightingSilo):
         request: Message,
         session: Session,
         attempt: RoundAttempt,
-        rows: Rows,
+        rows: _private_weights.Rows,
         noise: dict[str, np.ndarray],
     ) -> dict[str, bytes]:
         p = self._parameters
@@ -355,6 +354,9 @@ class _Silo(PrivateWeightingSilo):
         return {
             "masked": p.digits.to_bytes(apply_masks(digits, p.digits, session, attempt, request.digest()))
         }
+
+    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+        return self._weights.open_chosen(request, part, answer)
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""

@@ -14,24 +14,7 @@ import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.views import Adversary, View
-from silodp.aggregators.attempts import (
-    MASKING_ASSUMPTIONS,
-    MaskedAggregator,
-    MaskedServer,
-    MaskedSilo,
-    OpenedAttempt,
-)
-from silodp.aggregators.base import (
-    DISCLOSED_COUNTS,
-    RECIPIENT,
-    Aggregator,
-    LocalUpdateFn,
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    Visibility,
-)
+from silodp.aggregators import attempts, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
@@ -43,7 +26,7 @@ from silodp.wire.schemas import Array, MessageSchedule, MessageSchema
 
 
 @dataclass(frozen=True, repr=False)
-class Masked(MaskedAggregator):
+class Masked(attempts.MaskedAggregator):
     """Secure aggregation: the silos draw the user sample; the server knows counts where weights are not uniform.
 
     Args:
@@ -55,20 +38,21 @@ class Masked(MaskedAggregator):
     units: int | None = None
 
     name = "masked"
-    assumptions = MASKING_ASSUMPTIONS
+    assumptions = attempts.MASKING_ASSUMPTIONS
     visibility = (
-        Visibility(
+        base.Visibility(
             "The server",
-            f"the noisy sum over the silos that answered, and which silos these were; {DISCLOSED_COUNTS}, silo by silo",
+            "the noisy sum over the silos that answered, and which silos these were; "
+            f"{base.DISCLOSED_COUNTS}, silo by silo",
             "who was sampled; any single silo's sum, with noise or without; records; a single person's update",
         ),
-        Visibility(
+        base.Visibility(
             "Each silo",
             "the global models; which silos answered; who was sampled; where weights are not uniform, what its weights "
             "say of its persons' records in other silos",
             "other silos' sums, records and separate counts",
         ),
-        RECIPIENT,
+        base.RECIPIENT,
     )
 
     def check(self, spec: RunSpec) -> None:
@@ -105,7 +89,7 @@ class Masked(MaskedAggregator):
             units = units * min(view.shares_in_sum, sharing) // sharing
         return to_discrete(event, max(1, units), spec.sum_size)
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `masked` itself, also for subclasses, with as many silos in a sum."""
         return Masked(min_silos=spec.min_silos)
 
@@ -134,40 +118,40 @@ class Masked(MaskedAggregator):
         answer = MessageSchema(arrays={"masked": Array(ring.dtype.name, (spec.sum_size,))})
         return self.attempt_script(spec, name, answer)
 
-    def server(self, spec: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> base.ServerAggregator:
         """Return the side that relays keys, collects, opens and adds."""
         return _PairwiseMaskServer(spec, self)
 
-    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: base.SiloContext) -> base.SiloAggregator:
         """Return the side that masks and seals."""
         return _Silo(self, spec, context)
 
 
 @dataclass(frozen=True)
-class _PairwiseMaskServer(MaskedServer):
+class _PairwiseMaskServer(attempts.MaskedServer):
     aggregator: Masked
 
-    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: base.ServerContext, result: attempts.OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.spec)
         values = (answer.arrays["masked"] for answer in result.answers.values())
         total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
         return total
 
 
-class _Silo(MaskedSilo):
-    def __init__(self, aggregator: Masked, spec: RunSpec, context: SiloContext) -> None:
+class _Silo(attempts.MaskedSilo):
+    def __init__(self, aggregator: Masked, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(spec, context)
         self._aggregator = aggregator
 
     def answer(
-        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+        self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
         drawn = self.get_or_draw(request, attempt, lambda: self._draw_noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])
 
-    def _draw_noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
+    def _draw_noisy(self, work: base.LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
         """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):

@@ -19,18 +19,10 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.assumptions import TECHNICAL
+from silodp.aggregators import _private_weights, base
 from silodp.aggregators._key_agreement import SessionInfo
-from silodp.aggregators._private_sampling import (
-    OtClient,
-    OtServer,
-    choice_blob,
-    choice_kinds,
-    chosen_kind,
-    sealed_sample_type,
-)
-from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
-from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
-from silodp.aggregators.base import ServerAggregator, ServerContext, SiloAggregator, SiloContext
+from silodp.aggregators._private_sampling import OtServer
+from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
@@ -45,7 +37,7 @@ from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, Check, MessageSchedule, MessageSchema, MessageType, is_digest
+from silodp.wire.schemas import Blob, MessageType, session_type
 from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
@@ -56,11 +48,11 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
     "who was sampled in any round of its session",
 )
-_MOST_UNITS = 1 << 16
+_MAX_UNITS = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
-class Paillier(PrivateWeighting):
+class Paillier(_private_weights.PrivateWeighting):
     """Private weighting for small models.
 
     Args:
@@ -110,7 +102,7 @@ class Paillier(PrivateWeighting):
         """
         bounds = self.bounds_of(spec)
         finest = Quantizer.from_bounds(bounds).units
-        grid = Quantizer.from_bounds(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
+        grid = Quantizer.from_bounds(bounds, min(finest, _MAX_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(spec.sum_size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {spec.sum_size} parameters under "
@@ -142,7 +134,7 @@ class Paillier(PrivateWeighting):
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes and limits."""
         p = self.parameters(spec)
-        sampling = self.describe_sampling(spec, entry=8 * p.entry_words, lookups=1)
+        sampling = self.describe_sampling(spec, lookups=1)
         if sampling:  # one of zero and one of the inverse, whatever P
             sampling["encryptions by the server, per round"] = 2 * p.users
         return {
@@ -156,43 +148,41 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, spec: RunSpec, name: str) -> MessageSchedule:
-        """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
-        p, ratio, first = self.parameters(spec), self.sampling_ratio(spec.method), name == spec.names[0]
-        session: dict[str, Check] = {"session": is_digest}
-        key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
-        counts = MessageSchema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
-        prepare: tuple[MessageType, ...] = ()
-        if ratio is not None and first:
-            choice = MessageSchema(blobs={"choice": choice_blob(spec, ratio)})
-            sample = MessageType("sample", MessageSchema(session), choice)
-            prepare = (sample, chosen_kind(spec, ratio, p.entry_words, p.key_bits // 4))
-        sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if ratio is None else sealed_sample_type(spec, name, p.key_bits // 4)
-        blinded = MessageType("blinded counts", MessageSchema(session, blobs=key), counts)
-        return self.attempt_script(
-            spec,
-            name,
-            MessageSchema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
-            setup=(blinded, *(choice_kinds() if ratio is not None and first else ())),
-            prepare=prepare,
-            blobs={**sent, **box},
-        )
+    def entry_bytes(self, spec: RunSpec) -> int:
+        """Return the size of a ciphertext."""
+        return self.key_bits // 4
 
-    def server(self, spec: RunSpec) -> ServerAggregator:
+    def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
+        """Return the request for blinded counts, which carries the public key and its proof."""
+        key = {"key": Blob.of(self.key_bits // 8), "proof": Blob.of(proof_bytes(self.key_bits))}
+        counts = {"counts": Blob.of(spec.population.users * self.key_bits // 8)}
+        return (session_type("blinded counts", key, counts),)
+
+    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
+        """Return the request for silo 0's choice; None where the server draws the sample, and encrypts by it."""
+        return session_type("sample", answer=choice) if choice else None
+
+    def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
+        """Return the ciphertexts of the inverses, unless silo 0 passes them on, and those of the answer."""
+        p = self.parameters(spec)
+        hidden = self.sampled_by == "nobody"
+        sent = {} if hidden else {"inverses": Blob.of(p.users * p.key_bits // 4)}
+        return sent, {"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}
+
+    def server(self, spec: RunSpec) -> base.ServerAggregator:
         """Return the side that holds the private key."""
         return _PaillierServer(spec, self)
 
-    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: base.SiloContext) -> base.SiloAggregator:
         """Return the side that raises ciphertexts to powers."""
         return _Silo(self, spec, context)
 
 
 @dataclass(frozen=True)
-class _PaillierServer(MaskedServer):
+class _PaillierServer(_private_weights.PrivateWeightingServer):
     aggregator: Paillier
 
-    def prepare(self, context: ServerContext, session: SessionInfo) -> None:
+    def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
         server = PaillierServer(self.aggregator.parameters(self.spec))
         # The proof is bound to the session, so that one made for another session is refused.
@@ -201,11 +191,11 @@ class _PaillierServer(MaskedServer):
         request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
         answers = context.ask_all({name: request for name in self.spec.names})
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
-        if self.aggregator.sampled_by == "nobody":
-            OtServer(self.spec, context).set_up(session)
         context.store.run.put("paillier", server.pack())
 
-    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
         p, ratio = self.aggregator.parameters(self.spec), self.aggregator.sampling_ratio(self.spec.method)
         server = self._party(context)
@@ -223,7 +213,7 @@ class _PaillierServer(MaskedServer):
 
         return RoundRequest(sent, encrypt)
 
-    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
         server = self._party(context)
         group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
@@ -236,13 +226,13 @@ class _PaillierServer(MaskedServer):
         total: np.ndarray = server.round_sum(scaled) * self.aggregator.grid(self.spec).step
         return total
 
-    def _party(self, context: ServerContext) -> PaillierServer:
+    def _party(self, context: base.ServerContext) -> PaillierServer:
         return PaillierServer.unpack(
             self.aggregator.parameters(self.spec), context.store.run.get("paillier") or b""
         )
 
     def _get_or_make_samples(
-        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
+        self, context: base.ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
         run, store = self.spec.run, context.store.round(round_)
@@ -254,10 +244,8 @@ class _PaillierServer(MaskedServer):
 
         def choose() -> bytes:
             # If a restart drew i_u and the ciphertexts again, silo 0 could open entries of two tables of a user.
-            drawn, offers = (
-                Message.decode(get_or_make(store, "hidden drawn", draw)),
-                OtServer(self.spec, context),
-            )
+            drawn = Message.decode(get_or_make(store, "hidden drawn", draw))
+            offers = OtServer(self.spec, context)
             tables = server.tables(ratio, drawn.arrays["places"], drawn.blobs["pairs"])
             sealed_samples = offers.relay_entries(
                 round_,
@@ -269,16 +257,12 @@ class _PaillierServer(MaskedServer):
         return Message.decode(get_or_make(store, "hidden", choose)).blobs
 
 
-class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Paillier, spec: RunSpec, context: SiloContext) -> None:
-        super().__init__(spec, context)
+class _Silo(_private_weights.PrivateWeightingSilo):
+    def __init__(self, aggregator: Paillier, spec: RunSpec, context: base.SiloContext) -> None:
+        super().__init__(aggregator, spec, context)
         self._aggregator = aggregator
-        ratio = aggregator.sampling_ratio(spec.method)
-        self._choices = (
-            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._open_chosen)
-        )
-        hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
-        self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
+        sample = {} if self._choices is None else {"sample": self._choices.sample}
+        self.handlers = {**self.handlers, "blinded counts": self._counts, **sample}
 
     def grid(self, bounds: Bounds) -> Quantizer:
         return self._aggregator.grid(self._spec)
@@ -286,53 +270,52 @@ class _Silo(PrivateWeightingSilo):
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._spec)
         noise = draw_skellam(p.dimension, compute_noise_variance(bounds, self.grid(bounds)), stream)
-        return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
+        uniform = np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)
+        return {"noise": noise, "uniform": uniform}
 
     def multiply(
         self,
         request: Message,
         session: Session,
         attempt: RoundAttempt,
-        rows: Rows,
+        rows: _private_weights.Rows,
         noise: dict[str, np.ndarray],
     ) -> dict[str, bytes]:
-        silo, public = self._party(request.run, session)
-        group = Residues(silo.parameters.ciphertexts, int(public.n))
+        silo = self._party(request.run, session)
+        group = Residues(silo.parameters.ciphertexts, int(silo.public.n))
         masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
         uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
-    def _open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._spec)
         return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
-        session = self._member.session(request.run, request.fields["session"])
+        session = self._member.session_of(request)
         p, key = self._aggregator.parameters(self._spec), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
         self._context.store.run.put("paillier key", key)
-        silo, public = self._party(request.run, session)
-        group = Residues(silo.parameters.users, int(public.n))
+        silo = self._party(request.run, session)
+        group = Residues(silo.parameters.users, int(silo.public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
         masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
         return request.reply(counts=silo.blind_counts(masks))
 
-    def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
-        key = self._context.store.run.get("paillier key") or b""
-        p = self._aggregator.parameters(self._spec)
-        silo = PaillierSilo(
-            p,
+    def _party(self, run: str, session: Session) -> PaillierSilo:
+        return PaillierSilo(
+            self._aggregator.parameters(self._spec),
             session.roster.index(session.name),
             np.minimum(self._context.counts, self._aggregator.count_cap),
-            key,
+            self._context.store.run.get("paillier key") or b"",
             self._member.group_secret(run),
             session.transcript,
         )
-        return silo, PublicKey.from_bytes(key, p.key_bits)
 
 
 def _width(p: PaillierParameters) -> int:
+    # Bytes of a number with 128 bits more than C_LCM.
     return (p.scale.bit_length() + 128 + 7) // 8
 
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from silodp._lazy import LazyModule
-from silodp.aggregators.base import (
-    Aggregator,
-    Handler,
-    LocalUpdateFn,
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    round_arrays,
-    setup_kinds,
-)
+from silodp.aggregators import base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, add_noise
 
@@ -34,7 +25,7 @@ else:
 
 
 @dataclass(frozen=True, repr=False)
-class Plain(Aggregator):
+class Plain(base.Aggregator):
     """The server adds what it receives: it sees every silo's noisy share.
 
     With weights by records, counts and weights travel in clear, and a silo can work out each person's total from its
@@ -44,7 +35,7 @@ class Plain(Aggregator):
 
     name = "plain"
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `plain` itself, also for subclasses: they may combine shares in another way."""
         return Plain()
 
@@ -61,15 +52,15 @@ class Plain(Aggregator):
         agreement = _key_agreement.key_agreement_kinds(spec.names, name) if sampled else ()
         fields: dict[str, Check] = {"session": is_digest} if sampled else {}
         return MessageSchedule(
-            (*setup_kinds(spec), *agreement),
-            MessageType("update", MessageSchema(fields, round_arrays(spec)), share),
+            (*base.setup_kinds(spec), *agreement),
+            MessageType("update", MessageSchema(fields, base.round_arrays(spec)), share),
         )
 
-    def server(self, spec: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> base.ServerAggregator:
         """Return the side that asks and adds."""
         return PlainServer(spec)
 
-    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: base.SiloContext) -> base.SiloAggregator:
         """Return the side that weights, sums, adds noise and sends."""
         return _PlainSilo(spec, context)
 
@@ -80,14 +71,16 @@ class PlainServer:
 
     spec: RunSpec
 
-    def set_up(self, context: ServerContext) -> None:
+    def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on a secret, where they draw samples of users."""
         if self.spec.method.samples_users:
             _key_agreement.set_up(
                 self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None
             )
 
-    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(
+        self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
+    ) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
         import torch
 
@@ -110,18 +103,23 @@ class PlainServer:
 
 
 class _PlainSilo:
-    def __init__(self, spec: RunSpec, context: SiloContext) -> None:
-        self._member = _key_agreement.SiloKeyAgreement(
-            context.identity, context.pins, spec.digest, context.store.run
+    def __init__(self, spec: RunSpec, context: base.SiloContext) -> None:
+        self._spec, self._context = spec, context
+        self.handlers: Mapping[str, base.Handler] = self._member.handlers if spec.method.samples_users else {}
+
+    @cached_property
+    def _member(self) -> _key_agreement.SiloKeyAgreement:
+        context = self._context
+        return _key_agreement.SiloKeyAgreement(
+            context.identity, context.pins, self._spec.digest, context.store.run
         )
-        self.handlers: Mapping[str, Handler] = self._member.handlers if spec.method.samples_users else {}
 
     def group_secret(self, run: str) -> bytes:
         return self._member.group_secret(run)
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+    def update(self, request: Message, work: base.LocalUpdateFn) -> tuple[Message, int]:
         if "session" in request.fields:  # silos of different sessions would toss different coins
-            self._member.session(request.run, request.fields["session"])
+            self._member.session_of(request)
         share = make_noisy_share(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 

@@ -30,12 +30,12 @@ class AggregatorRecord:
     """What a report needs to know of the aggregator of a finished run, even if its code is not available.
 
     Attributes:
-        name: as in the run's ledger.
-        settings: its public settings.
-        delta_share: see `Aggregator.delta_share`.
-        visibility: see `Aggregator.visibility`.
-        registered: whether the aggregator is in `AGGREGATORS`; if not, `delta_share` and `visibility` are
-            statements of the plug-in's author.
+        name: The name in the run's ledger.
+        settings: The public settings, by name.
+        delta_share: The part of δ that noise is accounted at, in (0, 1] (`Aggregator.delta_share`).
+        visibility: Who sees what (`Aggregator.visibility`).
+        registered: Whether the aggregator is in `AGGREGATORS`; if not, `delta_share` and `visibility` are statements of
+            the plug-in's author.
     """
 
     name: str

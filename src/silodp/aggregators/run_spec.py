@@ -32,14 +32,14 @@ class ModelSpec:
 
     Attributes:
         size: d, the number of trained parameters.
-        dtype: numpy's name of their type.
-        architecture: what the module prints as.
-        loss: name of the loss.
+        dtype: Numpy's name of their type.
+        architecture: What the module prints as.
+        loss: The name of the loss.
         constants: SHA-256 (hex) of frozen parameters, buffers, numbers in attributes, and which modules are in eval
             mode; "" without any.
         start: SHA-256 (hex) of the values that training starts at, if a task says `pretrained=True`; else "".
-        keeps_values: whether some values that the model came with are constants, or the start of training.
-        other_code: whether the model, the loss or a metric is code that came neither with silodp nor with torch. It is
+        keeps_values: Whether some values that the model came with are constants, or the start of training.
+        other_code: Whether the model, the loss or a metric is code that came neither with silodp nor with torch. It is
             no part of the run's identity.
     """
 
@@ -58,22 +58,22 @@ class RunSpec:
     """The public constants of a run, the same for all parties. `prepare_run` makes one that can be run.
 
     Attributes:
-        data: public facts of the federation; `users` is known.
-        model: public facts of the model.
-        method: the method; `prepare_run` calibrates it where units have their own budgets.
-        aggregator: how silos' shares become their sum.
-        min_silos: m, the fewest silos whose shares are added up; noise is sized for them.
-        rounds: T; a silo answers no more.
-        delta: δ at which ε is reported.
-        accountant: what composes the rounds' events into ε.
-        budget: what ends the run, at `noise_delta`; None: nothing but T.
+        data: The public facts of the federation; `users` is known.
+        model: The public facts of the model.
+        method: The method; `prepare_run` calibrates it where units have their own budgets.
+        aggregator: The way in which silos' shares become their sum.
+        min_silos: m, the smallest number of silos whose shares are added up; noise is sized for them.
+        rounds: T, the number of rounds; a silo answers no more.
+        delta: The δ at which ε is reported.
+        accountant: What composes the rounds' events into ε.
+        budget: The ε that ends the run, at `noise_delta`; None: the run ends after T rounds.
         seed: None where all randomness is the operating system's; a number makes the run repeatable and its model
             not for release.
-        silo_limits: ε by adversary that every silo's own ledger lets the run spend, at `noise_delta`.
-        tested: whether held-out records, pooled, measure the model.
-        evaluation: how silos' held-out records measure it; None: not at all.
-        separate: whether every person (or record, where records are clipped) is computed alone.
-        run: random id of one execution; "" before it begins. It is no part of `digest`.
+        silo_limits: The ε that every silo's own ledger lets the run spend, at `noise_delta`, by adversary.
+        tested: Whether held-out records, pooled, measure the model.
+        evaluation: How silos' held-out records measure the model; None: not at all.
+        separate: Whether every person (or record, where records are clipped) is computed alone.
+        run: The random id of one execution; "" before it begins. It is no part of `digest`.
     """
 
     data: PublicData
@@ -283,11 +283,11 @@ class RunSpec:
         Raises:
             SilodpError: the evaluation is not proven for this run (codes evaluation.*).
         """
-        from silodp.aggregators.evaluation import (
-            derive_evaluation,  # it needs aggregators, which need this module
-        )
+        if self.evaluation is None or self.evaluation.across == "none":
+            return None
+        from silodp.aggregators import evaluation  # it needs aggregators, which need this module
 
-        return derive_evaluation(self)
+        return evaluation.derive_evaluation(self, self.evaluation)
 
     @property
     def charged_evaluation(self) -> RunSpec | None:

@@ -37,6 +37,7 @@ class PersonCoins:
     """
 
     def __init__(self, secret: bytes, run: str, profile: str, identifiers: Iterable[str]) -> None:
+        # Pseudonyms are of this run alone: coins of two runs, under equal secrets, would be independent too.
         key = derive_key(secret, "person", run, profile)
         pseudonyms = (hmac.digest(key, text.encode(), "sha256")[:_BLOCK] for text in identifiers)
         self._pseudonyms = b"".join(pseudonyms)

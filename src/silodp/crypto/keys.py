@@ -25,6 +25,7 @@ from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
 from silodp.errors import SilodpError, require, shorten
 from silodp.parsing import parse_json, refuse_unsound
 
+# Every signature and commitment begins with the version and its purpose, so that none passes for another one.
 VERSION = "silodp secure aggregation 2"
 NONCE_BYTES, TAG_BYTES = 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
@@ -33,7 +34,12 @@ OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 
 @dataclass(frozen=True)
 class Identity:
-    """A silo's long-term key pair; `seed` is the secret."""
+    """A silo's long-term Ed25519 key pair (RFC 8032).
+
+    Attributes:
+        name: The name of the silo.
+        seed: The secret key, 32 bytes.
+    """
 
     name: str
     seed: bytes = field(repr=False)
@@ -62,12 +68,13 @@ class ClientHello:
     """A silo's signed contribution to a session, all public.
 
     Attributes:
-        name: the silo's.
-        identity, ephemeral: long-term Ed25519 and fresh X25519 public key, 32 bytes each.
-        nonce: 32 bytes.
-        commitment: 32 bytes, SHA-256 of the contribution to the group secret. A silo fixes its contribution before it
+        name: The name of the silo.
+        identity: The long-term Ed25519 public key, 32 bytes.
+        ephemeral: The X25519 public key of this session, 32 bytes.
+        nonce: Fresh random bytes, 32.
+        commitment: SHA-256 of the contribution to the group secret, 32 bytes. A silo fixes its contribution before it
             can know the others', and sends the same one to all.
-        signature: 64 bytes, by the long-term key.
+        signature: The Ed25519 signature by the long-term key, 64 bytes.
     """
 
     name: str
@@ -115,12 +122,12 @@ class HandshakeState:
     """A silo's secrets of a session, before it knows the others; to be kept durably, and by this silo alone.
 
     Attributes:
-        identity: the silo's.
-        run: id of the run.
-        ephemeral: X25519 private key.
-        nonce: fresh, 32 bytes.
-        seal: key that the silo's seals are derived from.
-        contribution: to the group secret, 32 bytes.
+        identity: The long-term key pair of the silo.
+        run: The id of the run.
+        ephemeral: The X25519 private key, 32 bytes (RFC 7748).
+        nonce: Fresh random bytes, 32.
+        seal: The key from which the silo's seals are derived, 32 bytes.
+        contribution: The part of this silo in the group secret, 32 bytes.
     """
 
     identity: Identity
@@ -191,12 +198,15 @@ class HandshakeState:
                 hello.signature_input(self.run),
                 f"greeting of silo '{hello.name}'",
             )
+        # A greeting of an earlier session is signed by this silo too, but has another key.
         own = next(hello for hello in hellos if hello.name == self.identity.name)
         require(
             own == self.hello,
             f"silo '{self.identity.name}' was shown a greeting in its name that it never sent.",
             code="session.altered",
         )
+        # Keys are derived under the hash of everything that was shown: a server that shows two silos different
+        # things leaves them with different keys, and learns nothing.
         fields: list[str | bytes] = []
         for hello in hellos:
             fields += [hello.name, *hello._parts]
@@ -217,12 +227,12 @@ class Session:
     """What one silo knows of a session.
 
     Attributes:
-        opening: this silo's secrets.
-        roster: names of the silos, in the run's order.
-        transcript: SHA-256 of everything that the silos agree on; its hexadecimal form is the session's id.
-        pairs: by the name of each other silo, the secret shared with it, 32 bytes.
-        identities: the silos' long-term public keys.
-        commitments: by the name of each silo, what it has bound its contribution to the group secret by.
+        opening: The secrets of this silo.
+        roster: The names of the silos, in the run's order.
+        transcript: SHA-256 of everything that the silos agree on, 32 bytes; its hexadecimal form is the session's id.
+        pairs: The secret shared with each other silo, 32 bytes, by the name of that silo.
+        identities: The long-term public key of each silo, 32 bytes, by its name.
+        commitments: SHA-256 of each silo's contribution to the group secret, 32 bytes, by its name.
     """
 
     opening: HandshakeState
@@ -257,6 +267,7 @@ class Session:
 
     def mask_key(self, peer: str, *use: str | int) -> bytes:
         """Return the key that this silo and `peer` share for one use; both get the same, nobody else does."""
+        # Both silos derive the same key; which of them adds the mask, and which subtracts it, the roster decides.
         return derive_key(self.pairs[peer], "mask", *use)
 
     def seal_key(self, *use: str | int) -> bytes:
@@ -283,6 +294,7 @@ class Session:
             else self.decrypt(name, sealed.get(name, b""), "contribution")
             for name in self.roster
         ]
+        # Without commitments the last silo to send could try contributions until R suits it.
         for name, part in zip(self.roster, parts, strict=True):
             require(
                 _commit(part) == self.commitments[name],

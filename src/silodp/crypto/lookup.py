@@ -31,13 +31,16 @@ _DOMAIN = 32
 class Lookup:
     """The receiver's side of one lookup for U users: send `message`, open the answer.
 
+    Source: Naor and Pinkas, "Oblivious Transfer and Polynomial Evaluation" (STOC 1999): 1-out-of-M transfer from
+    ⌈log₂ M⌉ transfers of one out of two keys.
+
     Attributes:
-        message: the request.
-        domain: 32 bytes that name session and purpose.
-        counter: the transfer counter that was used.
-        size: M, entries of a table.
-        indices: entries asked for, shape (U,).
-        keys: the chosen transfer keys, shape (U, L, 32).
+        message: The request, of `request_bytes(U, M)` bytes.
+        domain: The 32 bytes that name session and purpose.
+        counter: The transfer counter that was used.
+        size: M, the number of entries of a table.
+        indices: The entries asked for, shape (U,) int64.
+        keys: The chosen transfer keys of 32 bytes, shape (U, L, 32) uint8.
     """
 
     message: bytes
@@ -67,6 +70,7 @@ class Lookup:
             code="argument.value",
         )
         entries: Integers = indices.astype(np.int64)
+        # One transfer for every bit of the index: the receiver gets the key of its bit, and not the other one.
         bits = (entries[:, None] >> np.arange(levels)) & 1
         message, keys = receiver.choose(counter, bits.ravel())
         return cls(message, receiver.domain, counter, size, entries, keys.reshape(len(entries), levels, -1))
@@ -91,6 +95,7 @@ class Lookup:
         )
         table = np.frombuffer(hidden, "<u8").reshape(users, self.size, width)
         entries = table[np.arange(users), self.indices]
+        # The entry's pads are those at the place that the other bits of the index name, as `answer` has put them.
         for u, index in enumerate(self.indices):
             for i, pad in enumerate(_pads(self.keys[u], width)):
                 entries[u] ^= pad[_without_bit(int(index), i)]
@@ -144,6 +149,7 @@ def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) 
     users, size, *wide = tables.shape
     levels, width = _levels(size), wide[0] if wide else 1
     pairs = sender.keys(counter, users * levels, message).reshape(2, users, levels, -1)
+    # Tables are filled to a power of two, so that every bit halves them; what is filled is not sent.
     hidden = np.zeros((users, 1 << levels, width), "<u8")
     hidden[:, :size] = tables.reshape(users, size, width)
     for u in range(users):

@@ -36,24 +36,28 @@ if Path(lib_path).parent == Path(tempfile.gettempdir()):
     with contextlib.suppress(OSError):  # Windows keeps a loaded library
         Path(lib_path).unlink()
 
-SECURITY = 128  # base transfers, and bits of delta
+SECURITY = (
+    128  # base transfers, and bits of delta: a receiver that guesses delta reads both keys of a transfer
+)
 _CHECK = 160  # bits; one of 2¹³ pairs of different columns passes as equal with probability 2⁻¹⁴⁷ a trial
 _POINT = 32
 OFFER_BYTES = _POINT
 REPLY_BYTES = SECURITY * _POINT
-_MOST_TRANSFERS = 1 << 23  # sums of bits stay exact in float32
+_MAX_TRANSFERS = 1 << 23  # sums of bits stay exact in float32
 _ENDED = (1 << 64) - 1  # counter of base transfers that no one may use again
 
 
 class BaseTransfers:
     """The extension's receiver as sender of the base transfers: `offer` goes out, the reply makes a TransferReceiver.
 
+    Source: Chou and Orlandi, "The Simplest Protocol for Oblivious Transfer" (LATINCRYPT 2015), figure 1.
+
     Args:
         session: the session id, 32 bytes.
         purpose: a name for the direction, since one session may need transfers both ways.
 
     Attributes:
-        offer: `OFFER_BYTES` for the other party.
+        offer: The point A = a·G for the other party, `OFFER_BYTES` (32) bytes.
     """
 
     def __init__(self, session: bytes, purpose: str) -> None:
@@ -88,6 +92,7 @@ class BaseTransfers:
         """
         if self._scalar is None:
             raise _answered()
+        # A reply that is taken twice would begin the counters anew under the same seeds.
         scalar, self._scalar = self._scalar, None
         require(
             len(reply) == REPLY_BYTES,
@@ -110,10 +115,12 @@ class BaseTransfers:
 class TransferReceiver:
     """The party that chooses.
 
+    Source: Ishai, Kilian, Nissim and Petrank (CRYPTO 2003): the receiver R.
+
     Attributes:
-        domain: 32 bytes that name session and purpose.
-        seeds: both keys of every base transfer, shape (2, 128, 32).
-        counter: the first one unused: store a greater one durably before using it.
+        domain: The 32 bytes that name session and purpose.
+        seeds: Both keys of every base transfer, shape (2, 128, 32) uint8.
+        counter: The first transfer counter that is unused: store a greater one durably before using it.
     """
 
     domain: bytes
@@ -144,6 +151,8 @@ class TransferReceiver:
         # Random choices fill the last byte and mask what the check reveals.
         filling = keystream(secrets.token_bytes(KEY_BYTES), 8 * size - count) & 1
         chosen = np.concatenate([choices.astype(np.uint8), filling])
+        # Column i of the sender is one of the two streams, by bit i of delta; the difference corrects the other one,
+        # so that the sender's row j is the receiver's row j, plus delta where the choice is 1.
         zeros, ones = (_columns(seeds, counter, size) for seeds in self.seeds)
         difference = (zeros ^ ones ^ np.packbits(chosen)).tobytes()
         columns = np.unpackbits(zeros, axis=1)
@@ -167,11 +176,13 @@ class TransferReceiver:
 class TransferSender:
     """The party that offers.
 
+    Source: Ishai, Kilian, Nissim and Petrank (CRYPTO 2003): the sender S; with the check of Roy (CRYPTO 2022).
+
     Attributes:
-        domain: 32 bytes that name session and purpose.
-        delta: its choices in the base transfers, shape (128,).
-        seeds: the keys that they gave, shape (128, 32).
-        counter: the first one unused: store a greater one durably before using it.
+        domain: The 32 bytes that name session and purpose.
+        delta: Its secret choices in the base transfers, shape (128,) uint8, each 0 or 1.
+        seeds: The keys that these choices gave, shape (128, 32) uint8.
+        counter: The first transfer counter that is unused: store a greater one durably before using it.
     """
 
     domain: bytes
@@ -226,6 +237,7 @@ class TransferSender:
             f"Oblivious transfer: a message is not {count} transfers under counter {counter}; repeat the exchange.",
             code="message.malformed",
         )
+        # The counter counts as used before the check: a message that fails it must not be tried again.
         self.counter = following
         difference = message[8:-proof_size]
         corrections = _matrix(difference, SECURITY, size) * self.delta[:, None]
@@ -233,9 +245,8 @@ class TransferSender:
         proof = np.unpackbits(_matrix(message[-proof_size:], SECURITY + 1, -1), axis=1)
         folded = _fold(bits, _challenge(self.domain, counter, count, difference))
         if not np.array_equal(folded, proof[1:] ^ np.outer(self.delta, proof[0])):
-            self.counter = (
-                _ENDED  # every further check would show one more bit of delta to a receiver that cheats
-            )
+            # Every further check would show one more bit of delta to a receiver that cheats.
+            self.counter = _ENDED
             raise SilodpError(
                 "Oblivious transfer: columns disagree, altered or of another session or a cheat; start a new session.",
                 code="session.transfers_ended",
@@ -273,7 +284,10 @@ def _domain(session: bytes, purpose: str) -> bytes:
 
 
 def _validate_point(point: bytes) -> bytes:
-    """Return the point if it is the canonical encoding of a group element other than the identity."""
+    """Return the point if it is the canonical encoding of a group element other than the identity.
+
+    Source: ristretto255, RFC 9496, section 4.3.1. The group has prime order, so no other check is needed.
+    """
     require(
         len(point) == _POINT and any(point) and rbcl.crypto_core_ristretto255_is_valid_point(point),
         "Oblivious transfer: a base transfer's point is not valid; begin new base transfers.",
@@ -283,6 +297,7 @@ def _validate_point(point: bytes) -> bytes:
 
 
 def _base_key(domain: bytes, index: int, offer: bytes, point: bytes, shared: bytes) -> bytes:
+    # Offer and point are part of the hash, as Chou and Orlandi require; with the index no two transfers share a key.
     return hashlib.sha256(b"base\0" + domain + index.to_bytes(8, "big") + offer + point + shared).digest()
 
 
@@ -301,7 +316,7 @@ def _challenge(domain: bytes, counter: int, count: int, difference: bytes) -> By
 
 def _fold(bits: Bytes, challenge: Bytes) -> Bytes:
     """Return each row times the challenge over GF(2), masked by the row's last _CHECK bits: shape (rows, _CHECK)."""
-    # A float product is the fastest one numpy has, and exact: sums stay below 2^24 (see _MOST_TRANSFERS).
+    # A float product is the fastest one numpy has, and exact: sums stay below 2^24 (see _MAX_TRANSFERS).
     product = bits[:, :-_CHECK].astype(np.float32) @ challenge.astype(np.float32)
     return (product.astype(np.int32) & 1).astype(np.uint8) ^ bits[:, -_CHECK:]
 
@@ -312,7 +327,10 @@ def _rows(columns: Bytes, count: int) -> Bytes:
 
 
 def _row_keys(domain: bytes, counter: int, rows: Bytes) -> Bytes:
-    """Return the rows hashed with session, counter and index: shape (count, 32)."""
+    """Return the rows hashed with session, counter and index: shape (count, 32).
+
+    The hash breaks the correlation of the rows by delta, which is the same in all transfers.
+    """
     prefix = hashlib.sha256(b"row\0" + domain + counter.to_bytes(8, "big"))
     keys = []
     for index, row in enumerate(rows):
@@ -325,8 +343,8 @@ def _row_keys(domain: bytes, counter: int, rows: Bytes) -> Bytes:
 def _stream_size(count: int) -> int:
     """Return the bytes of a column: one bit per transfer, filled to a byte, and the mask."""
     require(
-        0 < count <= _MOST_TRANSFERS,
-        f"Oblivious transfer: {count} transfers at once; ask for 1 to {_MOST_TRANSFERS}.",
+        0 < count <= _MAX_TRANSFERS,
+        f"Oblivious transfer: {count} transfers at once; ask for 1 to {_MAX_TRANSFERS}.",
         code="argument.value",
     )
     return (count + 7) // 8 + _CHECK // 8

@@ -18,7 +18,7 @@ from silodp.crypto.streams import Integers, Words, derive_key, draw_words
 from silodp.errors import require
 
 SILO_CHOOSES = "silo 0 chooses among the server's entries"  # purpose of the base transfers
-MOST_CELLS = 1 << 16
+MAX_CELLS = 1 << 16  # a table has P entries for every user, all of which are sent
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class SamplingRatio:
 
     def __post_init__(self) -> None:
         require(
-            1 <= self.numerator <= self.denominator and 2 <= self.denominator <= MOST_CELLS,
-            f"Hidden sampling: a rate of {self.numerator}/{self.denominator}; set 1 ≤ k ≤ P, 2 ≤ P ≤ {MOST_CELLS:,}.",
+            1 <= self.numerator <= self.denominator and 2 <= self.denominator <= MAX_CELLS,
+            f"Hidden sampling: a rate of {self.numerator}/{self.denominator}; set 1 ≤ k ≤ P, 2 ≤ P ≤ {MAX_CELLS:,}.",
             code="argument.value",
         )
 
@@ -61,6 +61,8 @@ def derive_silo_cells(
 ) -> Integers:
     """Derive κ of a round, the same for all silos.
 
+    Source: docs/protocols.md, section 5; HKDF-Expand (RFC 5869) and ChaCha20 (RFC 8439).
+
     Args:
         secret: R, 32 bytes.
         session: the session id, 32 bytes.
@@ -71,6 +73,7 @@ def derive_silo_cells(
     Returns:
         (U,), each within P·2⁻⁶⁴ of uniform below P (total variation).
     """
+    # A 64-bit word modulo P ≤ 2^16 is within 2^-48 of uniform; the rate is exact by the server's cells alone.
     key = derive_key(secret, "hidden sample", session.hex(), transfer_counter(round))
     return (draw_words(key, users, np.uint64) % np.uint64(ratio.denominator)).astype(np.int64)
 

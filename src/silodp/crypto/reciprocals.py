@@ -51,6 +51,7 @@ def compute_reciprocals(weight_bits: int, modulus: int, cap: int) -> Words:
         "1 ≤ cap < M.",
         code="argument.value",
     )
+    # A count beyond the cap cannot be honest; its weight 0 leaves the user out.
     table = np.zeros(modulus, np.uint64)
     table[1 : cap + 1] = np.uint64(1 << weight_bits) // np.arange(1, cap + 1, dtype=np.uint64)
     return table
@@ -61,11 +62,11 @@ class ReciprocalParameters:
     """Public constants of a session.
 
     Attributes:
-        session: its id, 32 bytes.
-        users: U.
-        cap: on N[u], silos · n_max; below 2²⁴.
-        weight_bits: k, weights are multiples of 2⁻ᵏ.
-        word_bits: T > k, bits of a share; at most 64.
+        session: The session's id, 32 bytes.
+        users: U, the number of users.
+        cap: The largest count N[u], silos · n_max; below 2²⁴.
+        weight_bits: k; weights are multiples of 2⁻ᵏ.
+        word_bits: T > k, the number of bits of a share; at most 64.
     """
 
     session: bytes
@@ -130,6 +131,7 @@ class SiloShares:
 
     def count_masks(self) -> Words:
         """Return ρ_u, which one silo adds to its counts: exactly uniform modulo M, which is a power of two."""
+        # M divides 2⁶⁴, so no residue is more likely than another one.
         return self._words("count masks") % np.uint64(self.parameters.modulus)
 
     def shares(self) -> Words:
@@ -160,9 +162,9 @@ class PendingLookup:
     """Shares that wait for the other party's answer to `message`.
 
     Attributes:
-        parameters: of the session.
-        part: the lookup that was asked.
-        own: shape (U,), to which the entries of the answer are added.
+        parameters: The public constants of the session.
+        part: The lookup that was asked.
+        own: Words (U,) to which the entries of the answer are added.
     """
 
     parameters: ReciprocalParameters
@@ -180,7 +182,7 @@ class PendingLookup:
 
 
 class FirstSilo:
-    """The silo that offers the tables."""
+    """The silo that offers the tables (docs/protocols.md, section 3)."""
 
     def __init__(self, silo: SiloShares, sender: TransferSender) -> None:
         self.parameters, self.silo, self.sender = silo.parameters, silo, sender
@@ -195,6 +197,7 @@ class FirstSilo:
             the answer to it.
         """
         entries, size = np.arange(self.parameters.modulus, dtype=np.int64), self.parameters.modulus
+        # The server asks at N[u] + ρ_u modulo M, so the entry x of the table belongs to the count x − ρ_u.
         counts = (entries - self.silo.count_masks().astype(np.int64)[:, None]) % size
         table = compute_reciprocals(self.parameters.weight_bits, size, self.parameters.cap)
         return self._offer(_SET_UP, request, table[counts] - self.silo.shares()[:, None])
@@ -217,7 +220,7 @@ class FirstSilo:
 
 
 class ReciprocalServer:
-    """The party that chooses."""
+    """The server, which chooses in silo 0's tables (docs/protocols.md, section 3)."""
 
     def __init__(self, parameters: ReciprocalParameters, receiver: TransferReceiver) -> None:
         self.parameters, self.receiver = parameters, receiver
@@ -242,6 +245,7 @@ class ReciprocalServer:
 
     def sample_unknown(self, round: int, ratio: SamplingRatio) -> PendingLookup:
         """Ask at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
+        # y_u is this round's alone: with two answers under one mask, silo 0 would see how two samples differ.
         cells = private_sampling.draw_server_cells(self.parameters.users, ratio)
         part = Lookup.ask(self.receiver, transfer_counter(round), cells, ratio.denominator)
         return PendingLookup(

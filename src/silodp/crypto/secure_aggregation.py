@@ -42,7 +42,12 @@ class Group(Protocol[V]):
 
 @dataclass(frozen=True)
 class WordGroup:
-    """Vectors of `size` words modulo 2^32 or 2^64, or modulo a smaller power of two, 2^`bits`, inside such words."""
+    """Vectors of words modulo a power of two, which need no reduction where the word is exactly as long.
+
+    Attributes:
+        size: The number of words.
+        bits: The modulus is 2^bits; words have 32 bits where these suffice, else 64.
+    """
 
     size: int
     bits: int
@@ -67,6 +72,7 @@ class WordGroup:
 
     def mask(self, value: Unsigned, key: bytes, sign: int) -> Unsigned:
         """Add or subtract the stream of `key` in place, modulo 2^bits."""
+        # The stream is uniform modulo 2^32 or 2^64, and so are its low bits modulo a smaller power of two.
         stream = keystream(key, self.size * self.dtype.itemsize).view(self.dtype)
         if sign > 0:
             value += stream
@@ -95,12 +101,12 @@ class RoundAttempt:
     """One try to add up the values of `roster`, all of whom must then open it.
 
     Attributes:
-        round, attempt: counted from 0.
-        release: counts the noisy values of a round; it grows when someone may have opened the one before.
-        roster: names of the silos, in the run's order.
-        purpose: of the sum, so that keys of two sums differ.
-        request: digest of what all silos on the roster were asked alike: silos that were asked different things share
-            no masks.
+        round, attempt: Their numbers, counted from 0.
+        release: The number of the noisy values in the round; it grows when someone may have opened the one before.
+        roster: The names of the silos that take part, in the run's order.
+        purpose: What the sum is for, so that keys of two sums differ.
+        request: SHA-256 (hexadecimal) of what all silos on the roster were asked alike: silos that were asked different
+            things share no masks.
     """
 
     round: int
@@ -118,7 +124,10 @@ class RoundAttempt:
 
 
 def apply_pair_masks(value: V, group: Group[V], session: Session, attempt: RoundAttempt) -> V:
-    """Return the value under pair masks alone, for what is sent once in a session by all of its silos."""
+    """Return the value under pair masks alone, for what is sent once in a session by all of its silos.
+
+    Source: Bonawitz et al. (CCS 2017), section 4: y_s = x_s + Σ_{t>s} PRG(k_st) − Σ_{t<s} PRG(k_st).
+    """
     for peer in attempt.roster:
         if peer != session.name:
             # Of each pair the silo that stands first adds the mask and the other subtracts it.
@@ -129,6 +138,9 @@ def apply_pair_masks(value: V, group: Group[V], session: Session, attempt: Round
 
 def apply_masks(value: V, group: Group[V], session: Session, attempt: RoundAttempt, *seal: str | int) -> V:
     """Return the value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys.
+
+    Source: the double masking of Bonawitz et al. (CCS 2017), section 4. Their second mask is shared among the clients
+    by Shamir's scheme; the seal is revealed by its own silo.
 
     Args:
         value: an element of the group; it may be changed in place.

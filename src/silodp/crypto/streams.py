@@ -21,12 +21,15 @@ Integers = NDArray[np.int64]
 
 KEY_BYTES = 32
 _BLOCK = 64  # bytes of one ChaCha20 block
-_MOST_BLOCKS = 1 << 32  # the counter's range
+_MAX_BLOCKS = 1 << 32  # the counter's range
+# Zeros are encrypted in pieces of 256 KiB, which stay in the processor's cache.
 _ZEROS = bytes(1 << 18)
 
 
 def derive_secret(material: bytes, salt: bytes, *purpose: str | int) -> bytes:
     """Derive a key from material that is secret but not uniform, such as a Diffie-Hellman result, by HKDF-SHA256.
+
+    Source: RFC 5869, sections 2.2 (extract) and 2.3 (expand).
 
     Args:
         material: the secret.
@@ -42,6 +45,8 @@ def derive_secret(material: bytes, salt: bytes, *purpose: str | int) -> bytes:
 def derive_key(key: bytes, *purpose: str | int) -> bytes:
     """Derive the key for one purpose by HKDF-Expand: it says nothing about `key`, nor about other purposes.
 
+    Source: RFC 5869, section 2.3. `key` is uniform already, so section 3.3 allows to leave out the extraction.
+
     Args:
         key: 32 uniform bytes.
         purpose: what the derived key is used for, and nothing else.
@@ -53,8 +58,17 @@ def derive_key(key: bytes, *purpose: str | int) -> bytes:
 
 
 def keystream(key: bytes, size: int) -> Bytes:
-    """Return the first `size` bytes of ChaCha20 under `key`, nonce 0 (the key has no other use)."""
-    if size > _BLOCK * _MOST_BLOCKS:
+    """Return the first `size` bytes of ChaCha20 (RFC 8439) under `key`, with nonce 0.
+
+    Args:
+        key: 32 secret bytes that have no other use, so that a fixed nonce repeats no stream.
+        size: number of bytes, at most 2^38.
+
+    Returns:
+        (size,) uint8.
+    """
+    # Beyond its range the counter would begin anew, and the stream would repeat.
+    if size > _BLOCK * _MAX_BLOCKS:
         raise ValueError(f"a stream of {size} bytes is longer than ChaCha20's counter")
     out = np.empty(size, np.uint8)
     view = memoryview(out.data)
@@ -72,4 +86,5 @@ def draw_words(key: bytes, count: int, dtype: type[np.unsignedinteger]) -> NDArr
 
 
 def _label(purpose: tuple[str | int, ...]) -> bytes:
+    # JSON keeps the parts apart: ("a", "b") and ("ab",), or 1 and "1", give different labels.
     return json.dumps(["silodp", *purpose]).encode()

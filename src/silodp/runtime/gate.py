@@ -34,8 +34,7 @@ from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import find_exceeded_limit
 from silodp.accounting.views import Adversary
-from silodp.aggregators.attempts import common_digest, model_and_sample
-from silodp.aggregators.base import state_of
+from silodp.aggregators.base import common_digest, model_and_sample, state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message

@@ -21,7 +21,6 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts
-from silodp.aggregators.evaluation import choose_table
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
@@ -332,6 +331,8 @@ def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evalua
     x, y = task.tensors(*data.synthetic_batch())
     task.check(x, y, classes=data.classes)
     if evaluation is not None and evaluation.across == "sums":
+        from silodp.aggregators.evaluation import choose_table
+
         choose_table(data, evaluation).find_cells(task.predict(task.initial(0), x), y)
 
 

@@ -34,6 +34,7 @@ def _replace(path: Path, parts: Sequence[bytes], mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        # The rename itself is on disk only when the directory is.
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

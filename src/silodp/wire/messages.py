@@ -29,10 +29,10 @@ class Message:
     """One request or answer.
 
     Attributes:
-        kind, run, round, attempt: its name; rounds and attempts are counted from 0.
-        fields: JSON values.
-        arrays: numpy arrays.
-        blobs: byte strings.
+        kind, run, round, attempt: The name of the request; rounds and attempts are counted from 0.
+        fields: JSON values by name.
+        arrays: Numpy arrays by name.
+        blobs: Byte strings by name.
 
     Raises:
         SilodpError: kind and run are not names, round and attempt not whole numbers, or the fields no dictionary. False
@@ -103,6 +103,7 @@ class Message:
             SilodpError: the bytes are not a message (code message.malformed).
         """
         try:
+            # safetensors: 8 bytes with the length of the header, the header in JSON, then the tensors.
             length = int.from_bytes(data[:8], "little")
             if length > min(_MAX_HEADER, len(data)):
                 raise ValueError("header")
@@ -132,6 +133,7 @@ class Message:
 
     @cached_property  # messages never change
     def _digest(self) -> str:
+        # Every part is preceded by its name, type and length, so that no two messages have one input of the hash.
         state = hashlib.sha256(
             json.dumps([self.kind, self.run, self.round, self.attempt, self.fields], sort_keys=True).encode()
         )

@@ -39,7 +39,8 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Size on the wire."""
+        """Size on the wire, in bytes."""
+        # In Python's integers (`object`): a product of shapes that a peer declares may leave 64 bits.
         return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
 
     def find_problem(self, value: np.ndarray) -> str | None:
@@ -145,13 +146,22 @@ class MessageType:
     """A request of one kind, and its answer.
 
     Attributes:
-        name: the `Message.kind` of both.
-        request, answer: entries of the two messages.
+        name: The `Message.kind` of both.
+        request, answer: The entries of the two messages.
     """
 
     name: str
     request: MessageSchema = field(default_factory=MessageSchema)
     answer: MessageSchema = field(default_factory=MessageSchema)
+
+
+def session_type(
+    name: str, request: Mapping[str, Blob] | None = None, answer: Mapping[str, Blob] | None = None
+) -> MessageType:
+    """Return the type of a request that names its session, from the blobs of the request and of its answer."""
+    return MessageType(
+        name, MessageSchema({"session": is_digest}, blobs=request or {}), MessageSchema(blobs=answer or {})
+    )
 
 
 @dataclass(frozen=True)

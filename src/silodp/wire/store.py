@@ -38,7 +38,7 @@ class RoundStore:
         prefix: of all keys of this run, where a store holds several runs.
 
     Attributes:
-        run: the entries that last as long as the run.
+        run: The entries that last as long as the run.
     """
 
     def __init__(self, store: Store, prefix: str = "") -> None:
@@ -153,6 +153,7 @@ class DirectoryStore:
             make_private_folder(directory)
 
     def _path(self, key: str) -> Path:
+        # Percent-encoded, slashes included: a key is one file name, and never a path.
         return self._directory / quote(key, safe="")
 
     def put(self, key: str, value: bytes) -> None:

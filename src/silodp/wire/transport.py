@@ -33,7 +33,13 @@ SIGNED_BYTES = len(_MARKER) + _SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class DeliveryFailure:
-    """Why a silo gave no answer, in one sentence; `code` is that of the error, where a silo refused."""
+    """Why a silo gave no answer.
+
+    Attributes:
+        kind: What happened: the silo was not reached, too slow, failed, or refused the request.
+        reason: One sentence for people.
+        code: The code of the error, where a silo refused; else "".
+    """
 
     kind: Literal["offline", "timeout", "error", "refused"]
     reason: str
@@ -42,7 +48,12 @@ class DeliveryFailure:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes from the server to all silos together, and from them to it."""
+    """Traffic of the server with all silos together.
+
+    Attributes:
+        down: Bytes from the server to the silos.
+        up: Bytes from the silos to the server.
+    """
 
     down: int = 0
     up: int = 0
@@ -170,6 +181,7 @@ def verify(
             f"{len(data):,} bytes in the name of {sender} are more than any message of this run has: nothing was read.",
             code="message.too_large",
         )
+    # Nothing is parsed before the signature holds: what a stranger sends reaches no decoder.
     signature, body = data[len(_MARKER) : SIGNED_BYTES], memoryview(data)[SIGNED_BYTES:]
     try:
         if data[: len(_MARKER)] != _MARKER:
@@ -224,9 +236,9 @@ class SignedParty:
     """A silo that answers only the server it has pinned, and signs its answers; an `Endpoint`.
 
     Attributes:
-        silo: answers messages.
-        identity: the silo's long-term key.
-        server: the server's pinned public key, 32 bytes.
+        silo: The party that answers messages.
+        identity: The silo's long-term key pair.
+        server: The server's pinned Ed25519 public key, 32 bytes.
     """
 
     silo: Party
@@ -262,10 +274,10 @@ class SignedChannel:
     """The server's end: requests are signed; an answer that its silo did not sign counts as refused.
 
     Attributes:
-        transport: carries the bytes.
-        identity: the server's long-term key.
-        silos: the silos' pinned public keys, 32 bytes each.
-        max_bytes: what the longest answer of the run may have; None: no limit.
+        transport: The courier of the bytes.
+        identity: The server's long-term key pair.
+        silos: The silos' pinned Ed25519 public keys, 32 bytes each, by name.
+        max_bytes: The length in bytes of the longest answer of the run; None: no limit.
     """
 
     transport: Transport

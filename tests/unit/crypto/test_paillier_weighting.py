@@ -122,7 +122,7 @@ def test_the_uniform_part_is_uniform_and_centered():
 
 def test_requests_are_fresh_and_unsampled_users_look_like_the_others():
     parties = Parties(np.ones((2, 6), np.int64), dimension=2)
-    public, seen = parties.silos[0]._public, set()
+    public, seen = parties.silos[0].public, set()
     for sampled in (np.ones(6, bool), np.zeros(6, bool), np.ones(6, bool)):
         request = public.ciphertexts_from_bytes(parties.server.encrypt_inverses(sampled), 6, "server")
         seen |= set(request)
@@ -158,7 +158,7 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
 def test_pairs_are_fresh_and_say_nothing_of_who_is_sampled():
     """No ciphertext comes twice, in a round or over rounds; nor do they differ in size or form."""
     parties = Parties(np.ones((2, 6), np.int64), dimension=2)
-    public = parties.silos[0]._public
+    public = parties.silos[0].public
     seen = [public.ciphertexts_from_bytes(parties.server.encrypt_pairs(), 12, "server") for _ in range(3)]
     assert len({c for pairs in seen for c in pairs}) == 36
     assert all(c % parties.n != 1 for pairs in seen for c in pairs)

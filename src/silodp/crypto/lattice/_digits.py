@@ -18,7 +18,12 @@ from silodp.errors import require
 
 @dataclass(frozen=True)
 class LimbGroup:
-    """The group of vectors of `count` integers modulo 2^`bits`; `count` is a multiple of 64."""
+    """The group of vectors of integers modulo a power of two.
+
+    Attributes:
+        bits: The modulus is 2^bits.
+        count: The number of integers of a vector, a multiple of 64.
+    """
 
     bits: int
     count: int
@@ -39,6 +44,7 @@ class LimbGroup:
         carry: NDArray[np.bool_] | None = None
         for i in range(self.words):
             np.add(a[i], b[i], out=total[i])
+            # A sum of words that is smaller than a summand has left 64 bits: the carry into the next word.
             overflow = total[i] < b[i]
             if carry is not None:
                 total[i] += carry

@@ -26,8 +26,8 @@ class Plaintexts:
     """The plaintexts of one silo in one round.
 
     Attributes:
-        parameters: public constants.
-        counts: n[s,u] (U,), in 0..n_max.
+        parameters: The public constants.
+        counts: The silo's numbers of records n[s,u], shape (U,), each in 0..n_max.
 
     Raises:
         SilodpError: counts of another shape, or out of range.

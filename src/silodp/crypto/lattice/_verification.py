@@ -54,6 +54,7 @@ class VerifiedProducts:
         self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
+        # 16-bit pieces keep the products with ciphertexts exact; together they are uniform modulo 2^64.
         self._tests = _join(drawn.astype(np.int64), CHECK_PIECE_BITS)
         self._tests_adjoint = self._transform.forward(drawn).conj()
 
@@ -73,6 +74,7 @@ class VerifiedProducts:
         sums: dict[int, Any] = {}
         expected = np.zeros(blocks, np.uint64)
 
+        # Sums are kept as spectra: one inverse transform for each block, whatever the number of users.
         for users in _groups(len(multipliers)):
             spectrum = self._transform.forward(elements(users))
             digests = self._digests(spectrum)

@@ -19,6 +19,7 @@ _COINS = np.uint64((1 << ERROR_ETA) - 1)
 def draw_ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
     """Return integers of this shape, uniform in {−1, 0, 1}."""
     count = int(np.prod(shape, dtype=np.int64))
+    # Of 256 values of a byte 255 are used, so that each of the three results has 85: exactly uniform.
     drawn = keystream(key, count + count // 64 + 64)  # one byte in 256 is refused: 1.6 % and 64 spare suffice
     kept = drawn[drawn < 255][:count]
     if len(kept) < count:
@@ -27,7 +28,12 @@ def draw_ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
 
 
 def draw_centered_binomial(key: bytes, *shape: int) -> Integers:
-    """Return integers of this shape, each the sum of η fair coins less η others: mean 0, variance η/2."""
+    """Return integers of this shape, each the sum of η fair coins less η others: mean 0, variance η/2.
+
+    Source: the error distribution of Alkim, Ducas, Pöppelmann and Schwabe, "Post-Quantum Key Exchange: a New Hope"
+    (USENIX Security 2016).
+    """
+    # Each half of 42 bits of a word is 21 coins; their sum is the number of ones.
     bits = draw_words(key, int(np.prod(shape, dtype=np.int64)), np.uint64)
     ones: Integers = np.bitwise_count(bits & _COINS).astype(np.int64)
     ones -= np.bitwise_count((bits >> np.uint64(ERROR_ETA)) & _COINS)
@@ -50,6 +56,7 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
         width = min(ring.limb_bits, bits - limb * ring.limb_bits)
         drawn = draw_words(derive_key(key, "flooding", limb), int(np.prod(shape, dtype=np.int64)), np.uint32)
         element[..., limb, :] += (drawn & np.uint32((1 << width) - 1)).reshape(shape)
+    # What was drawn lies in [0, 2^bits); half of the range is taken off to center it.
     top, offset = divmod(bits - 1, ring.limb_bits)
     element[..., top, :] -= 1 << offset
     return element

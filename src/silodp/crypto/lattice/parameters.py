@@ -19,22 +19,31 @@ from silodp.errors import SilodpError, counted, require
 ERROR_ETA = 21  # centered binomial errors: standard deviation √(η/2) = 3.24
 STANDARD_128 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 """Largest modulus, in bits, by ring size, for 128 bits of security and a ternary secret."""
-MOST_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10
-LEAST_FLOODING = -40.0
+MAX_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10
+MIN_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
-MOST_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
+MAX_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
 _BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
 
 
 class Rule(NamedTuple):
-    """One inequality: `value` must not exceed `limit` (both in the unit that `name` says)."""
+    """One inequality that parameters must meet.
+
+    Attributes:
+        name: What is limited, and in which unit.
+        value: What these parameters reach.
+        limit: What `value` must not exceed.
+        advice: What to change where it does.
+        safety: Whether the rule protects data; the others are about correctness, which `insecure_for_tests` does not
+            waive.
+    """
 
     name: str
     value: float
     limit: float
     advice: str
-    safety: bool = True  # False: correctness, which `insecure_for_tests` does not waive
+    safety: bool = True
 
     @property
     def holds(self) -> bool:
@@ -47,18 +56,21 @@ class LatticeParameters:
     """Public constants of the weighting and of its encryption.
 
     Attributes:
-        dimension, users, silos: d, U and S.
-        count_cap: n_max, records of one user in one silo.
-        clip_units: C/g, grid units to the clip.
-        noise_multiplier: of the sum of all silos' shares: its standard deviation over C.
-        attempts: rounds of the whole run and their repetitions.
-        epsilon, delta: of the run's guarantee.
-        weight_bits: k, weights are multiples of 2^−k.
-        ring_size: N, coefficients of a polynomial.
-        limb_bits, limbs: w and K; the modulus is 2^(w·K).
-        plaintext_bits: T.
-        dropped: low limbs that a silo does not send.
-        insecure_for_tests: waives the rules of security and planning, never those of correctness.
+        dimension: d, the number of coordinates of a vector.
+        users: U, the number of users.
+        silos: S, the number of silos.
+        count_cap: n_max, the largest number of records of one user in one silo.
+        clip_units: C/g, the number of grid steps to the clip.
+        noise_multiplier: The standard deviation of the sum of all silos' noise, in units of C.
+        attempts: The number of rounds of the whole run and of their repetitions.
+        epsilon, delta: The guarantee of the run.
+        weight_bits: k; weights are multiples of 2^−k.
+        ring_size: N, the number of coefficients of a polynomial.
+        limb_bits: w, the number of bits of a limb.
+        limbs: K, the number of limbs of a coefficient; the modulus is 2^(w·K).
+        plaintext_bits: T; plaintexts are integers modulo 2^T.
+        dropped: The number of low limbs that a silo does not send.
+        insecure_for_tests: Whether the rules of security and planning are waived; those of correctness never are.
     """
 
     dimension: int
@@ -194,12 +206,15 @@ class LatticeParameters:
     @property
     def log2_tv(self) -> float:
         """log2 of the total variation by which decryption errors betray more than the sum, over the whole run."""
+        # Uniform flooding of width 2^F, moved by s, is at total variation |s|/2^F. Over all coefficients the shifts
+        # add up in the 1-norm, which is at most √(N·B) times the 2-norm that `log2_leakage` bounds.
         coefficients = 0.5 * math.log2(self.ring_size * self.blocks)
         return math.log2(self.attempts) + coefficients + self.log2_leakage - self.flooding_bits
 
     @property
     def log2_delta(self) -> float:
         """log2 of (1+e^ε)·TV, to be added to δ."""
+        # log(1 + e^ε), written so that a large ε does not overflow.
         exponential = max(self.epsilon, 0.0) + math.log1p(math.exp(-abs(self.epsilon)))
         return exponential / math.log(2) + self.log2_tv
 
@@ -221,15 +236,16 @@ class LatticeParameters:
     def rules(self) -> tuple[Rule, ...]:
         """Return every inequality that these parameters must meet."""
         low_bits = self.modulus_bits - self.plaintext_bits
+        # A hundredth of δ pays for what the ciphertexts disclose (`Lattice.delta_share` is .99).
         dropped, row = self.dropped * self.limb_bits, STANDARD_128.get(self.ring_size, 0)
         share = math.log2(self.delta / 100)
         coarser = "take a coarser grid (smaller C/g) or a smaller count cap"
         larger, fewer = "take a larger modulus or a coarser grid", "drop fewer limbs"
         return (
             Rule("modulus bits", self.modulus_bits, row, "take a larger ring"),
-            Rule("planning, log2", self.planning_bits, MOST_PLANNED, coarser),
-            Rule("test products, log2", self.check_bits, MOST_PLANNED, "take narrower limbs"),
-            Rule("flooding, log2 of TV", self.log2_tv, LEAST_FLOODING, larger),
+            Rule("planning, log2", self.planning_bits, MAX_PLANNED, coarser),
+            Rule("test products, log2", self.check_bits, MAX_PLANNED, "take narrower limbs"),
+            Rule("flooding, log2 of TV", self.log2_tv, MIN_FLOODING, larger),
             Rule("flooding, log2 of (1+e^ε)·TV", self.log2_delta, share, larger),
             Rule("sum, log2", self.sum_bits, self.plaintext_bits - 1, "take more plaintext bits", False),
             Rule("plaintext bits", self.plaintext_bits, 62, coarser, False),
@@ -277,7 +293,7 @@ def search_parameters(
 ) -> LatticeParameters:
     """Return the cheapest encryption that meets every rule.
 
-    Encryptions of at most `MOST_BYTES_UP` come first; among these, the one of least work.
+    Encryptions of at most `MAX_BYTES_UP` come first; among these, the one of least work.
 
     Args:
         dimension, users, silos, count_cap, noise_multiplier, attempts, epsilon, delta, weight_bits: as in
@@ -294,6 +310,7 @@ def search_parameters(
         "the constants of a private weighting must be positive; check users, silos, caps and delta",
         code="argument.value",
     )
+    # The finest grid comes first; below 64√d steps, truncation would add more than 1/64 to the sensitivity.
     grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(dimension)]
     tried: list[LatticeParameters] = []
     for units in [clip_units] if clip_units else grids or [1 << 17]:
@@ -317,7 +334,7 @@ def search_parameters(
         tried = list(_encryptions(replace(start, plaintext_bits=math.floor(start.sum_bits) + 2)))
         passing = [one for one in tried if all(rule.holds for rule in one.rules())]
         if passing:
-            return min(passing, key=lambda one: (one.bytes_up > MOST_BYTES_UP, one.work, one.bytes_up))
+            return min(passing, key=lambda one: (one.bytes_up > MAX_BYTES_UP, one.work, one.bytes_up))
     nearest = min(tried, key=lambda one: sum(max(0.0, rule.value - rule.limit) for rule in one.rules()))
     broken = [
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
@@ -338,6 +355,7 @@ def _encryptions(start: LatticeParameters) -> Iterator[LatticeParameters]:
                 one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs)
                 if one.flooding_bits < 1:
                     continue
+                # Dropping limbs saves traffic; each dropped limb adds to the error at decryption.
                 least = min(one.modulus_bits - one.plaintext_bits - 1, one.flooding_bits)
                 most = replace(one, dropped=least // limb_bits)
                 while most.dropped and most.room_bits >= one.modulus_bits - one.plaintext_bits - 1 - 1e-9:

@@ -1,8 +1,8 @@
 """The ring Z[X]/(X^N+1) modulo 2^(w·K): coefficients in K limbs of w bits, products by a float64 transform.
 
 A coefficient is Σ_k limb_k·2^(w·k); an array of elements has shape (..., K, N), least limb first. *Balanced* limbs lie
-in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. A product here
-may round wrong: the caller proves that it does not, or checks it (docs/protocols.md, section 3).
+in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. A product here may round wrong: the caller proves
+that it does not, or checks it (docs/protocols.md, section 3).
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class FourierTransform:
 
     One complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N). One product `A @ B` of spectra is the
     product of matrices of polynomials; the adjoint of a polynomial has the conjugate spectrum.
+
+    Attributes:
+        size: N, the number of coefficients, a power of two.
     """
 
     size: int
@@ -49,6 +52,7 @@ class FourierTransform:
         for first in range(0, rows, step):
             some = polynomials[first : first + step]
             folded = np.empty((*some.shape[:2], half), np.complex128)
+            # Real coefficients: half of the roots suffice, and one complex FFT of half the length finds them.
             folded.real, folded.imag = some[..., :half], some[..., half:]
             folded *= self._twist
             values = fft.fft(folded, axis=-1, overwrite_x=True)
@@ -72,7 +76,13 @@ class FourierTransform:
 
 @dataclass(frozen=True)
 class Ring:
-    """Elements of (Z/2^(w·K))[X]/(X^N+1) as limbs (..., K, N): N `size`, w `limb_bits`, K `limbs`."""
+    """Elements of (Z/2^(w·K))[X]/(X^N+1) as limbs (..., K, N).
+
+    Attributes:
+        size: N, the number of coefficients.
+        limb_bits: w, the number of bits of a limb.
+        limbs: K, the number of limbs of a coefficient.
+    """
 
     size: int
     limb_bits: int
@@ -100,6 +110,7 @@ class Ring:
         return self._carry(element, 0)
 
     def _carry(self, element: Integers, offset: int) -> Integers:
+        # `>>` rounds down for negative numbers too, so the rest lies in [−offset, 2^w − offset).
         carry: Integers | int = 0
         for k in range(element.shape[-2]):
             limb = element[..., k, :]

@@ -94,6 +94,7 @@ class LatticeServer:
             users = range(first, min(first + _USERS_AT_A_TIME, parameters.users))
             halves = np.stack([ring.uniform(derive_key(seed, user)) for user in users])
             c0 = self._zero(halves, [self._error(errors, user) for user in users])
+            # The share stands in the highest T bits of the constant coefficient, above all errors.
             constant = shares[users.start : users.stop].view(np.int64)[:, None]
             ring.add_shifted(c0[:, :, :1], constant, parameters.modulus_bits - parameters.plaintext_bits)
             ciphertexts.append(ring.to_bytes(ring.balance(c0)).tobytes())
@@ -158,11 +159,11 @@ class LatticeSilo:
     """A silo's side: it multiplies encrypted shares by its users' vectors.
 
     Attributes:
-        parameters: public constants.
-        claim: stores a seed durably and returns whether it was new. It is called before anything is computed, and a
-            seed that is not new is refused: two encryptions under one seed would betray the difference of their
-            plaintexts.
-        workers: threads that share the blocks of a large vector.
+        parameters: The public constants.
+        claim: A function that stores a seed durably and returns whether it was new. It is called before anything is
+            computed, and a seed that is not new is refused: two encryptions under one seed would betray the difference
+            of their plaintexts.
+        workers: The number of threads that share the blocks of a large vector.
     """
 
     parameters: LatticeParameters
@@ -236,7 +237,9 @@ class LatticeSilo:
             products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
         own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
+        # What the silo knows itself is added in clear to c0, at the place of plaintexts.
         ring.add_shifted(total[:, 0], own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
+        # Without flooding the low bits at decryption would be the errors times M_u, a function of single rows.
         add_flooding(total[:, 0], ring, parameters.flooding_bits, derive_key(key, "flooding"))
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(total)[:, :, parameters.dropped :]

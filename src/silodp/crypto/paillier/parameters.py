@@ -19,14 +19,16 @@ class PaillierParameters:
     """Public constants, the same for all parties; checks that every sum fits before anything is sent.
 
     Attributes:
-        silos, users, dimension: S, U and d.
-        count_cap: most records of one user in one silo (n_max).
-        row_bound: largest ‖Δ[s,u]‖₂, in grid units (C/g).
-        noise_std: standard deviation of one silo's noise share, in grid units.
-        key_bits: of the modulus n, a multiple of 16.
-        dummy: silo 0 counts one record more for every user, so weights are n/(N+1); without it the server sees which
-            users have no record at all.
-        insecure_for_tests: allows keys below 3072 bits.
+        silos: S, the number of silos.
+        users: U, the number of users.
+        dimension: d, the number of coordinates of a vector.
+        count_cap: n_max, the largest number of records of one user in one silo.
+        row_bound: C/g, the largest norm ‖Δ[s,u]‖₂ in grid units.
+        noise_std: The standard deviation of one silo's share of the noise, in grid units.
+        key_bits: The length of the modulus n in bits, a multiple of 16.
+        dummy: Whether silo 0 counts one record more for every user, so that weights are n/(N+1); without it the server
+            sees which users have no record at all.
+        insecure_for_tests: Whether keys below 3072 bits are allowed.
 
     Raises:
         SilodpError: a number is out of range, or the sums do not fit into plaintexts.
@@ -141,6 +143,7 @@ class PaillierParameters:
         Raises:
             SilodpError: no sum of answers has these plaintexts (code crypto.decryption).
         """
+        # Slots are signed: a negative coordinate borrows from the slot above, and is taken off before that is read.
         half, coordinates = 1 << (self.slot_bits - 1), list[int]()
         for i, value in enumerate(plaintexts):
             for _ in range(min(self.slots, self.dimension - i * self.slots)):

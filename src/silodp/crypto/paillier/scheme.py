@@ -23,13 +23,17 @@ from gmpy2 import invert, mpz, powmod, powmod_sec
 from silodp.crypto.streams import Integers, derive_key, keystream
 from silodp.errors import SilodpError, require
 
-SECURE_BITS = 3072
+SECURE_BITS = 3072  # 128 bits of security: NIST SP 800-57 part 1, table 2
 _SMALL_PRIMES = gmpy2.primorial(1 << 16)
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """The modulus n; plaintexts are integers mod n, ciphertexts units mod n²."""
+    """The public key of Paillier (EUROCRYPT 1999, scheme 1) with g = 1 + n.
+
+    Attributes:
+        n: The modulus; plaintexts are integers mod n, ciphertexts units mod n².
+    """
 
     n: mpz
 
@@ -100,7 +104,11 @@ class PublicKey:
 
 @dataclass(frozen=True, repr=False)
 class PrivateKey:
-    """The primes p and q; computes mod p² and q² apart and joins by the Chinese remainder theorem."""
+    """The private key: it computes mod p² and q² apart, and joins by the Chinese remainder theorem.
+
+    Attributes:
+        p, q: The prime factors of n, of equal length.
+    """
 
     p: mpz
     q: mpz
@@ -121,13 +129,17 @@ class PrivateKey:
 
     def encrypt(self, m: int) -> mpz:
         """Return a fresh ciphertext of m mod n."""
+        # `powmod_sec` takes the same time for every exponent and base of a length, which p and q need.
         # A blank costs half the exponent: mod p² the nth powers are the x^p with x uniform mod p (gcd(q, p−1) = 1).
         p, q = self.p, self.q
         blank = self._join(powmod_sec(_uniform_unit(p), p, p * p), powmod_sec(_uniform_unit(q), q, q * q))
         return self.public.plain(m) * blank % self.public.n_squared
 
     def decrypt(self, ciphertext: mpz) -> int:
-        """Return the plaintext in (−n/2, n/2)."""
+        """Return the plaintext in (−n/2, n/2).
+
+        Source: Paillier, EUROCRYPT 1999, section 7: decryption using Chinese remaindering.
+        """
         p, q, n = self.p, self.q, self.public.n
         m_p, m_q = (
             (powmod_sec(ciphertext % (prime * prime), prime - 1, prime * prime) - 1)
@@ -217,6 +229,7 @@ def _challenges(public: PublicKey, context: bytes) -> list[int]:
 
 def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
     """Return `count` integers mod `modulus`, each of 128 bits more than it needs from the stream (bias ≤ 2⁻¹²⁸)."""
+    # Uniform below 2^b, reduced modulo m, is within m/2^b of uniform: with 128 bits more nobody sees the difference.
     width = (int(modulus).bit_length() + 128 + 7) // 8
     stream = keystream(key, width * count).tobytes()
     return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
@@ -224,7 +237,12 @@ def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Residues:
-    """Lists of `count` integers modulo n: the group that masks Paillier plaintexts."""
+    """Lists of integers modulo n: the group that masks Paillier plaintexts.
+
+    Attributes:
+        count: The number of integers of a list.
+        modulus: n.
+    """
 
     count: int
     modulus: int
@@ -308,12 +326,10 @@ class MultiExponentiation:
         self._slots_of_base, self._slots_of_end = (slots, 1) if residues > users else (1, slots)
         columns = residues * self._slots_of_end
         bits = (2 * bound).bit_length()
-        self._window = min(
-            range(1, 17), key=lambda w: (1 << w) + columns * -(-bits // w)
-        )  # multiplications a table
-        self._columns = [
-            [mpz(1)] * columns for _ in range(-(-bits // self._window))
-        ]  # a list per digit, lowest first
+        # A wider window makes tables larger and exponents shorter: the sum is the multiplications of one table.
+        self._window = min(range(1, 17), key=lambda w: (1 << w) + columns * -(-bits // w))
+        # One list for each digit, lowest first.
+        self._columns = [[mpz(1)] * columns for _ in range(-(-bits // self._window))]
         self._bases = mpz(1)
         self._padding = residues * slots - size
 

@@ -22,16 +22,9 @@ import numpy as np
 from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
+from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.scheme import (
-    MultiExponentiation,
-    PrivateKey,
-    PublicKey,
-    draw_residues,
-    prove_modulus,
-    residues_from_bytes,
-    residues_to_bytes,
-)
+from silodp.crypto.paillier.scheme import PrivateKey, PublicKey
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.streams import Integers, Words, derive_key
 from silodp.errors import require
@@ -52,7 +45,7 @@ class PaillierServer:
     def pack(self) -> bytes:
         """Return key and inverses, secret: for the server's durable store."""
         numbers = [int(self._key.p), int(self._key.q), *(self._inverses or [])]
-        return residues_to_bytes(numbers, self.parameters.key_bits // 8)
+        return scheme.residues_to_bytes(numbers, self.parameters.key_bits // 8)
 
     @classmethod
     def unpack(cls, parameters: PaillierParameters, stored: bytes) -> PaillierServer:
@@ -70,7 +63,7 @@ class PaillierServer:
 
     def key_proof(self, context: bytes) -> bytes:
         """Return the proof that n is a Paillier modulus, for every silo; see `scheme.prove_modulus`."""
-        return prove_modulus(self._key, context)
+        return scheme.prove_modulus(self._key, context)
 
     def receive_counts(self, messages: Sequence[bytes]) -> None:
         """Add up the masked counts, and keep the inverses of r_u·N[u] mod n.
@@ -95,8 +88,11 @@ class PaillierServer:
             f"{len(messages)} of {self.parameters.silos} silos sent counts: ask those missing",
             code="run.too_few_silos",
         )
-        received = [residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)]
+        received = [
+            scheme.residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)
+        ]
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
+        # A total of 0 has no inverse: the user has no records, and an inverse of 0 gives them the weight 0.
         self._inverses = [int(invert(total, n)) if total else 0 for total in totals]
 
     def encrypt_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
@@ -231,9 +227,9 @@ class PaillierSilo:
             field="counts",
         )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
-        self._public = PublicKey.from_bytes(public_key, parameters.key_bits)
+        self.public = PublicKey.from_bytes(public_key, parameters.key_bits)
         blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
-        self._blinding = draw_residues(blinding, parameters.users, self._public.n)  # r_u
+        self._blinding = scheme.draw_residues(blinding, parameters.users, self.public.n)  # r_u
         self._counted = False
         self._blanks: list[mpz] = []
         self._used_masks: set[bytes] = set()
@@ -251,15 +247,15 @@ class PaillierSilo:
         )
         masks = self._take_masks(masks, self.parameters.users)
         self._counted = True
-        n, dummy = self._public.n, self.parameters.dummy and self._index == 0
+        n, dummy = self.public.n, self.parameters.dummy and self._index == 0
         blinded = [
             (r * (c + dummy) + m) % n for r, c, m in zip(self._blinding, self._counts, masks, strict=True)
         ]
-        return residues_to_bytes(blinded, self.parameters.key_bits // 8)
+        return scheme.residues_to_bytes(blinded, self.parameters.key_bits // 8)
 
     def precompute(self, rounds: int = 1) -> None:
         """Blanks for so many rounds ahead, which need no data; `answer` makes those that are missing."""
-        self._blanks += [self._public.blank() for _ in range(rounds * (self.parameters.ciphertexts + 1))]
+        self._blanks += [self.public.blank() for _ in range(rounds * (self.parameters.ciphertexts + 1))]
 
     def answer(
         self,
@@ -286,14 +282,14 @@ class PaillierSilo:
         Raises:
             SilodpError: an input is not what the parameters allow, or masks were used before.
         """
-        p, public = self.parameters, self._public
+        p, public = self.parameters, self.public
         self._check_noise(noise)
         requests = public.ciphertexts_from_bytes(inverses, p.users, "the server (inverses)")
         bases = [
             self._weight(*of_user) for of_user in zip(requests, self._blinding, self._counts, strict=True)
         ]
         shape = p.users, p.dimension
-        products = MultiExponentiation(
+        products = scheme.MultiExponentiation(
             public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits
         )
         absent = set(range(p.users))
@@ -321,27 +317,27 @@ class PaillierSilo:
     def _weight(self, ciphertext: mpz, r: int, count: int) -> mpz:
         """Return Enc(C·n[s,u]/N[u]) from Enc((r_u·N[u])⁻¹)."""
         # A random multiple of n, which changes no plaintext, hides the exponent's length in time, 0 included.
-        exponent = self.parameters.scale * count * r % self._public.n
-        cover = self._public.n * (secrets.randbits(64) | 1 << 63)
-        return powmod(ciphertext, exponent + cover, self._public.n_squared)
+        exponent = self.parameters.scale * count * r % self.public.n
+        cover = self.public.n * (secrets.randbits(64) | 1 << 63)
+        return powmod(ciphertext, exponent + cover, self.public.n_squared)
 
     def _refresh(self, ciphertext: mpz) -> mpz:
         """Return the same plaintext under fresh randomness; from the old, the server could test guesses at rows."""
-        return ciphertext * self._blank() % self._public.n_squared
+        return ciphertext * self._blank() % self.public.n_squared
 
     def _blank(self) -> mpz:
-        return self._blanks.pop() if self._blanks else self._public.blank()
+        return self._blanks.pop() if self._blanks else self.public.blank()
 
     def _take_masks(self, masks: Sequence[int], count: int) -> list[int]:
         """Return masks in range, once: two messages under one mask give the server their difference."""
-        n = self._public.n
+        n = self.public.n
         require(
             len(masks) == count and all(0 <= m < n for m in masks),
             f"{len(masks)} masks for {count} numbers, or one not in 0..n−1: draw one mod n for each",
             code="argument.value",
             field="masks",
         )
-        digest = hashlib.sha256(residues_to_bytes(masks, self.parameters.key_bits // 8)).digest()
+        digest = hashlib.sha256(scheme.residues_to_bytes(masks, self.parameters.key_bits // 8)).digest()
         require(
             digest not in self._used_masks,
             "these masks were used before: draw them anew for every message",
