@@ -5,8 +5,9 @@ secrets: server and silos sign every message for its recipient. It can lose, rep
 else; so it keeps nothing, and may be stopped at any moment. A request that stays unanswered is offered again, and a
 silo that is asked twice gives the same answer twice.
 
-This module needs the standard library alone, so that a courier runs in any environment, under a user who cannot read
-the files of the party. On a socket every call is a connection with one frame in each direction:
+This module needs the standard library alone, and imports nothing of silodp: it can be copied, so that a courier runs in
+any environment, under a user who cannot read the files of the party. On a socket every call is a connection with one
+frame in each direction:
 
     4 bytes   length of the header, big-endian
     8 bytes   length of the body
@@ -22,9 +23,6 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-from silodp.errors import SilodpError
-from silodp.parsing import parse_texts
 
 CONNECT_SECONDS = 10.0
 _LENGTHS = struct.Struct(">IQ")
@@ -134,34 +132,40 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: bytes = 
         connection.sendall(body)
 
 
-def receive_frame(connection: socket.socket, max_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
-    """Receive one frame.
-
-    Args:
-        connection: a connected socket.
-        max_bytes: of the body; None: no limit.
+def receive_frame(connection: socket.socket) -> tuple[dict[str, str], bytes]:
+    """Receive one frame, of any length.
 
     Raises:
-        OSError: the connection broke, or no frame came.
-        SilodpError: the body is longer; it was not read (code message.too_large).
+        OSError: The connection broke, or no frame came.
     """
-    header_size, size = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
+    header, size = receive_header(connection)
+    return header, receive_bytes(connection, size)
+
+
+def receive_header(connection: socket.socket) -> tuple[dict[str, str], int]:
+    """Receive the header of a frame, and the length of its body, which is received next.
+
+    Raises:
+        OSError: The connection broke, or no frame came.
+    """
+    header_size, size = _LENGTHS.unpack(receive_bytes(connection, _LENGTHS.size))
     if header_size > _MAX_HEADER:
         raise ConnectionError("no frame of this version came")
     try:
-        header = parse_texts(_receive(connection, header_size))
-    except ValueError:
-        raise ConnectionError("no frame of this version came") from None
-    if max_bytes is not None and size > max_bytes:
-        raise SilodpError(
-            f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
-            code="message.too_large",
-        )
-    return header, _receive(connection, size)
+        header = json.loads(receive_bytes(connection, header_size))
+    except (ValueError, RecursionError):  # the second one for brackets in brackets
+        header = None
+    if not isinstance(header, dict) or not all(isinstance(text, str) for text in header.values()):
+        raise ConnectionError("no frame of this version came")
+    return header, size
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes."""
+def receive_bytes(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly so many bytes.
+
+    Raises:
+        OSError: The connection broke before.
+    """
     received = io.BytesIO()  # hands out what was written without a copy; it grows with what arrives
     while received.tell() < size:
         piece = connection.recv(min(size - received.tell(), _MAX_PIECE))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from silodp.deploy.courier import Reply, receive_frame, send_frame
+from silodp.deploy.courier import Reply, receive_bytes, receive_header, send_frame
 from silodp.deploy.mailbox import Exchange, Mailbox, answer_request
 from silodp.errors import SilodpError
 from silodp.wire.transport import Endpoint
@@ -161,6 +161,17 @@ def _find_group(name: str) -> int:
         ) from None
 
 
+def _receive_frame(connection: socket.socket, max_bytes: int) -> tuple[dict[str, str], bytes]:
+    """Receive a frame whose body is not longer than any message of the run; a longer one is not read."""
+    header, size = receive_header(connection)
+    if size > max_bytes:
+        raise SilodpError(
+            f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
+            code="message.too_large",
+        )
+    return header, receive_bytes(connection, size)
+
+
 # --- a silo's end ---
 
 
@@ -204,7 +215,7 @@ class SiloSocket:
         waiting.answered.set()
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._max_bytes)
+        header, body = _receive_frame(connection, self._max_bytes)
         if header.get("do") != "answer":
             raise ConnectionError("a call that a silo does not know")
         waiting = _Waiting(body)
@@ -253,7 +264,7 @@ class ServerSocket(Mailbox):
         self._listener.__exit__(*error)
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._max_bytes)
+        header, body = _receive_frame(connection, self._max_bytes)
         if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
             self._offer(connection, min(float(header["wait"]), _MAX_WAIT))
         elif header.get("do") == "give":
