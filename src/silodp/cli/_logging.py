@@ -18,7 +18,7 @@ import typer
 from silodp.cli._console import describe_failure, log
 from silodp.errors import SilodpError
 
-_LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("debug", "info", "warning", "error")
 _QUIET = ("httpx", "httpcore", "uvicorn", "asyncio")
 """Libraries whose records below a warning say nothing of the run."""
 
@@ -108,7 +108,7 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
         SilodpError: another level.
         typer.Exit: the block failed; its status is that of the failure.
     """
-    if level not in _LEVELS:
+    if level not in LEVELS:
         raise SilodpError(
             f"log_level = '{level}': give debug, info, warning or error.",
             code="argument.value",

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, Trackers, format_command, log, show
-from silodp.cli._logging import log_lines
+from silodp.cli._console import Config, Json, Names, Set, Trackers, format_command, log, show
+from silodp.cli._logging import LEVELS, log_lines
 from silodp.errors import SilodpError, counted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ deploy_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_MOST_STATUS_SECONDS = 60.0
+_MAX_STATUS_SECONDS = 60.0
 """A process that runs writes its status.json every ten seconds."""
 
 Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
@@ -52,7 +52,9 @@ SocketGroup = Annotated[
         help="Group whose members may use the socket. Default: this user alone.",
     ),
 ]
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", click_type=Names(LEVELS), help="Least severe records that are logged.")
+]
 
 
 @deploy_app.command("init")
@@ -549,7 +551,7 @@ def status(
         ),
         *([f"last error: {found['error']}"] if found["error"] else []),
     ]
-    is_running = since < _MOST_STATUS_SECONDS
+    is_running = since < _MAX_STATUS_SECONDS
     if not is_running:
         lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
     show(found, as_json, lines)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
 import click
 import typer
@@ -15,7 +15,7 @@ import typer.core
 from click.core import ParameterSource
 
 from silodp._lazy import load
-from silodp.cli._console import Config, Json, Set, log, show
+from silodp.cli._console import Config, Json, Names, Set, log, show
 from silodp.errors import SilodpError, counted
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def plan(
     give_up: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ADVERSARY",
-            help="For --tune: server or silo, against whom the settings need no ε. Can be repeated. Default: nobody.",
+            click_type=Names(("server", "silo")),
+            help="For --tune: an adversary against whom the settings need no ε. Can be repeated. Default: nobody.",
         ),
     ] = None,
     set_: Set = None,
@@ -246,12 +246,20 @@ def _make_field_options(method: str | None) -> list[click.Option]:
         for name, hint in read_hints(maker).items():
             described = find_mark(hint, Help)
             if described is not None and name not in found:
-                kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else str
+                choices = _list_choices(hint)
+                kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else Names(choices)
                 names = [name, f"--{name.replace('_', '-')}", *_ALSO.get(name, ())]
                 found[name] = click.Option(
                     names, type=kind, help=described.text, expose_value=False, callback=_keep_field
                 )
     return list(found.values())
+
+
+def _list_choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of the `Literal` in an annotation."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for member in get_args(hint) for choice in _list_choices(member))
 
 
 def _keep_field(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -270,16 +278,17 @@ def epsilon(
     framework: Annotated[
         str | None,
         typer.Option(
-            help="flower, nvflare, opacus or fl4health: check settings of another framework, and say what holds for a "
-            "client, a record and a person. Only --delta and --json can then be given.",
+            click_type=Names("silodp_checks:FRAMEWORKS"),
+            help="Check settings of another framework, and say what holds for a client, a record and a person. Only "
+            "--delta and --json can then be given.",
             show_envvar=False,
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, rpdp-minimum, rpdp-dropout, rpdp-filter, ddp or "
-            "default. [required without --framework]",
+            click_type=Names("silodp.methods:METHODS"),
+            help="Method of training. [required without --framework]",
             show_envvar=False,
         ),
     ] = None,
@@ -298,9 +307,16 @@ def epsilon(
         float | None, typer.Option(help="δ. Default: 1e-05, or that of the settings of --framework.")
     ] = None,
     accountant: Annotated[
-        str | None, typer.Option(help="pld or rdp. Default: the one with the smaller ε for this noise.")
+        str | None,
+        typer.Option(
+            click_type=Names("silodp.accounting.accountant:ACCOUNTANTS"),
+            help="Accountant of ε. Default: the one with the smaller ε for this noise.",
+        ),
     ] = None,
-    adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
+    adversary: Annotated[
+        str,
+        typer.Option(click_type=Names("silodp.accounting.views:ADVERSARIES"), help="Against whom ε holds."),
+    ] = "released",
     silos: Annotated[
         int | None,
         typer.Option(
@@ -309,7 +325,13 @@ def epsilon(
             help="Number of silos S; needed for --adversary silo, and for ddp.",
         ),
     ] = None,
-    aggregator: Annotated[str, typer.Option(help="plain, masked, lattice or paillier.")] = "plain",
+    aggregator: Annotated[
+        str,
+        typer.Option(
+            click_type=Names("silodp.aggregators.registry:AGGREGATORS"),
+            help="How the silos' sums are added up.",
+        ),
+    ] = "plain",
     aggregation: Annotated[
         list[str] | None,
         typer.Option(

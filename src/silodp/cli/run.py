@@ -40,8 +40,8 @@ from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, format_duration, print_progress
 from silodp.wire.files import write_durably
 
-LONG = 3600.0
-"""Seconds; a run that takes longer says so as soon as its speed is known."""
+_LONG_SECONDS = 3600.0
+"""A run that takes longer says so as soon as its speed is known."""
 
 
 def run_config(
@@ -114,7 +114,7 @@ def _run_config(
         nonlocal is_estimated
         if done.seconds_left is not None and not is_estimated:
             is_estimated = True
-            if done.seconds_left > LONG:
+            if done.seconds_left > _LONG_SECONDS:
                 log(
                     f"note: at this speed the other {counted(done.rounds - done.round, 'round')} take about "
                     f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
@@ -308,12 +308,12 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
 
 
 def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list[str]:
-    """Return the line on metrics by noised sums, if these are."""
+    """Return the line on metrics by noisy sums; none where metrics are measured in another way."""
     if not errors:
         return []
     found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
     return [
-        f"Metrics by noised sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
+        f"Metrics by noisy sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
     ]
 
 
