@@ -340,109 +340,33 @@ def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
+    """Return the lines of agreement.txt: what an operator reads before they accept.
+
+    Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     from silodp.accounting.assumptions import TECHNICAL
     from silodp.accounting.guarantee import describe_unit, format_epsilon
 
-    told = [f"{name} {format_epsilon(e)}" for name, e in agreed["epsilon"].items()]
-    who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])
-    columns = ", ".join(agreed["columns"]) or "as in data.json"
-    lines = [
-        f"Consortium {agreed['name']}",
-        f"  method      {agreed['method']}",
-        *(f"    {name}: {value}" for name, value in agreed["settings"].items()),
-        f"  protects    {who}; U = {agreed['users']:,} persons",
-        f"  a person is {_format_persons(agreed['persons'])}",
-        f"  aggregator  {agreed['aggregator']}",
-        *(f"    {name}: {value}" for name, value in agreed["aggregation"].items()),
-        f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
-        *_format_budget(agreed["budget"], agreed["epsilon"]),
-        *_format_separate(agreed["separate"]),
-        *(f"  assumes     {text.removeprefix(TECHNICAL)}" for text in agreed["assumptions"]),
-        *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
-        f"  columns     {columns}",
-        f"  label       {', '.join(agreed['labels']) or 'as in data.json'}",
-        *_format_mappings(agreed["mappings"]),
-        f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
-        *_format_code(agreed["references"], agreed["files"]),
-        f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
-        *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
-        *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),
-        *([] if agreed["secret"] else ["  NOT FOR RELEASE: the run has a seed, so the noise is not secret"]),
-        *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
-    ]
-    return [_escape_controls(line) for line in lines]
-
-
-def _format_code(references: Mapping[str, str], files: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each reference to code, and for each file that silodp did not make up."""
-    lines = []
-    for field, reference in references.items():
-        hint = "read it first" if ".py:" in reference else "as it is installed here"
-        lines.append(f"  executes    {field} = {reference}: {hint}")
-    for name, file in files.items():
-        lines.append(f"  {'code' if name.endswith('.py') else 'file':<11} {name}, {file['bytes']:,} bytes")
-        lines.append(f"    SHA-256 {file['digest']}")
-    return lines
-
-
-def _format_budget(budget: dict[str, Any] | None, epsilon: Mapping[str, float | None]) -> list[str]:
-    """Return a line about a budget that ends the run early: the server keeps it, and the silo its own limits."""
-    from silodp.accounting.guarantee import format_epsilon
-
-    if budget is None or (whole := epsilon[budget["adversary"]]) is None or whole <= budget["epsilon"]:
-        return []
-    limit = format_epsilon(budget["epsilon"])
-    return [
-        f"  budget      the server ends the run before ε against {budget['adversary']} exceeds {limit}; this silo does "
-        "not check that, but the limits of its own policy (--lifetime-epsilon, by default ε of the whole run)"
-    ]
-
-
-def _format_separate(separate: bool | None) -> list[str]:
-    """Return the line about how persons are computed; none where nothing is computed for single persons."""
-    if separate is None:
-        return []
-    if separate:
-        return ["  computes    every person (or record) alone"]
-    return [
-        "  computes    persons side by side: a server that chooses models for it can learn more of a person than ε says"
-    ]
-
-
-def _format_persons(persons: dict[str, Any]) -> str:
-    """Return what names a person, for the operator to compare with the table and with earlier runs."""
-    if not persons["column"]:
-        return f"what the data set numbers as one (digest {persons['digest']})"
-    profile = persons["profile"]
-    how = (
-        "of the public list of persons"
-        if profile is None
-        else f"by the identity profile {profile['study']}, {profile['code']}"
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,  # text for a terminal, no HTML
+        finalize=lambda value: _escape_controls(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return f"a value of the column '{persons['column']}' {how} (digest {persons['digest']})"
-
-
-def _format_mappings(mappings: Mapping[str, Any]) -> list[str]:
-    """Return the lines about silos whose tables have other names of columns, or other values, than the schema."""
-    lines = []
-    for silo, mapping in mappings.items():
-        for column, name in mapping["columns"].items():
-            lines.append(f"  in silo {silo} the column '{name}' is '{column}'")
-        for column, values in mapping["values"].items():
-            listed = ", ".join(f"'{text}' is '{value}'" for text, value in values.items())
-            lines.append(f"  in silo {silo} in '{column}' {listed}")
-    return lines
-
-
-def _format_evaluation(across: str | None, times: int) -> list[str]:
-    """Return the line about held-out records of an agreement."""
-    if across == "local":
-        return ["  evaluation  on this silo's held-out records, by itself; nothing of it leaves the silo"]
-    if across == "sums":
-        return [
-            f"  evaluation  {counted(times, 'noisy sum')} of counts of held-out records, within the ε above"
-        ]
-    return []
+    environment.globals.update(counted=counted, describe_unit=describe_unit, format_epsilon=format_epsilon)
+    budget = agreed["budget"]
+    whole = None if budget is None else agreed["epsilon"][budget["adversary"]]
+    text = environment.get_template("agreement.txt").render(
+        agreed,
+        assumptions=[text.removeprefix(TECHNICAL) for text in agreed["assumptions"]],
+        # The server keeps this budget, and a silo its own limits.
+        ends_early=whole is not None and whole > budget["epsilon"],
+    )
+    return text.removesuffix("\n").split("\n")
 
 
 def _escape_controls(text: str) -> str:
