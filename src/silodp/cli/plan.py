@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from silodp._lazy import load
 from silodp.cli._console import Config, Json, Names, Set, log, show
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, counted, require
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
@@ -109,19 +109,27 @@ def plan(
     show({"name": resolved.config.name, **result, **about}, as_json, lines)
 
 
+def _list_given() -> list[click.Parameter]:
+    """Return the options and arguments that stand on the command line."""
+    context = click.get_current_context()
+    return [
+        option
+        for option in context.command.params
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+
+
 def _refuse_unused_options(tune: bool) -> None:
     """Refuse options that have a meaning only with --tune, or only without it."""
-    context = click.get_current_context()
     unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up")
-    for option in context.command.params:
-        name = option.name or ""
-        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            remedy = "leave one of them out" if tune else "add --tune, or leave it out"
-            raise SilodpError(
-                f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
-                code="argument.conflict",
-                field=name,
-            )
+    remedy = "leave one of them out" if tune else "add --tune, or leave it out"
+    for option in _list_given():
+        require(
+            option.name not in unused,
+            f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
+            code="argument.conflict",
+            field=option.name,
+        )
 
 
 def _remark_on_users(spec: RunSpec) -> str:
@@ -414,15 +422,8 @@ epsilon_app.command("epsilon", cls=EpsilonCommand)(epsilon)
 
 def _refuse_other_options() -> None:
     """Refuse options of --method beside --framework: `--rounds 10`, if ignored, would be charged as one round."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if source is ParameterSource.COMMANDLINE and option.name not in (
-            "settings",
-            "framework",
-            "delta",
-            "as_json",
-        ):
+    for option in _list_given():
+        if option.name not in ("settings", "framework", "delta", "as_json"):
             raise click.UsageError(
                 f"{option.opts[0]} has no meaning beside --framework: write settings as KEY=VALUE, for example "
                 "rounds=10."

@@ -69,7 +69,7 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
         is_server = load_identity(folder, SERVER).public == roster.server
         name = SERVER if is_server else find_name(folder, consortium)
     except SilodpError as error:
-        yield Finding("keys", False, f"{error} [{error.code}]")
+        yield _describe_refusal("keys", error)
         return
     yield Finding("keys", True, f"the roster lists the key in {folder / IDENTITY} as that of '{name}'")
     yield _try(
@@ -77,19 +77,22 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
         lambda: f"the run that follows here has the digest {consortium.stated_spec.digest[:16]}, as stated",
     )
     yield _try("certificates", lambda: _check_certificates(consortium, name))
-    if not is_server:
-        yield from _check_policy(folder, consortium, name)
     if is_server:
         yield _try("port", lambda: _check_port(roster.port))
         return
+    yield from _check_policy(folder, consortium, name)
     try:
         tls = make_context(
             consortium.folder / AUTHORITY, consortium.certificate(name), folder / TLS_KEY, is_server=False
         )
     except SilodpError as error:
-        yield Finding("tls", False, f"{error} [{error.code}]")
+        yield _describe_refusal("tls", error)
         return
     yield from _check_server(url or roster.url, tls, consortium.digest)
+
+
+def _describe_refusal(name: str, error: SilodpError) -> Finding:
+    return Finding(name, False, f"{error} [{error.code}]")
 
 
 def _try(name: str, check: Callable[[], str]) -> Finding:
@@ -97,7 +100,7 @@ def _try(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, True, check())
     except SilodpError as error:
-        return Finding(name, False, f"{error} [{error.code}]")
+        return _describe_refusal(name, error)
 
 
 def _check_certificates(consortium: Consortium, name: str) -> str:
@@ -127,7 +130,7 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
         # Of a run that was begun, the ledgers have charges already.
         short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
     except SilodpError as error:
-        yield Finding("policy", False, f"{error} [{error.code}]")
+        yield _describe_refusal("policy", error)
         return
     told = (
         "this public folder is accepted" if is_accepted else "it allows the run; the code is not accepted yet"

@@ -122,7 +122,7 @@ class Roster:
             "silos": {name: key.hex() for name, key in self.silos.items()},
             "for_tests": self.for_tests,
         }
-        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+        return encode_json(fields).decode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Roster:
@@ -495,15 +495,19 @@ def take_copy(folder: Path, home: Path) -> Consortium:
     return Consortium.load(copy)
 
 
-def format_digest(digest: str) -> str:
-    """Return the first 128 bits of a digest in eight groups of four characters."""
-    return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
+def format_digest(digest: str, digits: int = 32) -> str:
+    """Return the first hexadecimal digits of a digest or key in groups of four, for a comparison by telephone."""
+    return " ".join(digest[i : i + 4] for i in range(0, digits, 4))
+
+
+def encode_json(content: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file that people may read."""
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def write_public(folder: Path, config_text: str, data: PublicData, spec: RunSpec) -> None:
     """Write the files of a new public folder that do not depend on keys."""
-    facts: dict[str, Any] = data.to_dict()
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / CONFIG, config_text.encode())
-    write_durably(folder / DATA, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+    write_durably(folder / DATA, encode_json(data.to_dict()))
     write_durably(folder / SPEC, spec.to_json().encode())

@@ -18,7 +18,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError, require, shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (
@@ -113,61 +113,63 @@ class Policy(BaseModel):
             ("aggregators", spec.aggregator.name, self.aggregators),
             ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
         ):
-            if allowed and name not in allowed:
-                raise SilodpError(
-                    f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not "
-                    "take part.",
-                    code="policy.not_allowed",
-                    field=field,
-                )
+            require(
+                not allowed or name in allowed,
+                f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not take part.",
+                code="policy.not_allowed",
+                field=field,
+            )
         for field, verb, used, listed in (
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):
-            if extra := sorted(set(used) - set(listed or used)):
-                raise SilodpError(
-                    f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or "
-                    "do not take part.",
-                    code="policy.not_allowed",
-                    field=field,
-                )
-        if spec.method.needs_counts and not spec.aggregator.weights_privately and not self.allow_counts:
-            raise SilodpError(
-                f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
-                "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
-                "--allow-counts), or do not take part.",
+            extra = sorted(set(used) - set(listed or used))
+            require(
+                not extra,
+                f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or do "
+                "not take part.",
                 code="policy.not_allowed",
-                field="allow_counts",
+                field=field,
             )
-        if self.require_separate and not spec.separate:
-            raise SilodpError(
-                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
-                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
-                "server there, or do not take part.",
-                code="policy.not_allowed",
-                field="require_separate",
-            )
-        if spec.min_silos < self.min_silos:
-            raise SilodpError(
-                f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
-                "lower min_silos, or do not take part.",
-                code="policy.not_allowed",
-                field="min_silos",
-            )
-        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
-            raise SilodpError(
-                f"messages of the run have up to {longest:,} bytes, and the policy allows "
-                f"{self.max_message_bytes:,}: raise max_message_bytes, or do not take part.",
-                code="policy.not_allowed",
-                field="max_message_bytes",
-            )
-        if not spec.is_secret and not self.allow_seed:
-            raise SilodpError(
-                "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
-                "(allow_seed = true is for tests with made-up records).",
-                code="policy.not_allowed",
-                field="allow_seed",
-            )
+        asks_for_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
+        require(
+            self.allow_counts or not asks_for_counts,
+            f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of every "
+            "person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
+            "--allow-counts), or do not take part.",
+            code="policy.not_allowed",
+            field="allow_counts",
+        )
+        require(
+            spec.separate or not self.require_separate,
+            "the run does not compute every person alone (separate = true), and the policy requires it, so that its ε "
+            "holds for models that a server chooses for an attack: set require_separate = false to trust the server "
+            "there, or do not take part.",
+            code="policy.not_allowed",
+            field="require_separate",
+        )
+        require(
+            spec.min_silos >= self.min_silos,
+            f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: lower "
+            "min_silos, or do not take part.",
+            code="policy.not_allowed",
+            field="min_silos",
+        )
+        longest = find_max_bytes(spec)
+        require(
+            longest <= self.max_message_bytes,
+            f"messages of the run have up to {longest:,} bytes, and the policy allows {self.max_message_bytes:,}: "
+            "raise max_message_bytes, or do not take part.",
+            code="policy.not_allowed",
+            field="max_message_bytes",
+        )
+        require(
+            spec.is_secret or self.allow_seed,
+            "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
+            "(allow_seed = true is for tests with made-up records).",
+            code="policy.not_allowed",
+            field="allow_seed",
+        )
 
     @classmethod
     def load(cls, path: Path) -> Policy:

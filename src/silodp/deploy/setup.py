@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import math
 import re
 import shutil
@@ -30,6 +29,8 @@ from silodp.deploy.consortium import (
     Consortium,
     Roster,
     check_party_name,
+    encode_json,
+    format_digest,
     write_public,
 )
 from silodp.deploy.history import PersonKey
@@ -207,7 +208,7 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
         save_identity(folder, identity)
         write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
         content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
-        write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+        write_durably(path, encode_json(content))
     return path
 
 
@@ -235,8 +236,7 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     later.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in found:
-            content = json.dumps(found[name], indent=1, ensure_ascii=False) + "\n"
-            write_durably(later / f"{name}{REQUEST_ENDING}", content.encode())
+            write_durably(later / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
     return [name for name in names if name not in found]
 
 
@@ -422,8 +422,7 @@ def describe_settings(part: Any) -> dict[str, str]:
 
 def format_key(key: bytes) -> str:
     """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
-    text = key.hex()[:16]
-    return " ".join(text[i : i + 4] for i in range(0, 16, 4))
+    return format_digest(key.hex(), 16)
 
 
 def accept(
