@@ -167,10 +167,10 @@ class CommandFailure:
     """Why a command failed.
 
     Attributes:
-        status: of the process.
-        code: as in `SilodpError`.
-        message: one sentence.
-        field: as in `SilodpError`.
+        status: Exit status of the process.
+        code: Code of the error, as in `SilodpError`.
+        message: One sentence.
+        field: The setting or option at fault, as in `SilodpError`; None where there is no single one.
     """
 
     status: int

@@ -40,9 +40,9 @@ class Finding:
     """What one check has found.
 
     Attributes:
-        name: of the check.
-        is_good: whether the party can take part, as far as this check sees.
-        told: what was found, and what to do.
+        name: Name of the check, for example "tls".
+        is_good: Whether the party can take part, as far as this check sees.
+        told: A sentence about what was found, and what to do.
     """
 
     name: str
@@ -54,15 +54,15 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
     """Check whether a party could take part now; nothing is written, and no code of the public folder is executed.
 
     Args:
-        folder: of the party; its key says which it is.
-        consortium: the public folder, sealed.
-        url: of the server; None: that of the roster.
+        folder: Folder of the party. The key in it says which party it is.
+        consortium: The sealed public folder.
+        url: Address of the server; None: that of the roster.
 
     Yields:
-        Findings, each as soon as it is known; where one keeps the next from being made, they end.
+        Findings, each as soon as it is known. They end where a failed check makes the next one impossible.
 
     Raises:
-        SilodpError: the public folder is not sealed (code deploy.not_sealed).
+        SilodpError: The public folder is not sealed (code deploy.not_sealed).
     """
     roster = consortium.sealed
     try:

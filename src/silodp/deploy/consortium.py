@@ -77,8 +77,8 @@ class PublicFile:
     """A file of the public folder.
 
     Attributes:
-        bytes: its length.
-        digest: SHA-256 (hex) of its content.
+        bytes: Length of the file in bytes.
+        digest: SHA-256 of its content, 64 hexadecimal digits.
     """
 
     bytes: int
@@ -90,10 +90,10 @@ class Roster:
     """The parties of a consortium, in the public order of the silos.
 
     Attributes:
-        host, port: of the server, as silos reach it.
-        server: its Ed25519 public key, 32 bytes.
-        silos: name → Ed25519 public key, 32 bytes.
-        for_tests: whether the keys were made for a test on one machine.
+        host, port: Address of the server, as silos reach it.
+        server: Ed25519 public key of the server, 32 bytes.
+        silos: Ed25519 public keys of the silos by name, 32 bytes each.
+        for_tests: Whether the keys were made for a test on one machine.
     """
 
     host: str
@@ -156,11 +156,11 @@ class Consortium:
     """The public folder of a consortium, read.
 
     Attributes:
-        folder: its path.
-        resolved: the run as config.toml describes it.
-        data: public facts of the data.
-        roster: the parties; None before the coordinator has sealed the folder.
-        files: all files by name, as the digest covers them.
+        folder: Path of the folder.
+        resolved: The run as config.toml describes it.
+        data: Public facts of the data.
+        roster: The parties; None before the coordinator has sealed the folder.
+        files: All files by name, as the digest covers them.
     """
 
     folder: Path

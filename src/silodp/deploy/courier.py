@@ -34,9 +34,9 @@ class Request:
     """A signed request of the server for one silo.
 
     Attributes:
-        exchange: 32 hexadecimal digits; the answer is given back with them.
-        silo: name of the silo.
-        body: to be brought to the silo unchanged.
+        exchange: Name of the exchange, 32 hexadecimal digits, with which the answer is given back.
+        silo: Name of the silo.
+        body: The signed bytes, which are brought to the silo unchanged.
     """
 
     exchange: str
@@ -49,8 +49,8 @@ class Reply:
     """What a silo says to a request: a signed answer, or that it refuses.
 
     Attributes:
-        body: signed answer; empty where the silo refuses.
-        refused: code of the error for which the silo refuses; empty where it answers.
+        body: The signed answer; empty where the silo refuses.
+        refused: Code of the error for which the silo refuses; empty where it answers.
     """
 
     body: bytes

@@ -49,11 +49,12 @@ class Exchange:
     """A request that waits for its answer.
 
     Attributes:
-        id: 32 hexadecimal digits; the reply is delivered with them.
-        silo: name of the silo.
-        request: signed bytes.
-        due: time (`time.monotonic`) from which on a courier at a socket may take it; over HTTPS the silo may always.
-        outcome: the answer, or why there is none; None while it is awaited.
+        id: Name of the exchange, 32 hexadecimal digits, with which the reply is delivered.
+        silo: Name of the silo.
+        request: The request as signed bytes.
+        due: Time (`time.monotonic`) from which on a courier at a socket may take the request. Over HTTPS the silo may
+            take it at any time.
+        outcome: The answer, or why there is none; None while it is awaited.
     """
 
     id: str
@@ -67,12 +68,12 @@ class Mailbox:
     """Requests and their answers, shared by the thread of the run and those of a courier; a `Transport`.
 
     Args:
-        silos: their names.
-        answer_timeout: seconds that a silo has for an answer.
-        answers: by silo, how many answers have left it at least, as counted by an earlier process.
+        silos: Names of the silos.
+        answer_timeout: Seconds that a silo has for an answer.
+        answers: Number of answers that have left each silo, at least, as counted by an earlier process.
 
     Attributes:
-        traffic: bytes that were sent so far.
+        traffic: Bytes that were sent so far.
     """
 
     def __init__(

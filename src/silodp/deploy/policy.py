@@ -36,33 +36,35 @@ class Policy(BaseModel):
     """What a silo takes part in.
 
     Attributes:
-        accepted: digests (hex) of the public folders that the operator has accepted.
-        data: file with this silo's records, relative to the policy; it never leaves the silo.
-        index: file by which a trust center numbers the silo's persons, relative to the policy; "" where the run needs
-            none. It never leaves the silo.
-        delta: δ of the lifetime limits.
-        persons: digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
-            as the folder's first run; the operator answers for that.
-        lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
-        methods: names of methods that are allowed; () allows all.
-        aggregators: names of aggregators that are allowed; () allows all.
-        evaluation: kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums");
-            () allows all.
-        columns: features that a model may be trained on; () allows those of the accepted data description.
-        labels: columns that a model may learn to predict, which are the label, or event and time; () allows those of
-            the accepted configuration.
-        allow_counts: whether a method may ask for the number of records of each person in clear.
-        require_separate: whether every person (or record) must be computed alone, so that ε holds for models that a
+        accepted: Digests (64 hexadecimal digits) of the public folders that the operator has accepted.
+        data: The file with this silo's records, relative to the policy. It never leaves the silo.
+        index: The file by which a trust center numbers the silo's persons, relative to the policy; "" where the run
+            needs none. It never leaves the silo.
+        delta: δ of the lifetime limits, in (0, 1).
+        persons: Digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
+            as the folder's first run. The operator answers for that.
+        lifetime_epsilon: The largest ε that all runs of this silo together may spend, by adversary.
+        methods: Names of the methods that are allowed; an empty list allows all.
+        aggregators: Names of the aggregators that are allowed; an empty list allows all.
+        evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums"); an
+            empty list allows all.
+        columns: Features that a model may be trained on; an empty list allows those of the accepted data description.
+        labels: Columns that a model may learn to predict, which are the label, or event and time; an empty list allows
+            those of the accepted configuration.
+        allow_counts: Whether a method may ask for the number of records of each person in clear.
+        require_separate: Whether every person (or record) must be computed alone, so that ε holds for models that a
             server chooses for an attack.
-        min_silos: fewest silos in a sum that this silo takes part in.
-        most_runs: number of runs, counted over the life of the silo's folder; one that is resumed is the same run.
-        allow_seed: for tests: whether the noise may follow from a seed that everyone knows.
-        max_message_bytes: longest message that a run may have.
-        max_run_bytes: most bytes that the store may hold of one run.
-        max_disk_bytes: most bytes of the store, the ledgers and the audit log, of all runs together.
-        max_sessions: most sessions of the set-up in one run; each time the server resumes it, it may begin another.
-        max_answers: most answers in one run, repeated ones included: each is a line of the audit log.
-        max_run_days: days from the first request of a run after which no request of it is answered.
+        min_silos: The smallest number of silos in a sum that this silo takes part in.
+        most_runs: The largest number of runs that may be charged over the life of the silo's folder. A run that is
+            resumed is the same run.
+        allow_seed: For tests: whether the noise may follow from a seed that everyone knows.
+        max_message_bytes: Bytes of the longest message that a run may have.
+        max_run_bytes: The largest number of bytes that the store may hold of one run.
+        max_disk_bytes: The largest number of bytes of the store, the ledgers and the audit log of all runs together.
+        max_sessions: The largest number of set-up sessions in one run; the server may begin another each time it
+            resumes the run.
+        max_answers: The largest number of answers in one run. Repeated answers count: each is a line of the audit log.
+        max_run_days: Days after the first request of a run from which on no request of the run is answered.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -94,12 +96,12 @@ class Policy(BaseModel):
         """Refuse a run that the operator has not allowed.
 
         Args:
-            digest: of the public folder.
-            spec: of the run.
-            labels: columns that the run learns to predict (`Consortium.labels`).
+            digest: Digest of the public folder, as `Consortium.digest`.
+            spec: Specification of the run.
+            labels: Columns that the run learns to predict (`Consortium.labels`).
 
         Raises:
-            SilodpError: the digest was not accepted, or the policy does not allow the run (codes policy.*).
+            SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
         """
         if digest not in self.accepted:
             raise SilodpError(
@@ -176,7 +178,7 @@ class Policy(BaseModel):
         """Read policy.toml.
 
         Raises:
-            SilodpError: it is missing, or a field is unknown or wrong.
+            SilodpError: The file is missing, or a field is unknown or wrong.
         """
         table = read_toml(path)
         if unknown := sorted(table.keys() - cls.model_fields.keys()):
@@ -200,8 +202,8 @@ def accept_digest(folder: Path, digest: str) -> None:
     """Write into the server's folder that its operator has accepted a public folder.
 
     Args:
-        folder: of the server.
-        digest: of the public folder.
+        folder: Folder of the server.
+        digest: Digest of the public folder.
     """
     known = _read_accepted(folder)
     if digest not in known:
@@ -214,7 +216,7 @@ def check_accepted(folder: Path, digest: str) -> None:
     """Refuse a public folder that the server's operator has not accepted.
 
     Raises:
-        SilodpError: the folder of the server does not list the digest (code policy.digest).
+        SilodpError: The folder of the server does not list the digest (code policy.digest).
     """
     if digest not in _read_accepted(folder):
         raise SilodpError(

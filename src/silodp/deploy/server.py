@@ -50,10 +50,10 @@ class RemoteParties:
     """Silos that a transport reaches; the parties of `silodp.runtime.train.run`.
 
     Attributes:
-        consortium: the public folder.
-        transport: reaches the silos.
-        identity: the server's key.
-        connect: waits until the silos can be asked; called when the run holds the lock of its directory.
+        consortium: The public folder.
+        transport: The courier that reaches the silos.
+        identity: The server's long-term key.
+        connect: Waits until the silos can be asked. It is called when the run holds the lock of its directory.
     """
 
     consortium: Consortium
@@ -118,9 +118,9 @@ class SocketOptions:
     """Where couriers of somebody's own meet the server (docs/couriers.md).
 
     Attributes:
-        path: of the Unix socket.
-        group: whose members may connect too; None: this user alone.
-        repeat: seconds after which a request without an answer is offered to couriers again.
+        path: Path of the Unix socket.
+        group: Name of the group whose members may connect too; None: this user alone.
+        repeat: Seconds after which a request without an answer is offered to couriers again.
     """
 
     path: Path

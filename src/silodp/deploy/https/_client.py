@@ -40,8 +40,8 @@ class _RefusedError(Exception):
     """The server refuses a call.
 
     Args:
-        status: of the reply.
-        stated: code of the error, as the server states it.
+        status: HTTP status of the reply.
+        stated: Code of the error, as the server states it.
     """
 
     def __init__(self, status: int, stated: str) -> None:
@@ -82,16 +82,16 @@ class HttpsClient:
     """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
 
     Args:
-        url: of the server, for example "https://server.example:8443".
-        tls: from `certificates.make_context`.
-        identity: the silo's long-term key.
-        digest: of the public folder that the silo has accepted.
-        endpoint: answers signed requests.
-        max_bytes: of a request; a longer one is not read to its end.
-        max_pause: longest pause between two tries to reach the server.
-        count_answers: returns how many answers have left the silo.
-        keep: whether the silo goes on when the server says that the run is over.
-        on_problem: called with what keeps the silo from its server, and with None when it is connected.
+        url: Address of the server, for example "https://server.example:8443".
+        tls: TLS settings from `certificates.make_context`.
+        identity: The silo's long-term key.
+        digest: Digest of the public folder that the silo has accepted.
+        endpoint: Answers signed requests.
+        max_bytes: Bytes of the longest request. A longer one is not read to its end.
+        max_pause: Longest pause between two tries to reach the server, in seconds.
+        count_answers: Returns how many answers have left the silo.
+        keep: Whether the silo goes on when the server says that the run is over.
+        on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
     """
 
     def __init__(
