@@ -252,9 +252,11 @@ def accept_command(
     A silo's policy is written then, and at the server the list of what it may run.
     """
     from silodp.deploy.consortium import take_copy
+    from silodp.deploy.lifetime import describe_shortfall, find_shortfall
     from silodp.deploy.policy import ACCEPTED, accept_digest
+    from silodp.deploy.records import load_records
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import describe_shortfall, find_name, find_shortfall, load_identity, load_records
+    from silodp.deploy.silo import find_name, load_identity
 
     consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
@@ -654,8 +656,8 @@ def audit_log(
             code="cli.file",
             field="folder",
         )
+    from silodp.deploy.lifetime import read_spent
     from silodp.deploy.limits import read_audit
-    from silodp.deploy.silo import read_spent
 
     entries, cut_off = read_audit(path)
     text = [

@@ -17,14 +17,9 @@ from silodp.deploy import IDENTITY, POLICY, TLS_KEY
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, Consortium
 from silodp.deploy.https import listen_at
+from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
-from silodp.deploy.silo import (
-    check_participation,
-    describe_shortfall,
-    find_name,
-    find_shortfall,
-    load_identity,
-)
+from silodp.deploy.silo import check_participation, find_name, load_identity
 from silodp.errors import SilodpError, shorten
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.transport import SERVER

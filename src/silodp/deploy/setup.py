@@ -34,15 +34,10 @@ from silodp.deploy.consortium import (
     write_public,
 )
 from silodp.deploy.history import PersonKey
+from silodp.deploy.lifetime import compute_lifetime_cost
 from silodp.deploy.policy import Policy, accept_digest
-from silodp.deploy.silo import (
-    check_index,
-    check_participation,
-    compute_lifetime_cost,
-    find_name,
-    save_identity,
-    save_records,
-)
+from silodp.deploy.records import check_index, save_records
+from silodp.deploy.silo import check_participation, find_name, save_identity
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
