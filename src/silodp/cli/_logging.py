@@ -71,13 +71,6 @@ class _RateLimit(logging.Filter):
         return True
 
 
-class _PlainLines(logging.Formatter):
-    """Time of day and message, for a person at a terminal."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-
-
 class _Warnings(logging.Handler):
     """Prints a record as the lines of a command are: "warning: …"."""
 
@@ -117,7 +110,8 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.addFilter(_RateLimit())
     is_terminal = sys.stderr.isatty()
-    handler.setFormatter(_PlainLines() if is_terminal else JsonLines())
+    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(plain if is_terminal else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for library in _QUIET:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from socket import create_server
@@ -119,21 +119,15 @@ def init(
         spec = draft_public(resolved, out / "public", data)
         result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
-            f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
-            *(
-                []
-                if after is None
-                else ["Parties of the earlier consortium keep their keys and their folders."]
-            ),
-            *(
-                ["These parties run this command, and send you the request file that it writes:"]
-                if asked
-                else []
-            ),
-            *(f"  {format_command('deploy', 'keys', name)}" for name in asked),
-            *([f"Put the requests into {out / 'requests'}."] if asked else []),
-            f"Then run: {format_command('deploy', 'seal', out)} --host NAME",
+            f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo."
         ]
+        if after is not None:
+            lines.append("Parties of the earlier consortium keep their keys and their folders.")
+        if asked:
+            lines.append("These parties run this command, and send you the request file that it writes:")
+            lines += [f"  {format_command('deploy', 'keys', name)}" for name in asked]
+            lines.append(f"Put the requests into {out / 'requests'}.")
+        lines.append(f"Then run: {format_command('deploy', 'seal', out)} --host NAME")
     show(result, as_json, lines)
 
 
@@ -295,10 +289,8 @@ def accept_command(
     table = _find_file(folder, "data", str(data))
     numbers = "" if index is None else _find_file(folder, "index", index)
     # What is wrong with the table is seen here, and not when the other silos wait.
-    records = load_records(
-        Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
-    )
     name = find_name(folder, consortium)
+    records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
     is_new = not _has_accepted(folder, consortium.digest)
     policy = accept(folder, consortium, table, epsilon, index=numbers, allow_counts=allow_counts)
     # Of a run that was begun, the ledgers have charges already.
@@ -611,7 +603,7 @@ def silo(
                 max_bytes,
                 count_answers=lambda: service.answers,
                 keep=keep,
-                on_problem=lambda problem: write_status(error=problem),
+                on_problem=lambda problem: file.try_write(error=problem),
             )
             file = StatusFile(
                 folder / STATUS,
@@ -620,16 +612,12 @@ def silo(
                 lambda: {service.name: service.answers},
             )
 
-            def write_status(**changes: Any) -> None:
-                with suppress(OSError):  # a full disk ends an answer where something would be lost
-                    file.write(**changes)
-
             def note_round(done: int, epsilon: Mapping[Any, float | None]) -> None:
-                write_status(round=done, epsilon=dict(epsilon))
+                file.try_write(round=done, epsilon=dict(epsilon))
                 expiry.warn()
 
             service.on_round = note_round
-            write_status(digest=consortium.digest)
+            file.try_write(digest=consortium.digest)
             with file.keep_fresh():
                 client.run(threading.Event())
 
@@ -641,10 +629,7 @@ FIXED_RUNS = (
 """What the ε over several runs assumes (docs/privacy.md, section 3)."""
 
 
-def audit_log(
-    folder: Folder,
-    as_json: Json = False,
-) -> None:
+def audit_log(folder: Folder, as_json: Json = False) -> None:
     """Show everything that left a silo: time, kind, round, bytes and hash of every answer, and the ε spent so far."""
     from silodp.deploy import AUDIT, POLICY
 

@@ -112,12 +112,7 @@ class _CommandGroup(typer.core.TyperGroup):
         return list(self.commands)
 
 
-app = typer.Typer(
-    cls=_CommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
+app = typer.Typer(cls=_CommandGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -150,8 +145,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, out_option("runs/NAME, by the name of the configuration")] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume."),
+        bool, typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume.")
     ] = False,
     log_: Trackers = None,
     log_private: LogPrivate = None,

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
 
 Users = Annotated[
-    int | None,
-    typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε."),
+    int | None, typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε.")
 ]
 
 
@@ -328,9 +327,7 @@ def epsilon(
     silos: Annotated[
         int | None,
         typer.Option(
-            "--silos",
-            "--clients",
-            help="Number of silos S; needed for --adversary silo, and for ddp.",
+            "--silos", "--clients", help="Number of silos S; needed for --adversary silo, and for ddp."
         ),
     ] = None,
     aggregator: Annotated[
@@ -343,8 +340,7 @@ def epsilon(
     aggregation: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Set a value of the aggregator, for example min_silos=3; repeatable.",
+            metavar="KEY=VALUE", help="Set a value of the aggregator, for example min_silos=3; repeatable."
         ),
     ] = None,
     users: Annotated[int | None, typer.Option(help="Number of persons U. Default: 1,000.")] = None,

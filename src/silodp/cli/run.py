@@ -24,7 +24,6 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
@@ -34,6 +33,7 @@ from silodp.report.run_record import format_versions, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
+from silodp.runtime.run_directory import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
@@ -77,11 +77,7 @@ def run_config(
 
 
 def _run_config(
-    resolved: ResolvedRun,
-    directory: Path,
-    resume: bool,
-    trackers: Sequence[str],
-    log_private: bool | None,
+    resolved: ResolvedRun, directory: Path, resume: bool, trackers: Sequence[str], log_private: bool | None
 ) -> dict[str, Any]:
     config, method = resolved.config, resolved.method
     _check_before_reading(resolved)
@@ -360,11 +356,9 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
 
 def _find_last_round(directory: Path) -> int:
     """Return the round of the last whole line of metrics.jsonl; an interruption may cut the last line off."""
-    done = 0
-    with suppress(OSError, *UNSOUND):
-        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            done = int(parse_json(line)["round"])
-    return done
+    with suppress(OSError, SilodpError):
+        return max(0, len(read_metrics(directory / METRICS, may_be_cut_off=True)) - 1)
+    return 0
 
 
 def _read_change_notes(directory: Path) -> list[str]:

@@ -176,15 +176,10 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
     if not is_same:
         told = f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same"
     yield Finding("version", is_same, told)
-    is_same = theirs == digest
-    told = (
-        "the server has the same public folder"
-        if is_same
-        else (
-            "the server has another public folder: get it again from the coordinator, or tell the server's operator"
-        )
-    )
-    yield Finding("digest", is_same, told)
+    told = "the server has the same public folder"
+    if theirs != digest:
+        told = "the server has another public folder: get it again from the coordinator, or tell the server's operator"
+    yield Finding("digest", theirs == digest, told)
 
 
 def _cut_off(reply: httpx.Response) -> Iterator[bytes]:

@@ -55,12 +55,7 @@ _NO_CODE = (
     "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
     "silodp's here"
 )
-_CODE_MODULES = (
-    "silodp.training.losses",
-    "silodp.training.metrics",
-    "silodp.training.models",
-    "torch.nn",
-)
+_CODE_MODULES = ("silodp.training.losses", "silodp.training.metrics", "silodp.training.models", "torch.nn")
 """Modules that a reference may name. What they define reads no file, and starts and imports nothing."""
 
 

@@ -34,16 +34,16 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     """Read the records of one silo.
 
     Args:
-        path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user, budget and
-            identifiers of a `SiloData`, and test_x, test_y and test_user of its held-out records; several named inputs
-            are the arrays x.NAME and test_x.NAME.
-        name: of the silo.
-        consortium: the public folder.
-        index: file by which a trust center numbers the persons; needed where the run has an identity profile and
-            weights by records.
+        path: A table, read by the schema of the configuration, or a .npz file. The file has the arrays x, y, user,
+            budget and identifiers of a `SiloData`, and test_x, test_y and test_user of its held-out records. Several
+            named inputs are the arrays x.NAME and test_x.NAME.
+        name: Name of the silo.
+        consortium: The public folder.
+        index: Path of the file by which a trust center numbers the persons; needed where the run has an identity
+            profile and weights by records.
 
     Raises:
-        SilodpError: the file cannot be read, does not fit the public description of the data, or the method refuses the
+        SilodpError: The file cannot be read, does not fit the public description of the data, or the method refuses the
             number or the budgets of the records.
     """
     public = consortium.data
@@ -51,9 +51,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 test = None
-                kind = (
-                    None if public.targets is None else public.labels
-                )  # one label is of the kind that it looks like
+                # A single label is of the kind that it looks like.
+                kind = None if public.targets is None else public.labels
                 if "test_y" in arrays:
                     x = _load_x(arrays, "test_x")
                     test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
@@ -147,7 +146,8 @@ def check_index(resolved: ResolvedRun, spec: RunSpec) -> Schema:
         The schema of the tables.
 
     Raises:
-        SilodpError: the schema says nothing of it, or the run needs a public list of users (code deploy.no_index).
+        SilodpError: The schema does not say who is the same person, or the run needs a public list of users (code
+            deploy.no_index).
     """
     schema = resolved.table_schema
     if schema is None or (schema.users is None and schema.identity is None):

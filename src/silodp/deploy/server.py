@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,15 +102,12 @@ def load_answers(path: Path) -> dict[str, int]:
     Raises:
         SilodpError: the file is damaged (code checkpoint.damaged).
     """
-    try:
-        return dict(read_status(path).get("answers", {}))
-    except FileNotFoundError:
-        return {}
+    return dict(_read_earlier(path).get("answers", {}))
 
 
-def _read_error(path: Path) -> str | None:
-    """Return the error with which an earlier process stopped, by a status.json that `load_answers` has read."""
-    return read_status(path).get("error") if path.exists() else None
+def _read_earlier(path: Path) -> dict[str, Any]:
+    """Return what an earlier process has written to status.json; {} where there was none."""
+    return read_status(path) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -269,8 +266,7 @@ def serve(
 
     def note_connection() -> None:
         for one in statuses:
-            with suppress(OSError):  # a full disk ends the run where it loses something
-                one.write()
+            one.try_write()
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
@@ -279,7 +275,7 @@ def serve(
         ) as (transport, mailbox),
     ):
         _lead_to_run(folder, directory, spec.digest)
-        shown.update(error=_read_error(folder / STATUS))
+        shown.update(error=_read_earlier(folder / STATUS).get("error"))
         status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
@@ -309,8 +305,7 @@ def serve(
             write_card(directory)
         except Exception as error:
             told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
-            with suppress(OSError):  # the disk may be full; the error itself is told, not that of telling it
-                status.write(error=told)
+            status.try_write(error=told)
             raise
         mailbox.end_run()
     return result

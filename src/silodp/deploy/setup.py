@@ -352,6 +352,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     schema = consortium.resolved.table_schema
     persons = PersonKey.of(consortium)
     profile = None if schema is None else schema.read_identity()
+    # A method with one bounded row per silo computes no person; sums of counts do.
+    computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation
     return {
         "name": consortium.resolved.config.name,
         "method": spec.method.name,
@@ -364,10 +366,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "delta": spec.delta,
         "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
         "budget": None if spec.budget is None else asdict(spec.budget),
-        # A method with one bounded row per silo computes no person; sums of counts do.
-        "separate": spec.separate
-        if supports_separate(type(spec.method)) or spec.charged_evaluation
-        else None,
+        "separate": spec.separate if computes_persons else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),

@@ -56,6 +56,11 @@ class StatusFile:
             }
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
+    def try_write(self, **changes: Any) -> None:
+        """Write the file with some fields changed; a full disk, which ends a run elsewhere, is no error here."""
+        with suppress(OSError):
+            self.write(**changes)
+
     @contextmanager
     def keep_fresh(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
         """Write the file again and again: while a round waits for one silo, the others are seen all the time.
@@ -67,8 +72,7 @@ class StatusFile:
 
         def refresh() -> None:
             while not is_over.wait(seconds):
-                with suppress(OSError):  # a full disk ends the run where it loses something
-                    self.write()
+                self.try_write()
 
         thread = threading.Thread(target=refresh, name="status", daemon=True)
         thread.start()

@@ -172,10 +172,8 @@ class HttpsClient:
         """Return what keeps the silo from its server, and what its operator can do."""
         if isinstance(error, _RefusedError):
             code = error.stated if error.stated in CODES else shorten(error.stated)
-            known, advice = (
-                CODES.get(code, "an unknown reason"),
-                _protocol.ADVICE.get(code, "ask its operator"),
-            )
+            known = CODES.get(code, "an unknown reason")
+            advice = _protocol.ADVICE.get(code, "ask its operator")
             return f"the server refused the connection: {known}; {advice} [{code}]"
         advice = "that it is running and that this address can be reached from here"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):

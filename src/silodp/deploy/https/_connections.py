@@ -65,9 +65,8 @@ class BoundedListener(socket.socket):
     def __init__(self, listener: socket.socket, max_open: int) -> None:
         super().__init__(fileno=listener.detach())
         self._max_open = max_open
-        self._open: dict[
-            tuple[str, int], _Connection
-        ] = {}  # by the other end; the one idle for longest first
+        # By the address of the other end; the connection that has been idle for longest comes first.
+        self._open: dict[tuple[str, int], _Connection] = {}
         self._held: dict[str, deque[tuple[str, int]]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed_early, self._reported = 0, -_REPORT_SECONDS
