@@ -95,10 +95,10 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
 
     Args:
         level: "debug", "info", "warning" or "error".
-        as_json: whether a failure is an object on standard output, too.
+        as_json: Whether a failure is an object on standard output, too.
 
     Raises:
-        SilodpError: another level.
+        SilodpError: The level is another one.
         typer.Exit: the block failed; its status is that of the failure.
     """
     if level not in LEVELS:

@@ -56,17 +56,17 @@ def run_config(
     Nothing is written, and no remark is made, before data, task, method and directory have been accepted.
 
     Args:
-        resolved: the configuration, resolved.
-        directory: where everything is written.
-        resume: continue the run in the directory.
-        trackers: NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
-        log_private: whether they log what no ε covers; None: if their target is on this machine.
+        resolved: The resolved configuration.
+        directory: The directory to which everything is written.
+        resume: Whether to continue the run in the directory.
+        trackers: Trackers as NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
+        log_private: Whether trackers log what no ε covers; None: only if their target is on this machine.
 
     Returns:
         A JSON-ready summary.
 
     Raises:
-        SilodpError: a mistake that the user can correct.
+        SilodpError: The user has made a mistake that they can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
     existed = (directory / "config.toml").exists() and not resume
@@ -345,8 +345,8 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
     """Return the line after Ctrl-C: the last round, and the command that continues.
 
     Args:
-        directory: of the run.
-        is_other: whether the run in it is another one, and this one has not begun.
+        directory: Directory of the run.
+        is_other: Whether the run in it is another one, and this one has not begun.
     """
     if is_other or not (directory / "config.toml").exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
@@ -380,7 +380,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
     """Refuse to go on with another loss, or other options of the model.
 
     Raises:
-        SilodpError: the run would (code checkpoint.setup).
+        SilodpError: The loss or the options are others than before (code checkpoint.setup).
     """
     # As config.toml has them, without empty tables.
     tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]

@@ -61,14 +61,14 @@ def take_request(path: str | Path, wait: float = 20.0) -> Request | None:
     """Take a request at the server's socket.
 
     Args:
-        path: of the socket (`silodp server --socket PATH`).
-        wait: seconds to wait until there is one.
+        path: Path of the socket (`silodp server --socket PATH`).
+        wait: Seconds to wait until there is a request.
 
     Returns:
         The request; None where there is none yet.
 
     Raises:
-        OSError: no server listens, or the connection broke: try again.
+        OSError: No server listens, or the connection broke: try again.
     """
     header, body = _call(path, {"do": "take", "wait": str(wait)}, b"", wait + CONNECT_SECONDS)
     return Request(header["exchange"], header["silo"], body) if "exchange" in header else None
@@ -78,15 +78,15 @@ def give_reply(path: str | Path, exchange: str, reply: Reply) -> bool:
     """Give a silo's reply to the server.
 
     Args:
-        path: of the server's socket.
-        exchange: of the request.
-        reply: from `ask_silo`.
+        path: Path of the server's socket.
+        exchange: `Request.exchange` of the request.
+        reply: What `ask_silo` has returned.
 
     Returns:
         Whether the server still waited for it.
 
     Raises:
-        OSError: no server listens, or the connection broke: try again, or leave it; the request is offered again.
+        OSError: No server listens, or the connection broke: try again, or leave it; the request is offered again.
     """
     header = {"do": "give", "exchange": exchange, "refused": reply.refused}
     answer, _ = _call(path, header, reply.body, 60.0)
@@ -97,12 +97,12 @@ def ask_silo(path: str | Path, body: bytes, timeout: float | None = None) -> Rep
     """Have a silo answer a request.
 
     Args:
-        path: of the silo's socket (`silodp silo --socket PATH`).
-        body: of the request, as it was taken at the server.
-        timeout: seconds to wait; None: until the silo answers.
+        path: Path of the silo's socket (`silodp silo --socket PATH`).
+        body: `Request.body`, as it was taken at the server.
+        timeout: Seconds to wait; None: until the silo answers.
 
     Raises:
-        OSError: no silo listens, or the connection broke: try again, or leave it; the request is offered again.
+        OSError: No silo listens, or the connection broke: try again, or leave it; the request is offered again.
     """
     header, answer = _call(path, {"do": "answer"}, body, timeout)
     return Reply(answer, header.get("refused", ""))

@@ -91,8 +91,8 @@ class Mailbox:
         """Offer each silo its request until the answer is delivered or the time is over; see `Transport.ask`.
 
         Args:
-            requests: signed bytes by the name of the silo.
-            timeout: seconds to wait at most; None: `answer_timeout`.
+            requests: Signed bytes by the name of the silo.
+            timeout: Seconds to wait at most; None: `answer_timeout`.
         """
         timeout = self._answer_timeout if timeout is None else timeout
         asked = [Exchange(secrets.token_hex(16), name, data) for name, data in requests.items()]
@@ -129,8 +129,8 @@ class Mailbox:
         """Take a silo's reply to a request.
 
         Args:
-            exchange: id of the exchange.
-            reply: of the silo; an unknown code of a refusal counts as deploy.silo_failed.
+            exchange: Id of the exchange.
+            reply: Reply of the silo. An unknown code of a refusal counts as deploy.silo_failed.
 
         Returns:
             Whether the reply was awaited; a later or a repeated one is not used.
@@ -169,7 +169,7 @@ class Mailbox:
         """Wait until every silo was heard of.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
+            timeout: Seconds to wait at most; None: no limit.
         """
         with self._changed:
             self._wait_for(
@@ -191,10 +191,10 @@ class Mailbox:
         """Wait until no silo is missing or the time is over, and log once a minute which are: one may have died.
 
         Args:
-            list_missing: returns the names of the silos that are waited for.
-            timeout: seconds to wait at most.
-            what: is awaited of the silos, for the log.
-            quiet: seconds before the first line of the log.
+            list_missing: Returns the names of the silos that are waited for.
+            timeout: Seconds to wait at most.
+            what: What is awaited of the silos, for the log, for example "the answers of ".
+            quiet: Seconds before the first line of the log.
         """
         started = time.monotonic()
         reminder = started + quiet

@@ -100,7 +100,7 @@ def load_answers(path: Path) -> dict[str, int]:
     """Return the number of answers of each silo that an earlier process has written to status.json.
 
     Raises:
-        SilodpError: the file is damaged (code checkpoint.damaged).
+        SilodpError: The file is damaged (code checkpoint.damaged).
     """
     return dict(_read_earlier(path).get("answers", {}))
 
@@ -210,21 +210,22 @@ def serve(
     """Run the server from the first round, or from its checkpoint, to the end.
 
     Args:
-        folder: of the server: its keys. The run is written to `runs/DIGEST/` there, to which `run` leads, so that the
+        folder: Folder of the server, with its keys. The run is written to `runs/DIGEST/` there, to which `run` leads, so that the
             runs of several public folders do not meet; and status.json.
-        consortium: the public folder.
-        listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
+        consortium: The public folder.
+        listen: Host and port for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
-        answer_timeout: seconds that a silo has for an answer. A new run waits for its silos to connect without a
+        answer_timeout: Seconds that a silo has for an answer. A new run waits for its silos to connect without a
             limit, one that is resumed at most for this time.
-        monitor: (host, port) for a status page, /health and /metrics without TLS; None: with a silo's certificate only.
-        on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
+        monitor: Host and port for a status page, /health and /metrics without TLS; None: /health and /metrics are
+            shown to parties with a certificate alone.
+        on_round: See `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
     Returns:
         The model, its metrics and its guarantees; they and the report are in `run/` too.
 
     Raises:
-        SilodpError: the public folder is not accepted (code policy.digest), a key or certificate cannot be used, the
+        SilodpError: The public folder is not accepted (code policy.digest), a key or certificate cannot be used, the
             address is taken, or a silo refuses or does not answer.
     """
     roster = consortium.sealed

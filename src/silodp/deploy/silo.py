@@ -290,7 +290,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         consortium: The public folder.
 
     Raises:
-        SilodpError: another process serves it, a file is missing, or the policy does not allow the run.
+        SilodpError: Another process serves the folder, a file is missing, or the policy does not allow the run.
     """
     if not (folder / POLICY).exists():
         raise SilodpError(
@@ -318,7 +318,7 @@ def check_policy(policy: Policy, consortium: Consortium) -> None:
     No code of the folder is executed: the run is read from its specification, which `Consortium.spec` compares later.
 
     Raises:
-        SilodpError: as `Policy.check`, or the folder states another run than follows from it (code deploy.spec).
+        SilodpError: As `Policy.check`, or the folder states another run than follows from it (code deploy.spec).
     """
     policy.check(consortium.digest, consortium.stated_spec, consortium.labels)
 
@@ -327,7 +327,7 @@ def check_participation(folder: Path, consortium: Consortium, policy: Policy) ->
     """Check a run against the policy of a silo, and its person key against the earlier runs of the folder.
 
     Raises:
-        SilodpError: as `check_policy` and `check_persons`.
+        SilodpError: As `check_policy` and `check_persons`.
     """
     check_policy(policy, consortium)
     if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
@@ -338,7 +338,7 @@ def find_name(folder: Path, consortium: Consortium) -> str:
     """Return the name under which the roster lists the key in a folder.
 
     Raises:
-        SilodpError: it lists none (code deploy.key).
+        SilodpError: The roster does not list the key (code deploy.key).
     """
     public = load_identity(folder, "").public
     for name, key in consortium.sealed.silos.items():
@@ -355,7 +355,7 @@ def load_identity(folder: Path, name: str) -> Identity:
     """Read the long-term key of a party.
 
     Raises:
-        SilodpError: there is none (code deploy.key).
+        SilodpError: There is no key in the folder (code deploy.key).
     """
     try:
         seed = bytes.fromhex((folder / IDENTITY).read_text())

@@ -25,10 +25,10 @@ class StatusFile:
     """The file that `silodp deploy status` reads; the thread of the run and that of the connections write it.
 
     Args:
-        path: of the file.
-        seconds_since_seen: returns for each silo the seconds since its last call; None before its first.
-        rounds: T.
-        answers: returns for each silo how many answers have left it, at least.
+        path: Path of the file.
+        seconds_since_seen: Returns for each silo the seconds since its last call; None before its first.
+        rounds: Number of rounds of the run, T.
+        answers: Returns for each silo how many answers have left it, at least.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StatusFile:
         """Write the file again and again: while a round waits for one silo, the others are seen all the time.
 
         Args:
-            seconds: between two writes.
+            seconds: Seconds between two writes.
         """
         is_over = threading.Event()
 
@@ -92,8 +92,8 @@ def read_status(path: Path) -> dict[str, Any]:
         answers alone where an operator wrote nothing else.
 
     Raises:
-        FileNotFoundError: there is none.
-        SilodpError: the file is damaged (code checkpoint.damaged).
+        FileNotFoundError: There is no such file.
+        SilodpError: The file is damaged (code checkpoint.damaged).
     """
     try:
         found = parse_json(path.read_bytes())

@@ -187,7 +187,7 @@ def find_max_connections(silos: int) -> int:
     """Return how many connections a server may have open, and raise the process's limit on descriptors for them.
 
     Raises:
-        SilodpError: the process may not have enough descriptors for its silos (code deploy.address).
+        SilodpError: The process may not have enough descriptors for its silos (code deploy.address).
     """
     least, wanted = _MAX_HELD * silos + 16, _MAX_HELD * silos + 256
     beside = _MAX_CLOSING + _OTHER_DESCRIPTORS
