@@ -210,8 +210,8 @@ def serve(
     """Run the server from the first round, or from its checkpoint, to the end.
 
     Args:
-        folder: Folder of the server, with its keys. The run is written to `runs/DIGEST/` there, to which `run` leads, so
-            that the runs of several public folders do not meet. It has status.json, too.
+        folder: Folder of the server, with its keys. The run is written to `runs/DIGEST/` there, to which `run` leads,
+            so that the runs of several public folders do not meet. It has status.json, too.
         consortium: The public folder.
         listen: Host and port for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
