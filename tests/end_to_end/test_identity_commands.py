@@ -10,7 +10,7 @@ import pytest
 
 from silodp.accounting.assumptions import LOCAL_INDEX, ON_THE_LIST, PUBLIC_INDEX
 from silodp.data.identity import load_profile
-from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
+from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 from support.commands import Silodp, assert_sentence
 
 NEW = "identity new --study heart-2026 --width 10 --layout ###-###-#### --check mod11 --population 50 --json"

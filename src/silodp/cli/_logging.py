@@ -112,6 +112,7 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
     is_terminal = sys.stderr.isatty()
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(plain if is_terminal else JsonLines())
+    # A library may have installed a handler when it was imported: it is replaced.
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for library in _QUIET:

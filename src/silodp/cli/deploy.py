@@ -266,6 +266,7 @@ def accept_command(
         for line in _format_agreement(agreed):
             log(line)
     given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
+    # How people group and capitalize what they hear makes no difference.
     if "".join(c for c in given.lower() if c.isalnum()) != "".join(consortium.code.split()):
         if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
             raise SilodpError(

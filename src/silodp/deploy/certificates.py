@@ -57,6 +57,7 @@ class Authority:
 
     @classmethod
     def _self_signed(cls, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> Authority:
+        # The key may sign certificates and lists of revoked ones only; path_length = 0 allows no authority below.
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
             _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
@@ -133,10 +134,12 @@ class Authority:
                 code="deploy.request",
             ) from None
         issuer = x509.load_pem_x509_certificate(self.certificate)
+        # A silo that shows its certificate as that of the server is refused by the other silos.
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         key = self._private_key
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
         builder = (
+            # Of the request only the key is used: a party that asks for the name of another one does not get it.
             _builder(_name(name), issuer.subject, read.public_key(), VALID_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -168,6 +171,7 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     Raises:
         SilodpError: A file cannot be read, or certificate and key do not belong together (code deploy.certificate).
     """
+    # The settings for a client also compare the name in the address with the certificate.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED

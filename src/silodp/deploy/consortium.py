@@ -392,6 +392,7 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
     home, count, total = folder.resolve(), 0, 0
     if not home.is_dir():
         raise _public_error(f"{folder} is not there, or no folder", _GIVE)
+    # By descriptors: a folder that is exchanged for a link meanwhile leads nowhere else.
     for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
         inside = Path(place).relative_to(home)
         folders[:] = filter(_is_part, folders)
@@ -438,6 +439,7 @@ def _read_regular(name: str | Path, path: Path, max_bytes: int, descriptor: int 
         if status.st_size > max_bytes:
             raise _refuse_file(path, f"longer than {max_bytes >> 20:,} MiB")
         with open(opened, "rb", closefd=False) as file:
+            # One byte more than the length: a file that grows meanwhile is noticed, and memory is bounded.
             content = file.read(status.st_size + 1)
         if len(content) != status.st_size:
             raise _refuse_file(path, "written to at this moment")
@@ -457,6 +459,7 @@ def _refuse_file(path: Path, what: str) -> SilodpError:
 def _digest_files(files: Mapping[str, PublicFile]) -> str:
     state = hashlib.sha256()
     for name, file in files.items():
+        # JSON has one line for each file, whatever its name holds, so that two folders never give the same text.
         state.update(json.dumps([name, file.digest]).encode() + b"\n")
     return state.hexdigest()
 

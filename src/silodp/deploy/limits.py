@@ -111,12 +111,14 @@ class SiloLimits:
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
         if request.kind == HELLO:
+            # Sessions of the run and of its evaluation count together.
             asked = {
                 (name, key)
                 for name in (run, name_evaluation(run))
                 for key in RoundStore(self._store, f"{name}/").run.names()
                 if key.startswith(name_answer(HELLO, 0, ""))
             }
+            # A repeated request gets the stored answer, and begins no session.
             known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
@@ -151,6 +153,7 @@ class SiloLimits:
         not counted. A run has one of the set-up and two of the memory.
         """
         if runs:
+            # Keys of the store are names of files, percent-encoded (`wire/store.py:DirectoryStore`).
             begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
             found = [path for path in self._files[0].iterdir() if path.name.startswith(begin)]
         else:

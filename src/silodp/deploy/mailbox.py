@@ -107,6 +107,7 @@ class Mailbox:
                     REMINDER_SECONDS,
                 )
             finally:
+                # A reply that comes later finds no exchange, and is not used.
                 for one in asked:
                     del self._exchanges[one.id]
         answers, failures = split_outcomes(
@@ -140,6 +141,7 @@ class Mailbox:
             if found is None or found.outcome is not None:
                 return False
             found.outcome = _make_refusal(reply.refused) if reply.refused else reply.body
+            # This takes the lock a second time: the lock of a condition is reentrant.
             self.mark_seen(found.silo)
             return True
 

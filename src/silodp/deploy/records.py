@@ -49,6 +49,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     public = consortium.data
     if path.suffix == ".npz":
         try:
+            # A pickle in the file could run code.
             with np.load(path, allow_pickle=False) as arrays:
                 test = None
                 # A single label is of the kind that it looks like.

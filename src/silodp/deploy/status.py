@@ -115,6 +115,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object, or_none: bool = False) -> bool:
+    # True is an int for Python, and no number here.
     if value is None or isinstance(value, bool):
         return value is None and or_none
     return isinstance(value, int | float) and math.isfinite(value)

@@ -122,6 +122,7 @@ class HttpsClient:
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
+            # Variables of the environment name no proxy and no certificates here (trust_env).
             self._client = httpx.Client(
                 base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
             )

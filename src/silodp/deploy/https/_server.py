@@ -244,8 +244,10 @@ class HttpsServer(Mailbox):
             raise self._refuse(name, 409, "deploy.version")
         if digest != self._digest:
             raise self._refuse(name, 409, "deploy.digest")
+        # Once only: whoever has recorded the call cannot connect with it again.
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         connection = self._connections[name]
+        # The silo knows of fewer answers than have arrived here: its folder, ledgers included, is an old copy.
         if answers < self._answers[name]:
             raise self._refuse(name, 409, "deploy.set_back")
         self._answers[name] = answers
@@ -285,6 +287,7 @@ class HttpsServer(Mailbox):
         """Return the connection whose token a request shows; its silo was heard of."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         for connection in self._connections.values():
+            # In constant time, so that the time of a refusal says nothing of the token.
             if connection.token and secrets.compare_digest(connection.token.encode(), token.encode()):
                 self.mark_seen(connection.name)
                 self._socket.hold(request.scope.get("client"), connection.name)
