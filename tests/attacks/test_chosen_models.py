@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from silodp.data.silo_data import SiloData
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.silo import load_identity, open_silo, save_records
+from silodp.deploy.records import save_records
+from silodp.deploy.silo import load_identity, open_silo
 from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd, uldp

@@ -24,7 +24,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
-from silodp.deploy.silo import LifetimeLedger
+from silodp.deploy.lifetime import LifetimeLedger
 from silodp.errors import SilodpError
 from silodp.methods import Ddp, Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate

@@ -18,9 +18,9 @@ from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
 from silodp.deploy.policy import Policy
+from silodp.deploy.records import load_records, save_records
 from silodp.deploy.server import serve
 from silodp.deploy.setup import describe_agreement
-from silodp.deploy.silo import load_records, save_records
 from silodp.deploy.status import StatusFile
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence

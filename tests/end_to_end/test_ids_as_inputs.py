@@ -12,7 +12,7 @@ from torch import nn
 import silodp
 from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.data.public import PublicData
-from silodp.deploy.silo import load_records, save_records
+from silodp.deploy.records import load_records, save_records
 from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import Rpdp
 from silodp.runtime.prepare import prepare_run

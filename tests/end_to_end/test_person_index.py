@@ -116,7 +116,7 @@ def test_the_model_is_that_of_the_simulation(
 
 
 def test_weights_by_records_need_the_file_of_a_trust_center(tmp_path: Path) -> None:
-    from silodp.deploy.silo import load_records
+    from silodp.deploy.records import load_records
 
     study = write_study(tmp_path / "study", aggregator="lattice", weighting="records", sampling=1.0)
     processes = agree(study, tmp_path / "parties", index=True)

@@ -21,7 +21,7 @@ from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.silo import load_records, save_records
+from silodp.deploy.records import load_records, save_records
 from silodp.methods import UldpSgd
 from silodp.planning.synthetic import Guess, draw_federation
 from silodp.runtime.prepare import prepare_run

@@ -13,8 +13,8 @@ import pytest
 import silodp.cli.run as cli_run
 from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.records import load_records
 from silodp.deploy.setup import draft_public
-from silodp.deploy.silo import load_records
 from silodp.methods import Ddp
 from silodp.runtime.train import OnRound, Result, RoundResult, train
 from silodp.training.losses import cox

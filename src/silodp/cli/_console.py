@@ -21,7 +21,39 @@ from typing import Annotated, Any, TextIO
 import click
 import typer
 
+from silodp._lazy import load
 from silodp.errors import DISK_FULL, SilodpError, name_file
+
+
+class Names(click.ParamType):
+    """The type of an option that names one of several parts or choices: `--help` lists the names.
+
+    It accepts any text, which may be the name of a plug-in: whoever looks the name up refuses it, with a code and a
+    suggestion that click does not have.
+
+    Args:
+        names: the names, or "module:REGISTRY", a registry whose names are listed when help is asked for.
+    """
+
+    name = "text"
+
+    def __init__(self, names: Sequence[str] | str) -> None:
+        self._names = names
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return what help shows in place of a value, for example "[plain|masked]"."""
+        names = load(self._names) if isinstance(self._names, str) else self._names
+        return f"[{'|'.join(names)}]"
+
+
+def out_option(default: str) -> Any:
+    """Return the option --out of a command that writes a directory.
+
+    Args:
+        default: the directory without the option, as help names it.
+    """
+    return typer.Option("--out", metavar="DIR", help=f"Output directory. Default: {default}.")
+
 
 Config = Annotated[
     Path,
@@ -35,7 +67,6 @@ Set = Annotated[
         help="Set a value of the configuration, for example rounds=20 or method.clip=0.5. Can be repeated.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Output directory.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, for an error too.")
 ]
@@ -81,7 +112,7 @@ MISTAKE = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # as shells report it
 
-_MOST_CHARACTERS = 2000  # of a sentence: it may quote a long value or message
+_MAX_CHARACTERS = 2000  # of a sentence: it may quote a long value or message
 STANDARD_OUTPUT = "standard output"
 """File name in the error of a result that cannot be written."""
 
@@ -136,10 +167,10 @@ class CommandFailure:
     """Why a command failed.
 
     Attributes:
-        status: of the process.
-        code: as in `SilodpError`.
-        message: one sentence.
-        field: as in `SilodpError`.
+        status: Exit status of the process.
+        code: Code of the error, as in `SilodpError`.
+        message: One sentence.
+        field: The setting or option at fault, as in `SilodpError`; None where there is no single one.
     """
 
     status: int
@@ -151,8 +182,8 @@ class CommandFailure:
     def sentence(self) -> str:
         """The message on one line, without the middle of one that is very long."""
         sentence = " ".join(self.message.split())
-        if len(sentence) > _MOST_CHARACTERS:
-            sentence = f"{sentence[: _MOST_CHARACTERS // 2]} … {sentence[-_MOST_CHARACTERS // 2 :]}"
+        if len(sentence) > _MAX_CHARACTERS:
+            sentence = f"{sentence[: _MAX_CHARACTERS // 2]} … {sentence[-_MAX_CHARACTERS // 2 :]}"
         return sentence
 
     def show(self, as_json: bool) -> int:

@@ -18,7 +18,7 @@ import typer
 from silodp.cli._console import describe_failure, log
 from silodp.errors import SilodpError
 
-_LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("debug", "info", "warning", "error")
 _QUIET = ("httpx", "httpcore", "uvicorn", "asyncio")
 """Libraries whose records below a warning say nothing of the run."""
 
@@ -71,13 +71,6 @@ class _RateLimit(logging.Filter):
         return True
 
 
-class _PlainLines(logging.Formatter):
-    """Time of day and message, for a person at a terminal."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-
-
 class _Warnings(logging.Handler):
     """Prints a record as the lines of a command are: "warning: …"."""
 
@@ -102,13 +95,13 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
 
     Args:
         level: "debug", "info", "warning" or "error".
-        as_json: whether a failure is an object on standard output, too.
+        as_json: Whether a failure is an object on standard output, too.
 
     Raises:
-        SilodpError: another level.
+        SilodpError: The level is another one.
         typer.Exit: the block failed; its status is that of the failure.
     """
-    if level not in _LEVELS:
+    if level not in LEVELS:
         raise SilodpError(
             f"log_level = '{level}': give debug, info, warning or error.",
             code="argument.value",
@@ -117,7 +110,9 @@ def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.addFilter(_RateLimit())
     is_terminal = sys.stderr.isatty()
-    handler.setFormatter(_PlainLines() if is_terminal else JsonLines())
+    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(plain if is_terminal else JsonLines())
+    # A library may have installed a handler when it was imported: it is replaced.
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for library in _QUIET:

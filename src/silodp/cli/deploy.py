@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from socket import create_server
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, Trackers, format_command, log, show
-from silodp.cli._logging import log_lines
+from silodp.cli._console import Config, Json, Names, Set, Trackers, format_command, log, show
+from silodp.cli._logging import LEVELS, log_lines
 from silodp.errors import SilodpError, counted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ deploy_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_MOST_STATUS_SECONDS = 60.0
+_MAX_STATUS_SECONDS = 60.0
 """A process that runs writes its status.json every ten seconds."""
 
 Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
@@ -52,7 +52,9 @@ SocketGroup = Annotated[
         help="Group whose members may use the socket. Default: this user alone.",
     ),
 ]
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", click_type=Names(LEVELS), help="Least severe records that are logged.")
+]
 
 
 @deploy_app.command("init")
@@ -117,21 +119,15 @@ def init(
         spec = draft_public(resolved, out / "public", data)
         result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
-            f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
-            *(
-                []
-                if after is None
-                else ["Parties of the earlier consortium keep their keys and their folders."]
-            ),
-            *(
-                ["These parties run this command, and send you the request file that it writes:"]
-                if asked
-                else []
-            ),
-            *(f"  {format_command('deploy', 'keys', name)}" for name in asked),
-            *([f"Put the requests into {out / 'requests'}."] if asked else []),
-            f"Then run: {format_command('deploy', 'seal', out)} --host NAME",
+            f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo."
         ]
+        if after is not None:
+            lines.append("Parties of the earlier consortium keep their keys and their folders.")
+        if asked:
+            lines.append("These parties run this command, and send you the request file that it writes:")
+            lines += [f"  {format_command('deploy', 'keys', name)}" for name in asked]
+            lines.append(f"Put the requests into {out / 'requests'}.")
+        lines.append(f"Then run: {format_command('deploy', 'seal', out)} --host NAME")
     show(result, as_json, lines)
 
 
@@ -250,9 +246,11 @@ def accept_command(
     A silo's policy is written then, and at the server the list of what it may run.
     """
     from silodp.deploy.consortium import take_copy
+    from silodp.deploy.lifetime import describe_shortfall, find_shortfall
     from silodp.deploy.policy import ACCEPTED, accept_digest
+    from silodp.deploy.records import load_records
     from silodp.deploy.setup import accept, describe_agreement
-    from silodp.deploy.silo import describe_shortfall, find_name, find_shortfall, load_identity, load_records
+    from silodp.deploy.silo import find_name, load_identity
 
     consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
@@ -268,6 +266,7 @@ def accept_command(
         for line in _format_agreement(agreed):
             log(line)
     given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
+    # How people group and capitalize what they hear makes no difference.
     if "".join(c for c in given.lower() if c.isalnum()) != "".join(consortium.code.split()):
         if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
             raise SilodpError(
@@ -291,10 +290,8 @@ def accept_command(
     table = _find_file(folder, "data", str(data))
     numbers = "" if index is None else _find_file(folder, "index", index)
     # What is wrong with the table is seen here, and not when the other silos wait.
-    records = load_records(
-        Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
-    )
     name = find_name(folder, consortium)
+    records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
     is_new = not _has_accepted(folder, consortium.digest)
     policy = accept(folder, consortium, table, epsilon, index=numbers, allow_counts=allow_counts)
     # Of a run that was begun, the ledgers have charges already.
@@ -338,109 +335,33 @@ def _check_options(is_server: bool, options: Mapping[str, object]) -> None:
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
+    """Return the lines of agreement.txt: what an operator reads before they accept.
+
+    Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     from silodp.accounting.assumptions import TECHNICAL
     from silodp.accounting.guarantee import describe_unit, format_epsilon
 
-    told = [f"{name} {format_epsilon(e)}" for name, e in agreed["epsilon"].items()]
-    who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])
-    columns = ", ".join(agreed["columns"]) or "as in data.json"
-    lines = [
-        f"Consortium {agreed['name']}",
-        f"  method      {agreed['method']}",
-        *(f"    {name}: {value}" for name, value in agreed["settings"].items()),
-        f"  protects    {who}; U = {agreed['users']:,} persons",
-        f"  a person is {_format_persons(agreed['persons'])}",
-        f"  aggregator  {agreed['aggregator']}",
-        *(f"    {name}: {value}" for name, value in agreed["aggregation"].items()),
-        f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
-        *_format_budget(agreed["budget"], agreed["epsilon"]),
-        *_format_separate(agreed["separate"]),
-        *(f"  assumes     {text.removeprefix(TECHNICAL)}" for text in agreed["assumptions"]),
-        *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
-        f"  columns     {columns}",
-        f"  label       {', '.join(agreed['labels']) or 'as in data.json'}",
-        *_format_mappings(agreed["mappings"]),
-        f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
-        *_format_code(agreed["references"], agreed["files"]),
-        f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
-        *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
-        *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),
-        *([] if agreed["secret"] else ["  NOT FOR RELEASE: the run has a seed, so the noise is not secret"]),
-        *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
-    ]
-    return [_escape_controls(line) for line in lines]
-
-
-def _format_code(references: Mapping[str, str], files: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each reference to code, and for each file that silodp did not make up."""
-    lines = []
-    for field, reference in references.items():
-        hint = "read it first" if ".py:" in reference else "as it is installed here"
-        lines.append(f"  executes    {field} = {reference}: {hint}")
-    for name, file in files.items():
-        lines.append(f"  {'code' if name.endswith('.py') else 'file':<11} {name}, {file['bytes']:,} bytes")
-        lines.append(f"    SHA-256 {file['digest']}")
-    return lines
-
-
-def _format_budget(budget: dict[str, Any] | None, epsilon: Mapping[str, float | None]) -> list[str]:
-    """Return a line about a budget that ends the run early: the server keeps it, and the silo its own limits."""
-    from silodp.accounting.guarantee import format_epsilon
-
-    if budget is None or (whole := epsilon[budget["adversary"]]) is None or whole <= budget["epsilon"]:
-        return []
-    limit = format_epsilon(budget["epsilon"])
-    return [
-        f"  budget      the server ends the run before ε against {budget['adversary']} exceeds {limit}; this silo does "
-        "not check that, but the limits of its own policy (--lifetime-epsilon, by default ε of the whole run)"
-    ]
-
-
-def _format_separate(separate: bool | None) -> list[str]:
-    """Return the line about how persons are computed; none where nothing is computed for single persons."""
-    if separate is None:
-        return []
-    if separate:
-        return ["  computes    every person (or record) alone"]
-    return [
-        "  computes    persons side by side: a server that chooses models for it can learn more of a person than ε says"
-    ]
-
-
-def _format_persons(persons: dict[str, Any]) -> str:
-    """Return what names a person, for the operator to compare with the table and with earlier runs."""
-    if not persons["column"]:
-        return f"what the data set numbers as one (digest {persons['digest']})"
-    profile = persons["profile"]
-    how = (
-        "of the public list of persons"
-        if profile is None
-        else f"by the identity profile {profile['study']}, {profile['code']}"
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,  # text for a terminal, no HTML
+        finalize=lambda value: _escape_controls(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return f"a value of the column '{persons['column']}' {how} (digest {persons['digest']})"
-
-
-def _format_mappings(mappings: Mapping[str, Any]) -> list[str]:
-    """Return the lines about silos whose tables have other names of columns, or other values, than the schema."""
-    lines = []
-    for silo, mapping in mappings.items():
-        for column, name in mapping["columns"].items():
-            lines.append(f"  in silo {silo} the column '{name}' is '{column}'")
-        for column, values in mapping["values"].items():
-            listed = ", ".join(f"'{text}' is '{value}'" for text, value in values.items())
-            lines.append(f"  in silo {silo} in '{column}' {listed}")
-    return lines
-
-
-def _format_evaluation(across: str | None, times: int) -> list[str]:
-    """Return the line about held-out records of an agreement."""
-    if across == "local":
-        return ["  evaluation  on this silo's held-out records, by itself; nothing of it leaves the silo"]
-    if across == "sums":
-        return [
-            f"  evaluation  {counted(times, 'noisy sum')} of counts of held-out records, within the ε above"
-        ]
-    return []
+    environment.globals.update(counted=counted, describe_unit=describe_unit, format_epsilon=format_epsilon)
+    budget = agreed["budget"]
+    whole = None if budget is None else agreed["epsilon"][budget["adversary"]]
+    text = environment.get_template("agreement.txt").render(
+        agreed,
+        assumptions=[text.removeprefix(TECHNICAL) for text in agreed["assumptions"]],
+        # The server keeps this budget, and a silo its own limits.
+        ends_early=whole is not None and whole > budget["epsilon"],
+    )
+    return text.removesuffix("\n").split("\n")
 
 
 def _escape_controls(text: str) -> str:
@@ -549,7 +470,7 @@ def status(
         ),
         *([f"last error: {found['error']}"] if found["error"] else []),
     ]
-    is_running = since < _MOST_STATUS_SECONDS
+    is_running = since < _MAX_STATUS_SECONDS
     if not is_running:
         lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
     show(found, as_json, lines)
@@ -683,7 +604,7 @@ def silo(
                 max_bytes,
                 count_answers=lambda: service.answers,
                 keep=keep,
-                on_problem=lambda problem: write_status(error=problem),
+                on_problem=lambda problem: file.try_write(error=problem),
             )
             file = StatusFile(
                 folder / STATUS,
@@ -692,16 +613,12 @@ def silo(
                 lambda: {service.name: service.answers},
             )
 
-            def write_status(**changes: Any) -> None:
-                with suppress(OSError):  # a full disk ends an answer where something would be lost
-                    file.write(**changes)
-
             def note_round(done: int, epsilon: Mapping[Any, float | None]) -> None:
-                write_status(round=done, epsilon=dict(epsilon))
+                file.try_write(round=done, epsilon=dict(epsilon))
                 expiry.warn()
 
             service.on_round = note_round
-            write_status(digest=consortium.digest)
+            file.try_write(digest=consortium.digest)
             with file.keep_fresh():
                 client.run(threading.Event())
 
@@ -713,10 +630,7 @@ FIXED_RUNS = (
 """What the ε over several runs assumes (docs/privacy.md, section 3)."""
 
 
-def audit_log(
-    folder: Folder,
-    as_json: Json = False,
-) -> None:
+def audit_log(folder: Folder, as_json: Json = False) -> None:
     """Show everything that left a silo: time, kind, round, bytes and hash of every answer, and the ε spent so far."""
     from silodp.deploy import AUDIT, POLICY
 
@@ -728,8 +642,8 @@ def audit_log(
             code="cli.file",
             field="folder",
         )
+    from silodp.deploy.lifetime import read_spent
     from silodp.deploy.limits import read_audit
-    from silodp.deploy.silo import read_spent
 
     entries, cut_off = read_audit(path)
     text = [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli._console import Encoding, Json, Missing, Separator, Sheet, list_reader_settings, show
+from silodp.cli._console import Encoding, Json, Missing, Names, Separator, Sheet, list_reader_settings, show
 from silodp.errors import SilodpError, name_file
 
 identity_app = typer.Typer(
@@ -26,7 +26,9 @@ def identity_new(
     kind: Annotated[
         str,
         typer.Option(
-            help="digits (a number), code (letters and digits, case ignored) or pseudonym (compared exactly)."
+            click_type=Names(("digits", "code", "pseudonym")),
+            help="What an identifier is: digits are a number, a code has letters and digits whose case is ignored, and "
+            "pseudonyms are compared exactly.",
         ),
     ] = "digits",
     width: Annotated[int | None, typer.Option(help="Number of letters and digits of an identifier.")] = None,
@@ -37,7 +39,10 @@ def identity_new(
             "###-###-####. Can be repeated."
         ),
     ] = None,
-    check: Annotated[str | None, typer.Option(help="Check digit: mod11, luhn or mod97.")] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(click_type=Names(("mod11", "luhn", "mod97")), help="Rule of the check digit."),
+    ] = None,
     placeholder: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +50,10 @@ def identity_new(
         ),
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="What to do with a row without an identifier: refuse or drop.")
+        str,
+        typer.Option(
+            click_type=Names(("refuse", "drop")), help="What to do with a row without an identifier."
+        ),
     ] = "refuse",
     overlap_note: Annotated[
         str, typer.Option(help="What the identifier is, for example 'national id'.")

@@ -27,12 +27,12 @@ from silodp.cli._console import (
     Interrupted,
     Json,
     LogPrivate,
-    Out,
     Set,
     Trackers,
     describe_failure,
     drop_stream,
     log,
+    out_option,
     print_or_drop,
     show,
 )
@@ -112,12 +112,7 @@ class _CommandGroup(typer.core.TyperGroup):
         return list(self.commands)
 
 
-app = typer.Typer(
-    cls=_CommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
+app = typer.Typer(cls=_CommandGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -140,19 +135,23 @@ def options(
 
 @app.command()
 def run(
-    config: Config,
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            help="Configuration file, for example one of examples/*.toml; with --resume, a run's directory too.",
+        ),
+    ],
     set_: Set = None,
-    out: Out = None,
+    out: Annotated[Path | None, out_option("runs/NAME, by the name of the configuration")] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume."),
+        bool, typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume.")
     ] = False,
     log_: Trackers = None,
     log_private: LogPrivate = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/ and the name of the
-    configuration)."""
+    """Train a model. Writes model, guarantee, metrics and report to the output directory."""
     from silodp.config.resolve import load_config
 
     if resume and config.is_dir():
@@ -187,7 +186,7 @@ def load_demo() -> ResolvedRun:
 
 
 @app.command()
-def demo(out: Out = None, as_json: Json = False) -> None:
+def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: Json = False) -> None:
     """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
     resolved = load_demo()
@@ -213,7 +212,7 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
     set_: Set = None,
-    out: Out = None,
+    out: Annotated[Path | None, out_option("runs/NAME-compare, by the name of the configuration")] = None,
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""

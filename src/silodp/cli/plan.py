@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
 import click
 import typer
@@ -15,16 +15,15 @@ import typer.core
 from click.core import ParameterSource
 
 from silodp._lazy import load
-from silodp.cli._console import Config, Json, Set, log, show
-from silodp.errors import SilodpError, counted
+from silodp.cli._console import Config, Json, Names, Set, log, show
+from silodp.errors import SilodpError, counted, require
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.config.resolve import ResolvedRun
 
 Users = Annotated[
-    int | None,
-    typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε."),
+    int | None, typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε.")
 ]
 
 
@@ -62,8 +61,8 @@ def plan(
     give_up: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ADVERSARY",
-            help="For --tune: server or silo, against whom the settings need no ε. Can be repeated. Default: nobody.",
+            click_type=Names(("server", "silo")),
+            help="For --tune: an adversary against whom the settings need no ε. Can be repeated. Default: nobody.",
         ),
     ] = None,
     set_: Set = None,
@@ -109,19 +108,27 @@ def plan(
     show({"name": resolved.config.name, **result, **about}, as_json, lines)
 
 
+def _list_given() -> list[click.Parameter]:
+    """Return the options and arguments that stand on the command line."""
+    context = click.get_current_context()
+    return [
+        option
+        for option in context.command.params
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+
+
 def _refuse_unused_options(tune: bool) -> None:
     """Refuse options that have a meaning only with --tune, or only without it."""
-    context = click.get_current_context()
     unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up")
-    for option in context.command.params:
-        name = option.name or ""
-        if name in unused and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            remedy = "leave one of them out" if tune else "add --tune, or leave it out"
-            raise SilodpError(
-                f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
-                code="argument.conflict",
-                field=name,
-            )
+    remedy = "leave one of them out" if tune else "add --tune, or leave it out"
+    for option in _list_given():
+        require(
+            option.name not in unused,
+            f"{option.opts[0]} has no meaning {'with' if tune else 'without'} --tune: {remedy}.",
+            code="argument.conflict",
+            field=option.name,
+        )
 
 
 def _remark_on_users(spec: RunSpec) -> str:
@@ -248,12 +255,20 @@ def _make_field_options(method: str | None) -> list[click.Option]:
         for name, hint in read_hints(maker).items():
             described = find_mark(hint, Help)
             if described is not None and name not in found:
-                kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else str
+                choices = _list_choices(hint)
+                kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else Names(choices)
                 names = [name, f"--{name.replace('_', '-')}", *_ALSO.get(name, ())]
                 found[name] = click.Option(
                     names, type=kind, help=described.text, expose_value=False, callback=_keep_field
                 )
     return list(found.values())
+
+
+def _list_choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of the `Literal` in an annotation."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for member in get_args(hint) for choice in _list_choices(member))
 
 
 def _keep_field(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -272,16 +287,17 @@ def epsilon(
     framework: Annotated[
         str | None,
         typer.Option(
-            help="flower, nvflare, opacus or fl4health: check settings of another framework, and say what holds for a "
-            "client, a record and a person. Only --delta and --json can then be given.",
+            click_type=Names("silodp_checks:FRAMEWORKS"),
+            help="Check settings of another framework, and say what holds for a client, a record and a person. Only "
+            "--delta and --json can then be given.",
             show_envvar=False,
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, rpdp-minimum, rpdp-dropout, rpdp-filter, ddp or "
-            "default. [required without --framework]",
+            click_type=Names("silodp.methods:METHODS"),
+            help="Method of training. [required without --framework]",
             show_envvar=False,
         ),
     ] = None,
@@ -300,23 +316,33 @@ def epsilon(
         float | None, typer.Option(help="δ. Default: 1e-05, or that of the settings of --framework.")
     ] = None,
     accountant: Annotated[
-        str | None, typer.Option(help="pld or rdp. Default: the one with the smaller ε for this noise.")
+        str | None,
+        typer.Option(
+            click_type=Names("silodp.accounting.accountant:ACCOUNTANTS"),
+            help="Accountant of ε. Default: the one with the smaller ε for this noise.",
+        ),
     ] = None,
-    adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
+    adversary: Annotated[
+        str,
+        typer.Option(click_type=Names("silodp.accounting.views:ADVERSARIES"), help="Against whom ε holds."),
+    ] = "released",
     silos: Annotated[
         int | None,
         typer.Option(
-            "--silos",
-            "--clients",
-            help="Number of silos S; needed for --adversary silo, and for ddp.",
+            "--silos", "--clients", help="Number of silos S; needed for --adversary silo, and for ddp."
         ),
     ] = None,
-    aggregator: Annotated[str, typer.Option(help="plain, masked, lattice or paillier.")] = "plain",
+    aggregator: Annotated[
+        str,
+        typer.Option(
+            click_type=Names("silodp.aggregators.registry:AGGREGATORS"),
+            help="How the silos' sums are added up.",
+        ),
+    ] = "plain",
     aggregation: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Set a value of the aggregator, for example min_silos=3; repeatable.",
+            metavar="KEY=VALUE", help="Set a value of the aggregator, for example min_silos=3; repeatable."
         ),
     ] = None,
     users: Annotated[int | None, typer.Option(help="Number of persons U. Default: 1,000.")] = None,
@@ -394,15 +420,8 @@ epsilon_app.command("epsilon", cls=EpsilonCommand)(epsilon)
 
 def _refuse_other_options() -> None:
     """Refuse options of --method beside --framework: `--rounds 10`, if ignored, would be charged as one round."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if source is ParameterSource.COMMANDLINE and option.name not in (
-            "settings",
-            "framework",
-            "delta",
-            "as_json",
-        ):
+    for option in _list_given():
+        if option.name not in ("settings", "framework", "delta", "as_json"):
             raise click.UsageError(
                 f"{option.opts[0]} has no meaning beside --framework: write settings as KEY=VALUE, for example "
                 "rounds=10."

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from silodp.cli._console import Decimal, Encoding, Json, Missing, Separator, Sheet, list_reader_settings, show
+from silodp.cli._console import (
+    Decimal,
+    Encoding,
+    Json,
+    Missing,
+    Names,
+    Separator,
+    Sheet,
+    list_reader_settings,
+    show,
+)
 from silodp.errors import SilodpError, counted, name_file
 
 if TYPE_CHECKING:
@@ -70,8 +80,8 @@ def predict(
     out_of_range: Annotated[
         str | None,
         typer.Option(
-            metavar="RULE",
-            help="For numbers outside the ranges of the model: 'refuse', or 'clip' to the nearest end. Default: as in "
+            click_type=Names(("refuse", "clip")),
+            help="Rule for numbers outside the ranges of the model: clip moves them to the nearest end. Default: as in "
             "training.",
         ),
     ] = None,

@@ -24,7 +24,6 @@ from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
@@ -34,14 +33,15 @@ from silodp.report.run_record import format_versions, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
+from silodp.runtime.run_directory import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, format_duration, print_progress
 from silodp.wire.files import write_durably
 
-LONG = 3600.0
-"""Seconds; a run that takes longer says so as soon as its speed is known."""
+_LONG_SECONDS = 3600.0
+"""A run that takes longer says so as soon as its speed is known."""
 
 
 def run_config(
@@ -56,17 +56,17 @@ def run_config(
     Nothing is written, and no remark is made, before data, task, method and directory have been accepted.
 
     Args:
-        resolved: the configuration, resolved.
-        directory: where everything is written.
-        resume: continue the run in the directory.
-        trackers: NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
-        log_private: whether they log what no ε covers; None: if their target is on this machine.
+        resolved: The resolved configuration.
+        directory: The directory to which everything is written.
+        resume: Whether to continue the run in the directory.
+        trackers: Trackers as NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
+        log_private: Whether trackers log what no ε covers; None: only if their target is on this machine.
 
     Returns:
         A JSON-ready summary.
 
     Raises:
-        SilodpError: a mistake that the user can correct.
+        SilodpError: The user has made a mistake that they can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
     existed = (directory / "config.toml").exists() and not resume
@@ -77,11 +77,7 @@ def run_config(
 
 
 def _run_config(
-    resolved: ResolvedRun,
-    directory: Path,
-    resume: bool,
-    trackers: Sequence[str],
-    log_private: bool | None,
+    resolved: ResolvedRun, directory: Path, resume: bool, trackers: Sequence[str], log_private: bool | None
 ) -> dict[str, Any]:
     config, method = resolved.config, resolved.method
     _check_before_reading(resolved)
@@ -114,7 +110,7 @@ def _run_config(
         nonlocal is_estimated
         if done.seconds_left is not None and not is_estimated:
             is_estimated = True
-            if done.seconds_left > LONG:
+            if done.seconds_left > _LONG_SECONDS:
                 log(
                     f"note: at this speed the other {counted(done.rounds - done.round, 'round')} take about "
                     f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
@@ -308,12 +304,12 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
 
 
 def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list[str]:
-    """Return the line on metrics by noised sums, if these are."""
+    """Return the line on metrics by noisy sums; none where metrics are measured in another way."""
     if not errors:
         return []
     found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
     return [
-        f"Metrics by noised sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
+        f"Metrics by noisy sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
     ]
 
 
@@ -349,8 +345,8 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
     """Return the line after Ctrl-C: the last round, and the command that continues.
 
     Args:
-        directory: of the run.
-        is_other: whether the run in it is another one, and this one has not begun.
+        directory: Directory of the run.
+        is_other: Whether the run in it is another one, and this one has not begun.
     """
     if is_other or not (directory / "config.toml").exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
@@ -360,11 +356,9 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
 
 def _find_last_round(directory: Path) -> int:
     """Return the round of the last whole line of metrics.jsonl; an interruption may cut the last line off."""
-    done = 0
-    with suppress(OSError, *UNSOUND):
-        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            done = int(parse_json(line)["round"])
-    return done
+    with suppress(OSError, SilodpError):
+        return max(0, len(read_metrics(directory / METRICS, may_be_cut_off=True)) - 1)
+    return 0
 
 
 def _read_change_notes(directory: Path) -> list[str]:
@@ -386,7 +380,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
     """Refuse to go on with another loss, or other options of the model.
 
     Raises:
-        SilodpError: the run would (code checkpoint.setup).
+        SilodpError: The loss or the options are others than before (code checkpoint.setup).
     """
     # As config.toml has them, without empty tables.
     tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]

@@ -39,12 +39,12 @@ def answer_join(request: Message, name: str, digest: str) -> Message:
     """Return a silo's answer to "join".
 
     Args:
-        request: from the server, verified.
-        name: of the silo.
-        digest: of the public folder that the silo has accepted.
+        request: A request of the server whose signature was verified.
+        name: Name of the silo.
+        digest: Digest of the public folder that the silo has accepted.
 
     Raises:
-        SilodpError: the request is malformed.
+        SilodpError: The request is malformed.
     """
     JOIN.request.check(request, f"the server of silo '{name}'")
     fields = {"digest": digest, "version": silodp.__version__}
@@ -55,12 +55,12 @@ class AgreedTransport:
     """A transport that asks a silo for nothing else before the silo has joined.
 
     Args:
-        transport: carries the bytes.
-        identity: the server's long-term key.
-        silos: the silos' public keys by name, 32 bytes each.
-        digest: of the server's public folder.
-        answer_timeout: seconds that a silo has for an answer.
-        on_change: called when a silo has joined.
+        transport: The transport that carries the bytes.
+        identity: The server's long-term key.
+        silos: The silos' public keys by name, 32 bytes each.
+        digest: Digest of the server's public folder.
+        answer_timeout: Seconds that a silo has for an answer.
+        on_change: Called when a silo has joined.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AgreedTransport:
         """Wait until every silo has joined.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
+            timeout: Seconds to wait at most; None: no limit.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while missing := [name for name in self._silos if name not in self._joined]:

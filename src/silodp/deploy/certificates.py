@@ -42,8 +42,8 @@ class Authority:
     """The certificate authority of one consortium.
 
     Attributes:
-        certificate: PEM; public.
-        key: PEM of the private key; secret, at the coordinator alone.
+        certificate: The certificate, as PEM; it is public.
+        key: The private key, as PEM; it is secret, and stays at the coordinator.
     """
 
     certificate: bytes
@@ -57,6 +57,7 @@ class Authority:
 
     @classmethod
     def _self_signed(cls, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> Authority:
+        # The key may sign certificates and lists of revoked ones only; path_length = 0 allows no authority below.
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
             _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
@@ -72,7 +73,7 @@ class Authority:
         """Read an authority that was made before.
 
         Raises:
-            SilodpError: a file is missing or damaged, or they do not belong together (code deploy.certificate).
+            SilodpError: A file is missing or damaged, or they do not belong together (code deploy.certificate).
         """
         try:
             found = cls(certificate.read_bytes(), key.read_bytes())
@@ -113,15 +114,15 @@ class Authority:
         """Sign a certificate request.
 
         Args:
-            request: PEM.
-            name: the party's, which becomes the subject whatever the request states.
-            hosts: names and addresses of a server; () for a party that only connects to one.
+            request: The request, as PEM.
+            name: Name of the party. It becomes the subject of the certificate, whatever the request states.
+            hosts: Names and addresses of a server; () for a party that only connects to one.
 
         Returns:
-            The certificate, PEM.
+            The certificate, as PEM.
 
         Raises:
-            SilodpError: the request cannot be read, or its signature is wrong (code deploy.request).
+            SilodpError: The request cannot be read, or its signature is wrong (code deploy.request).
         """
         try:
             read = x509.load_pem_x509_csr(request)
@@ -133,10 +134,12 @@ class Authority:
                 code="deploy.request",
             ) from None
         issuer = x509.load_pem_x509_certificate(self.certificate)
+        # A silo that shows its certificate as that of the server is refused by the other silos.
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         key = self._private_key
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
         builder = (
+            # Of the request only the key is used: a party that asks for the name of another one does not get it.
             _builder(_name(name), issuer.subject, read.public_key(), VALID_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -160,14 +163,15 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     """Return the TLS settings of a party: TLS 1.3, and both ends show a certificate of the consortium.
 
     Args:
-        authority: file with the certificate of the consortium's authority.
-        certificate: file with the party's certificate.
-        key: file with the party's private key.
-        is_server: which end this is.
+        authority: The file with the certificate of the consortium's authority.
+        certificate: The file with the party's certificate.
+        key: The file with the party's private key.
+        is_server: Whether the party is the server's end of connections.
 
     Raises:
-        SilodpError: a file cannot be read, or certificate and key do not belong together (code deploy.certificate).
+        SilodpError: A file cannot be read, or certificate and key do not belong together (code deploy.certificate).
     """
+    # The settings for a client also compare the name in the address with the certificate.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -187,10 +191,10 @@ def read_expiries(public: Path) -> dict[str, datetime]:
     """Return when the certificates in a public folder end, by party and for the authority.
 
     Args:
-        public: with ca.pem and certificates/NAME.pem.
+        public: The folder with ca.pem and certificates/NAME.pem.
 
     Raises:
-        SilodpError: one cannot be read (code deploy.certificate).
+        SilodpError: A certificate cannot be read (code deploy.certificate).
     """
     paths = {_AUTHORITY: public / "ca.pem"}
     paths |= {path.stem: path for path in sorted((public / "certificates").glob("*.pem"))}
@@ -210,11 +214,11 @@ class ExpiryWatch:
     """Counts the days of the certificates in a public folder, and warns of their end once a day.
 
     Args:
-        public: the folder.
-        party: whose process this is.
+        public: The public folder.
+        party: Name of the party whose process this is.
 
     Raises:
-        SilodpError: a certificate cannot be read (code deploy.certificate).
+        SilodpError: A certificate cannot be read (code deploy.certificate).
     """
 
     def __init__(self, public: Path, party: str) -> None:
@@ -243,7 +247,7 @@ class ExpiryWatch:
         """Refuse to start with a certificate that lets nobody connect, and warn of others.
 
         Raises:
-            SilodpError: that of the party or of the authority has ended (code deploy.certificate).
+            SilodpError: The certificate of the party or of the authority has ended (code deploy.certificate).
         """
         days = self.count_days()
         ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]

@@ -17,14 +17,9 @@ from silodp.deploy import IDENTITY, POLICY, TLS_KEY
 from silodp.deploy.certificates import ExpiryWatch, make_context
 from silodp.deploy.consortium import AUTHORITY, Consortium
 from silodp.deploy.https import listen_at
+from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
-from silodp.deploy.silo import (
-    check_participation,
-    describe_shortfall,
-    find_name,
-    find_shortfall,
-    load_identity,
-)
+from silodp.deploy.silo import check_participation, find_name, load_identity
 from silodp.errors import SilodpError, shorten
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.transport import SERVER
@@ -40,9 +35,9 @@ class Finding:
     """What one check has found.
 
     Attributes:
-        name: of the check.
-        is_good: whether the party can take part, as far as this check sees.
-        told: what was found, and what to do.
+        name: Name of the check, for example "tls".
+        is_good: Whether the party can take part, as far as this check sees.
+        told: A sentence about what was found, and what to do.
     """
 
     name: str
@@ -54,22 +49,22 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
     """Check whether a party could take part now; nothing is written, and no code of the public folder is executed.
 
     Args:
-        folder: of the party; its key says which it is.
-        consortium: the public folder, sealed.
-        url: of the server; None: that of the roster.
+        folder: Folder of the party. The key in it says which party it is.
+        consortium: The sealed public folder.
+        url: Address of the server; None: that of the roster.
 
     Yields:
-        Findings, each as soon as it is known; where one keeps the next from being made, they end.
+        Findings, each as soon as it is known. They end where a failed check makes the next one impossible.
 
     Raises:
-        SilodpError: the public folder is not sealed (code deploy.not_sealed).
+        SilodpError: The public folder is not sealed (code deploy.not_sealed).
     """
     roster = consortium.sealed
     try:
         is_server = load_identity(folder, SERVER).public == roster.server
         name = SERVER if is_server else find_name(folder, consortium)
     except SilodpError as error:
-        yield Finding("keys", False, f"{error} [{error.code}]")
+        yield _describe_refusal("keys", error)
         return
     yield Finding("keys", True, f"the roster lists the key in {folder / IDENTITY} as that of '{name}'")
     yield _try(
@@ -77,19 +72,22 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
         lambda: f"the run that follows here has the digest {consortium.stated_spec.digest[:16]}, as stated",
     )
     yield _try("certificates", lambda: _check_certificates(consortium, name))
-    if not is_server:
-        yield from _check_policy(folder, consortium, name)
     if is_server:
         yield _try("port", lambda: _check_port(roster.port))
         return
+    yield from _check_policy(folder, consortium, name)
     try:
         tls = make_context(
             consortium.folder / AUTHORITY, consortium.certificate(name), folder / TLS_KEY, is_server=False
         )
     except SilodpError as error:
-        yield Finding("tls", False, f"{error} [{error.code}]")
+        yield _describe_refusal("tls", error)
         return
     yield from _check_server(url or roster.url, tls, consortium.digest)
+
+
+def _describe_refusal(name: str, error: SilodpError) -> Finding:
+    return Finding(name, False, f"{error} [{error.code}]")
 
 
 def _try(name: str, check: Callable[[], str]) -> Finding:
@@ -97,7 +95,7 @@ def _try(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, True, check())
     except SilodpError as error:
-        return Finding(name, False, f"{error} [{error.code}]")
+        return _describe_refusal(name, error)
 
 
 def _check_certificates(consortium: Consortium, name: str) -> str:
@@ -127,7 +125,7 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
         # Of a run that was begun, the ledgers have charges already.
         short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
     except SilodpError as error:
-        yield Finding("policy", False, f"{error} [{error.code}]")
+        yield _describe_refusal("policy", error)
         return
     told = (
         "this public folder is accepted" if is_accepted else "it allows the run; the code is not accepted yet"
@@ -178,15 +176,10 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
     if not is_same:
         told = f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same"
     yield Finding("version", is_same, told)
-    is_same = theirs == digest
-    told = (
-        "the server has the same public folder"
-        if is_same
-        else (
-            "the server has another public folder: get it again from the coordinator, or tell the server's operator"
-        )
-    )
-    yield Finding("digest", is_same, told)
+    told = "the server has the same public folder"
+    if theirs != digest:
+        told = "the server has another public folder: get it again from the coordinator, or tell the server's operator"
+    yield Finding("digest", theirs == digest, told)
 
 
 def _cut_off(reply: httpx.Response) -> Iterator[bytes]:

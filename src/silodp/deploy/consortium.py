@@ -55,12 +55,7 @@ _NO_CODE = (
     "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
     "silodp's here"
 )
-_CODE_MODULES = (
-    "silodp.training.losses",
-    "silodp.training.metrics",
-    "silodp.training.models",
-    "torch.nn",
-)
+_CODE_MODULES = ("silodp.training.losses", "silodp.training.metrics", "silodp.training.models", "torch.nn")
 """Modules that a reference may name. What they define reads no file, and starts and imports nothing."""
 
 
@@ -77,8 +72,8 @@ class PublicFile:
     """A file of the public folder.
 
     Attributes:
-        bytes: its length.
-        digest: SHA-256 (hex) of its content.
+        bytes: Length of the file in bytes.
+        digest: SHA-256 of its content, 64 hexadecimal digits.
     """
 
     bytes: int
@@ -90,10 +85,10 @@ class Roster:
     """The parties of a consortium, in the public order of the silos.
 
     Attributes:
-        host, port: of the server, as silos reach it.
-        server: its Ed25519 public key, 32 bytes.
-        silos: name → Ed25519 public key, 32 bytes.
-        for_tests: whether the keys were made for a test on one machine.
+        host, port: Address of the server, as silos reach it.
+        server: Ed25519 public key of the server, 32 bytes.
+        silos: Ed25519 public keys of the silos by name, 32 bytes each.
+        for_tests: Whether the keys were made for a test on one machine.
     """
 
     host: str
@@ -122,7 +117,7 @@ class Roster:
             "silos": {name: key.hex() for name, key in self.silos.items()},
             "for_tests": self.for_tests,
         }
-        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+        return encode_json(fields).decode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Roster:
@@ -156,11 +151,11 @@ class Consortium:
     """The public folder of a consortium, read.
 
     Attributes:
-        folder: its path.
-        resolved: the run as config.toml describes it.
-        data: public facts of the data.
-        roster: the parties; None before the coordinator has sealed the folder.
-        files: all files by name, as the digest covers them.
+        folder: Path of the folder.
+        resolved: The run as config.toml describes it.
+        data: Public facts of the data.
+        roster: The parties; None before the coordinator has sealed the folder.
+        files: All files by name, as the digest covers them.
     """
 
     folder: Path
@@ -397,6 +392,7 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
     home, count, total = folder.resolve(), 0, 0
     if not home.is_dir():
         raise _public_error(f"{folder} is not there, or no folder", _GIVE)
+    # By descriptors: a folder that is exchanged for a link meanwhile leads nowhere else.
     for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
         inside = Path(place).relative_to(home)
         folders[:] = filter(_is_part, folders)
@@ -443,6 +439,7 @@ def _read_regular(name: str | Path, path: Path, max_bytes: int, descriptor: int 
         if status.st_size > max_bytes:
             raise _refuse_file(path, f"longer than {max_bytes >> 20:,} MiB")
         with open(opened, "rb", closefd=False) as file:
+            # One byte more than the length: a file that grows meanwhile is noticed, and memory is bounded.
             content = file.read(status.st_size + 1)
         if len(content) != status.st_size:
             raise _refuse_file(path, "written to at this moment")
@@ -462,6 +459,7 @@ def _refuse_file(path: Path, what: str) -> SilodpError:
 def _digest_files(files: Mapping[str, PublicFile]) -> str:
     state = hashlib.sha256()
     for name, file in files.items():
+        # JSON has one line for each file, whatever its name holds, so that two folders never give the same text.
         state.update(json.dumps([name, file.digest]).encode() + b"\n")
     return state.hexdigest()
 
@@ -495,15 +493,19 @@ def take_copy(folder: Path, home: Path) -> Consortium:
     return Consortium.load(copy)
 
 
-def format_digest(digest: str) -> str:
-    """Return the first 128 bits of a digest in eight groups of four characters."""
-    return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
+def format_digest(digest: str, digits: int = 32) -> str:
+    """Return the first hexadecimal digits of a digest or key in groups of four, for a comparison by telephone."""
+    return " ".join(digest[i : i + 4] for i in range(0, digits, 4))
+
+
+def encode_json(content: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file that people may read."""
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def write_public(folder: Path, config_text: str, data: PublicData, spec: RunSpec) -> None:
     """Write the files of a new public folder that do not depend on keys."""
-    facts: dict[str, Any] = data.to_dict()
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / CONFIG, config_text.encode())
-    write_durably(folder / DATA, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+    write_durably(folder / DATA, encode_json(data.to_dict()))
     write_durably(folder / SPEC, spec.to_json().encode())

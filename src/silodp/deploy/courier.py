@@ -5,8 +5,9 @@ secrets: server and silos sign every message for its recipient. It can lose, rep
 else; so it keeps nothing, and may be stopped at any moment. A request that stays unanswered is offered again, and a
 silo that is asked twice gives the same answer twice.
 
-This module needs the standard library alone, so that a courier runs in any environment, under a user who cannot read
-the files of the party. On a socket every call is a connection with one frame in each direction:
+This module needs the standard library alone, and imports nothing of silodp: it can be copied, so that a courier runs in
+any environment, under a user who cannot read the files of the party. On a socket every call is a connection with one
+frame in each direction:
 
     4 bytes   length of the header, big-endian
     8 bytes   length of the body
@@ -23,9 +24,6 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from silodp.errors import SilodpError
-from silodp.parsing import parse_texts
-
 CONNECT_SECONDS = 10.0
 _LENGTHS = struct.Struct(">IQ")
 _MAX_HEADER, _MAX_PIECE = 4096, 1 << 18
@@ -36,9 +34,9 @@ class Request:
     """A signed request of the server for one silo.
 
     Attributes:
-        exchange: 32 hexadecimal digits; the answer is given back with them.
-        silo: name of the silo.
-        body: to be brought to the silo unchanged.
+        exchange: Name of the exchange, 32 hexadecimal digits, with which the answer is given back.
+        silo: Name of the silo.
+        body: The signed bytes, which are brought to the silo unchanged.
     """
 
     exchange: str
@@ -51,8 +49,8 @@ class Reply:
     """What a silo says to a request: a signed answer, or that it refuses.
 
     Attributes:
-        body: signed answer; empty where the silo refuses.
-        refused: code of the error for which the silo refuses; empty where it answers.
+        body: The signed answer; empty where the silo refuses.
+        refused: Code of the error for which the silo refuses; empty where it answers.
     """
 
     body: bytes
@@ -63,14 +61,14 @@ def take_request(path: str | Path, wait: float = 20.0) -> Request | None:
     """Take a request at the server's socket.
 
     Args:
-        path: of the socket (`silodp server --socket PATH`).
-        wait: seconds to wait until there is one.
+        path: Path of the socket (`silodp server --socket PATH`).
+        wait: Seconds to wait until there is a request.
 
     Returns:
         The request; None where there is none yet.
 
     Raises:
-        OSError: no server listens, or the connection broke: try again.
+        OSError: No server listens, or the connection broke: try again.
     """
     header, body = _call(path, {"do": "take", "wait": str(wait)}, b"", wait + CONNECT_SECONDS)
     return Request(header["exchange"], header["silo"], body) if "exchange" in header else None
@@ -80,15 +78,15 @@ def give_reply(path: str | Path, exchange: str, reply: Reply) -> bool:
     """Give a silo's reply to the server.
 
     Args:
-        path: of the server's socket.
-        exchange: of the request.
-        reply: from `ask_silo`.
+        path: Path of the server's socket.
+        exchange: `Request.exchange` of the request.
+        reply: What `ask_silo` has returned.
 
     Returns:
         Whether the server still waited for it.
 
     Raises:
-        OSError: no server listens, or the connection broke: try again, or leave it; the request is offered again.
+        OSError: No server listens, or the connection broke: try again, or leave it; the request is offered again.
     """
     header = {"do": "give", "exchange": exchange, "refused": reply.refused}
     answer, _ = _call(path, header, reply.body, 60.0)
@@ -99,12 +97,12 @@ def ask_silo(path: str | Path, body: bytes, timeout: float | None = None) -> Rep
     """Have a silo answer a request.
 
     Args:
-        path: of the silo's socket (`silodp silo --socket PATH`).
-        body: of the request, as it was taken at the server.
-        timeout: seconds to wait; None: until the silo answers.
+        path: Path of the silo's socket (`silodp silo --socket PATH`).
+        body: `Request.body`, as it was taken at the server.
+        timeout: Seconds to wait; None: until the silo answers.
 
     Raises:
-        OSError: no silo listens, or the connection broke: try again, or leave it; the request is offered again.
+        OSError: No silo listens, or the connection broke: try again, or leave it; the request is offered again.
     """
     header, answer = _call(path, {"do": "answer"}, body, timeout)
     return Reply(answer, header.get("refused", ""))
@@ -134,34 +132,40 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: bytes = 
         connection.sendall(body)
 
 
-def receive_frame(connection: socket.socket, max_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
-    """Receive one frame.
-
-    Args:
-        connection: a connected socket.
-        max_bytes: of the body; None: no limit.
+def receive_frame(connection: socket.socket) -> tuple[dict[str, str], bytes]:
+    """Receive one frame, of any length.
 
     Raises:
-        OSError: the connection broke, or no frame came.
-        SilodpError: the body is longer; it was not read (code message.too_large).
+        OSError: The connection broke, or no frame came.
     """
-    header_size, size = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
+    header, size = receive_header(connection)
+    return header, receive_bytes(connection, size)
+
+
+def receive_header(connection: socket.socket) -> tuple[dict[str, str], int]:
+    """Receive the header of a frame, and the length of its body, which is received next.
+
+    Raises:
+        OSError: The connection broke, or no frame came.
+    """
+    header_size, size = _LENGTHS.unpack(receive_bytes(connection, _LENGTHS.size))
     if header_size > _MAX_HEADER:
         raise ConnectionError("no frame of this version came")
     try:
-        header = parse_texts(_receive(connection, header_size))
-    except ValueError:
-        raise ConnectionError("no frame of this version came") from None
-    if max_bytes is not None and size > max_bytes:
-        raise SilodpError(
-            f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
-            code="message.too_large",
-        )
-    return header, _receive(connection, size)
+        header = json.loads(receive_bytes(connection, header_size))
+    except (ValueError, RecursionError):  # the second one for brackets in brackets
+        header = None
+    if not isinstance(header, dict) or not all(isinstance(text, str) for text in header.values()):
+        raise ConnectionError("no frame of this version came")
+    return header, size
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes."""
+def receive_bytes(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly so many bytes.
+
+    Raises:
+        OSError: The connection broke before.
+    """
     received = io.BytesIO()  # hands out what was written without a copy; it grows with what arrives
     while received.tell() < size:
         piece = connection.recv(min(size - received.tell(), _MAX_PIECE))

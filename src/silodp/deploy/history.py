@@ -74,6 +74,7 @@ def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, list
     evaluated = len(EvaluationLedger(ledger).history)
     for what, expected, found in (
         ("the store", _count_charges(store, run), len(ledger.history)),
+        # Charges of the evaluation stand in the ledger of its run.
         ("the store", _count_charges(store, name_evaluation(run)), evaluated),
         ("the audit log", listed, len(ledger.history)),
     ):

@@ -26,7 +26,7 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read the audit log of a silo.
 
     Args:
-        path: of the log; without the file nothing has left the silo.
+        path: Path of the log. Without the file, nothing has left the silo.
 
     Returns:
         The entries in order, each with the text "run" and the number "charges"; and how many lines a crash cut off.
@@ -53,16 +53,16 @@ class SiloLimits:
     """Counts what a silo keeps, and refuses a request that would lead beyond its policy.
 
     Args:
-        name: of the silo.
-        policy: of the silo.
-        store: durable memory of all runs.
-        files: folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
-        audit: the audit log; lines that a crash cut off count as answers of no run.
-        max_bytes: of the longest message of the run, not signed.
+        name: Name of the silo.
+        policy: Policy of the silo.
+        store: Durable store of all runs.
+        files: Folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
+        audit: Path of the audit log. Lines that a crash cut off count as answers of no run.
+        max_bytes: Bytes of the longest message of the run without its signature.
 
     Attributes:
-        answers: number of answers that have left the silo, by run, repeated ones included.
-        charges: by run, the largest number of charges that the audit log listed when it was opened.
+        answers: Number of answers that have left the silo, by run. Repeated answers count.
+        charges: By run, the largest number of charges that the audit log listed when it was opened.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class SiloLimits:
         """Refuse a request that would lead beyond the policy; nothing is kept of it.
 
         Args:
-            request: verified.
-            run: that the request belongs to, be it about the run or about its evaluation.
-            now: None: the time of this moment.
+            request: A request whose signature was verified.
+            run: Id of the run that the request belongs to; a request about its evaluation belongs to it too.
+            now: The current time; None: the clock is read.
 
         Raises:
-            SilodpError: it would (code policy.limit).
+            SilodpError: The request would lead beyond a limit (code policy.limit).
         """
         policy = self._policy
         if self.answers[run] >= policy.max_answers:
@@ -111,12 +111,14 @@ class SiloLimits:
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
         if request.kind == HELLO:
+            # Sessions of the run and of its evaluation count together.
             asked = {
                 (name, key)
                 for name in (run, name_evaluation(run))
                 for key in RoundStore(self._store, f"{name}/").run.names()
                 if key.startswith(name_answer(HELLO, 0, ""))
             }
+            # A repeated request gets the stored answer, and begins no session.
             known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
@@ -151,6 +153,7 @@ class SiloLimits:
         not counted. A run has one of the set-up and two of the memory.
         """
         if runs:
+            # Keys of the store are names of files, percent-encoded (`wire/store.py:DirectoryStore`).
             begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
             found = [path for path in self._files[0].iterdir() if path.name.startswith(begin)]
         else:

@@ -49,11 +49,12 @@ class Exchange:
     """A request that waits for its answer.
 
     Attributes:
-        id: 32 hexadecimal digits; the reply is delivered with them.
-        silo: name of the silo.
-        request: signed bytes.
-        due: time (`time.monotonic`) from which on a courier at a socket may take it; over HTTPS the silo may always.
-        outcome: the answer, or why there is none; None while it is awaited.
+        id: Name of the exchange, 32 hexadecimal digits, with which the reply is delivered.
+        silo: Name of the silo.
+        request: The request as signed bytes.
+        due: Time (`time.monotonic`) from which on a courier at a socket may take the request. Over HTTPS the silo may
+            take it at any time.
+        outcome: The answer, or why there is none; None while it is awaited.
     """
 
     id: str
@@ -67,12 +68,12 @@ class Mailbox:
     """Requests and their answers, shared by the thread of the run and those of a courier; a `Transport`.
 
     Args:
-        silos: their names.
-        answer_timeout: seconds that a silo has for an answer.
-        answers: by silo, how many answers have left it at least, as counted by an earlier process.
+        silos: Names of the silos.
+        answer_timeout: Seconds that a silo has for an answer.
+        answers: Number of answers that have left each silo, at least, as counted by an earlier process.
 
     Attributes:
-        traffic: bytes that were sent so far.
+        traffic: Bytes that were sent so far.
     """
 
     def __init__(
@@ -90,8 +91,8 @@ class Mailbox:
         """Offer each silo its request until the answer is delivered or the time is over; see `Transport.ask`.
 
         Args:
-            requests: signed bytes by the name of the silo.
-            timeout: seconds to wait at most; None: `answer_timeout`.
+            requests: Signed bytes by the name of the silo.
+            timeout: Seconds to wait at most; None: `answer_timeout`.
         """
         timeout = self._answer_timeout if timeout is None else timeout
         asked = [Exchange(secrets.token_hex(16), name, data) for name, data in requests.items()]
@@ -106,6 +107,7 @@ class Mailbox:
                     REMINDER_SECONDS,
                 )
             finally:
+                # A reply that comes later finds no exchange, and is not used.
                 for one in asked:
                     del self._exchanges[one.id]
         answers, failures = split_outcomes(
@@ -128,8 +130,8 @@ class Mailbox:
         """Take a silo's reply to a request.
 
         Args:
-            exchange: id of the exchange.
-            reply: of the silo; an unknown code of a refusal counts as deploy.silo_failed.
+            exchange: Id of the exchange.
+            reply: Reply of the silo. An unknown code of a refusal counts as deploy.silo_failed.
 
         Returns:
             Whether the reply was awaited; a later or a repeated one is not used.
@@ -139,6 +141,7 @@ class Mailbox:
             if found is None or found.outcome is not None:
                 return False
             found.outcome = _make_refusal(reply.refused) if reply.refused else reply.body
+            # This takes the lock a second time: the lock of a condition is reentrant.
             self.mark_seen(found.silo)
             return True
 
@@ -168,7 +171,7 @@ class Mailbox:
         """Wait until every silo was heard of.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
+            timeout: Seconds to wait at most; None: no limit.
         """
         with self._changed:
             self._wait_for(
@@ -190,10 +193,10 @@ class Mailbox:
         """Wait until no silo is missing or the time is over, and log once a minute which are: one may have died.
 
         Args:
-            list_missing: returns the names of the silos that are waited for.
-            timeout: seconds to wait at most.
-            what: is awaited of the silos, for the log.
-            quiet: seconds before the first line of the log.
+            list_missing: Returns the names of the silos that are waited for.
+            timeout: Seconds to wait at most.
+            what: What is awaited of the silos, for the log, for example "the answers of ".
+            quiet: Seconds before the first line of the log.
         """
         started = time.monotonic()
         reminder = started + quiet

@@ -18,7 +18,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError, require, shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (
@@ -36,33 +36,35 @@ class Policy(BaseModel):
     """What a silo takes part in.
 
     Attributes:
-        accepted: digests (hex) of the public folders that the operator has accepted.
-        data: file with this silo's records, relative to the policy; it never leaves the silo.
-        index: file by which a trust center numbers the silo's persons, relative to the policy; "" where the run needs
-            none. It never leaves the silo.
-        delta: δ of the lifetime limits.
-        persons: digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
-            as the folder's first run; the operator answers for that.
-        lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
-        methods: names of methods that are allowed; () allows all.
-        aggregators: names of aggregators that are allowed; () allows all.
-        evaluation: kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums");
-            () allows all.
-        columns: features that a model may be trained on; () allows those of the accepted data description.
-        labels: columns that a model may learn to predict, which are the label, or event and time; () allows those of
-            the accepted configuration.
-        allow_counts: whether a method may ask for the number of records of each person in clear.
-        require_separate: whether every person (or record) must be computed alone, so that ε holds for models that a
+        accepted: Digests (64 hexadecimal digits) of the public folders that the operator has accepted.
+        data: The file with this silo's records, relative to the policy. It never leaves the silo.
+        index: The file by which a trust center numbers the silo's persons, relative to the policy; "" where the run
+            needs none. It never leaves the silo.
+        delta: δ of the lifetime limits, in (0, 1).
+        persons: Digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
+            as the folder's first run. The operator answers for that.
+        lifetime_epsilon: The largest ε that all runs of this silo together may spend, by adversary.
+        methods: Names of the methods that are allowed; an empty list allows all.
+        aggregators: Names of the aggregators that are allowed; an empty list allows all.
+        evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums"); an
+            empty list allows all.
+        columns: Features that a model may be trained on; an empty list allows those of the accepted data description.
+        labels: Columns that a model may learn to predict, which are the label, or event and time; an empty list allows
+            those of the accepted configuration.
+        allow_counts: Whether a method may ask for the number of records of each person in clear.
+        require_separate: Whether every person (or record) must be computed alone, so that ε holds for models that a
             server chooses for an attack.
-        min_silos: fewest silos in a sum that this silo takes part in.
-        most_runs: number of runs, counted over the life of the silo's folder; one that is resumed is the same run.
-        allow_seed: for tests: whether the noise may follow from a seed that everyone knows.
-        max_message_bytes: longest message that a run may have.
-        max_run_bytes: most bytes that the store may hold of one run.
-        max_disk_bytes: most bytes of the store, the ledgers and the audit log, of all runs together.
-        max_sessions: most sessions of the set-up in one run; each time the server resumes it, it may begin another.
-        max_answers: most answers in one run, repeated ones included: each is a line of the audit log.
-        max_run_days: days from the first request of a run after which no request of it is answered.
+        min_silos: The smallest number of silos in a sum that this silo takes part in.
+        most_runs: The largest number of runs that may be charged over the life of the silo's folder. A run that is
+            resumed is the same run.
+        allow_seed: For tests: whether the noise may follow from a seed that everyone knows.
+        max_message_bytes: Bytes of the longest message that a run may have.
+        max_run_bytes: The largest number of bytes that the store may hold of one run.
+        max_disk_bytes: The largest number of bytes of the store, the ledgers and the audit log of all runs together.
+        max_sessions: The largest number of set-up sessions in one run; the server may begin another each time it
+            resumes the run.
+        max_answers: The largest number of answers in one run. Repeated answers count: each is a line of the audit log.
+        max_run_days: Days after the first request of a run from which on no request of the run is answered.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -94,12 +96,12 @@ class Policy(BaseModel):
         """Refuse a run that the operator has not allowed.
 
         Args:
-            digest: of the public folder.
-            spec: of the run.
-            labels: columns that the run learns to predict (`Consortium.labels`).
+            digest: Digest of the public folder, as `Consortium.digest`.
+            spec: Specification of the run.
+            labels: Columns that the run learns to predict (`Consortium.labels`).
 
         Raises:
-            SilodpError: the digest was not accepted, or the policy does not allow the run (codes policy.*).
+            SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
         """
         if digest not in self.accepted:
             raise SilodpError(
@@ -113,68 +115,70 @@ class Policy(BaseModel):
             ("aggregators", spec.aggregator.name, self.aggregators),
             ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
         ):
-            if allowed and name not in allowed:
-                raise SilodpError(
-                    f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not "
-                    "take part.",
-                    code="policy.not_allowed",
-                    field=field,
-                )
+            require(
+                not allowed or name in allowed,
+                f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not take part.",
+                code="policy.not_allowed",
+                field=field,
+            )
         for field, verb, used, listed in (
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):
-            if extra := sorted(set(used) - set(listed or used)):
-                raise SilodpError(
-                    f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or "
-                    "do not take part.",
-                    code="policy.not_allowed",
-                    field=field,
-                )
-        if spec.method.needs_counts and not spec.aggregator.weights_privately and not self.allow_counts:
-            raise SilodpError(
-                f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
-                "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
-                "--allow-counts), or do not take part.",
+            extra = sorted(set(used) - set(listed or used))
+            require(
+                not extra,
+                f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or do "
+                "not take part.",
                 code="policy.not_allowed",
-                field="allow_counts",
+                field=field,
             )
-        if self.require_separate and not spec.separate:
-            raise SilodpError(
-                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
-                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
-                "server there, or do not take part.",
-                code="policy.not_allowed",
-                field="require_separate",
-            )
-        if spec.min_silos < self.min_silos:
-            raise SilodpError(
-                f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
-                "lower min_silos, or do not take part.",
-                code="policy.not_allowed",
-                field="min_silos",
-            )
-        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
-            raise SilodpError(
-                f"messages of the run have up to {longest:,} bytes, and the policy allows "
-                f"{self.max_message_bytes:,}: raise max_message_bytes, or do not take part.",
-                code="policy.not_allowed",
-                field="max_message_bytes",
-            )
-        if not spec.is_secret and not self.allow_seed:
-            raise SilodpError(
-                "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
-                "(allow_seed = true is for tests with made-up records).",
-                code="policy.not_allowed",
-                field="allow_seed",
-            )
+        asks_for_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
+        require(
+            self.allow_counts or not asks_for_counts,
+            f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of every "
+            "person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
+            "--allow-counts), or do not take part.",
+            code="policy.not_allowed",
+            field="allow_counts",
+        )
+        require(
+            spec.separate or not self.require_separate,
+            "the run does not compute every person alone (separate = true), and the policy requires it, so that its ε "
+            "holds for models that a server chooses for an attack: set require_separate = false to trust the server "
+            "there, or do not take part.",
+            code="policy.not_allowed",
+            field="require_separate",
+        )
+        require(
+            spec.min_silos >= self.min_silos,
+            f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: lower "
+            "min_silos, or do not take part.",
+            code="policy.not_allowed",
+            field="min_silos",
+        )
+        longest = find_max_bytes(spec)
+        require(
+            longest <= self.max_message_bytes,
+            f"messages of the run have up to {longest:,} bytes, and the policy allows {self.max_message_bytes:,}: "
+            "raise max_message_bytes, or do not take part.",
+            code="policy.not_allowed",
+            field="max_message_bytes",
+        )
+        require(
+            spec.is_secret or self.allow_seed,
+            "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
+            "(allow_seed = true is for tests with made-up records).",
+            code="policy.not_allowed",
+            field="allow_seed",
+        )
 
     @classmethod
     def load(cls, path: Path) -> Policy:
         """Read policy.toml.
 
         Raises:
-            SilodpError: it is missing, or a field is unknown or wrong.
+            SilodpError: The file is missing, or a field is unknown or wrong.
         """
         table = read_toml(path)
         if unknown := sorted(table.keys() - cls.model_fields.keys()):
@@ -198,8 +202,8 @@ def accept_digest(folder: Path, digest: str) -> None:
     """Write into the server's folder that its operator has accepted a public folder.
 
     Args:
-        folder: of the server.
-        digest: of the public folder.
+        folder: Folder of the server.
+        digest: Digest of the public folder.
     """
     known = _read_accepted(folder)
     if digest not in known:
@@ -212,7 +216,7 @@ def check_accepted(folder: Path, digest: str) -> None:
     """Refuse a public folder that the server's operator has not accepted.
 
     Raises:
-        SilodpError: the folder of the server does not list the digest (code policy.digest).
+        SilodpError: The folder of the server does not list the digest (code policy.digest).
     """
     if digest not in _read_accepted(folder):
         raise SilodpError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,10 +50,10 @@ class RemoteParties:
     """Silos that a transport reaches; the parties of `silodp.runtime.train.run`.
 
     Attributes:
-        consortium: the public folder.
-        transport: reaches the silos.
-        identity: the server's key.
-        connect: waits until the silos can be asked; called when the run holds the lock of its directory.
+        consortium: The public folder.
+        transport: The courier that reaches the silos.
+        identity: The server's long-term key.
+        connect: Waits until the silos can be asked. It is called when the run holds the lock of its directory.
     """
 
     consortium: Consortium
@@ -100,17 +100,14 @@ def load_answers(path: Path) -> dict[str, int]:
     """Return the number of answers of each silo that an earlier process has written to status.json.
 
     Raises:
-        SilodpError: the file is damaged (code checkpoint.damaged).
+        SilodpError: The file is damaged (code checkpoint.damaged).
     """
-    try:
-        return dict(read_status(path).get("answers", {}))
-    except FileNotFoundError:
-        return {}
+    return dict(_read_earlier(path).get("answers", {}))
 
 
-def _read_error(path: Path) -> str | None:
-    """Return the error with which an earlier process stopped, by a status.json that `load_answers` has read."""
-    return read_status(path).get("error") if path.exists() else None
+def _read_earlier(path: Path) -> dict[str, Any]:
+    """Return what an earlier process has written to status.json; {} where there was none."""
+    return read_status(path) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,9 @@ class SocketOptions:
     """Where couriers of somebody's own meet the server (docs/couriers.md).
 
     Attributes:
-        path: of the Unix socket.
-        group: whose members may connect too; None: this user alone.
-        repeat: seconds after which a request without an answer is offered to couriers again.
+        path: Path of the Unix socket.
+        group: Name of the group whose members may connect too; None: this user alone.
+        repeat: Seconds after which a request without an answer is offered to couriers again.
     """
 
     path: Path
@@ -213,21 +210,22 @@ def serve(
     """Run the server from the first round, or from its checkpoint, to the end.
 
     Args:
-        folder: of the server: its keys. The run is written to `runs/DIGEST/` there, to which `run` leads, so that the
-            runs of several public folders do not meet; and status.json.
-        consortium: the public folder.
-        listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
+        folder: Folder of the server, with its keys. The run is written to `runs/DIGEST/` there, to which `run` leads,
+            so that the runs of several public folders do not meet. It has status.json, too.
+        consortium: The public folder.
+        listen: Host and port for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
             socket for other couriers.
-        answer_timeout: seconds that a silo has for an answer. A new run waits for its silos to connect without a
+        answer_timeout: Seconds that a silo has for an answer. A new run waits for its silos to connect without a
             limit, one that is resumed at most for this time.
-        monitor: (host, port) for a status page, /health and /metrics without TLS; None: with a silo's certificate only.
-        on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
+        monitor: Host and port for a status page, /health and /metrics without TLS; None: /health and /metrics are
+            shown to parties with a certificate alone.
+        on_round: See `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
     Returns:
         The model, its metrics and its guarantees; they and the report are in `run/` too.
 
     Raises:
-        SilodpError: the public folder is not accepted (code policy.digest), a key or certificate cannot be used, the
+        SilodpError: The public folder is not accepted (code policy.digest), a key or certificate cannot be used, the
             address is taken, or a silo refuses or does not answer.
     """
     roster = consortium.sealed
@@ -269,8 +267,7 @@ def serve(
 
     def note_connection() -> None:
         for one in statuses:
-            with suppress(OSError):  # a full disk ends the run where it loses something
-                one.write()
+            one.try_write()
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
@@ -279,7 +276,7 @@ def serve(
         ) as (transport, mailbox),
     ):
         _lead_to_run(folder, directory, spec.digest)
-        shown.update(error=_read_error(folder / STATUS))
+        shown.update(error=_read_earlier(folder / STATUS).get("error"))
         status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
         statuses.append(status)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
@@ -309,8 +306,7 @@ def serve(
             write_card(directory)
         except Exception as error:
             told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
-            with suppress(OSError):  # the disk may be full; the error itself is told, not that of telling it
-                status.write(error=told)
+            status.try_write(error=told)
             raise
         mailbox.end_run()
     return result

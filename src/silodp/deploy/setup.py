@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import math
 import re
 import shutil
@@ -30,18 +29,15 @@ from silodp.deploy.consortium import (
     Consortium,
     Roster,
     check_party_name,
+    encode_json,
+    format_digest,
     write_public,
 )
 from silodp.deploy.history import PersonKey
+from silodp.deploy.lifetime import compute_lifetime_cost
 from silodp.deploy.policy import Policy, accept_digest
-from silodp.deploy.silo import (
-    check_index,
-    check_participation,
-    compute_lifetime_cost,
-    find_name,
-    save_identity,
-    save_records,
-)
+from silodp.deploy.records import check_index, save_records
+from silodp.deploy.silo import check_participation, find_name, save_identity
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
@@ -59,15 +55,15 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     """Write a public folder without keys.
 
     Args:
-        resolved: the run as configured.
-        folder: to be written; it must be empty.
-        data: public facts; U must be known.
+        resolved: The run as configured.
+        folder: The folder to write, which must be empty.
+        data: Public facts of the data; U must be known.
 
     Returns:
         The specification of the run.
 
     Raises:
-        SilodpError: the folder is not empty, U is not known, or the run cannot be made.
+        SilodpError: The folder is not empty, U is not known, or the run cannot be made.
     """
     if folder.exists() and any(folder.iterdir()):
         raise SilodpError(
@@ -173,15 +169,15 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
     """Make the keys of a party in its own folder, and a request for the coordinator.
 
     Args:
-        folder: of the party; made if it is not there, for its owner alone.
-        name: as in the public description of the data, or "server".
-        again: whether new keys take the place of those in the folder; its ledgers and all else stay.
+        folder: Folder of the party. Where it does not exist, it is made for its owner alone.
+        name: Name of the silo in the public description of the data, or "server".
+        again: Whether new keys replace those in the folder. Its ledgers and all other files stay.
 
     Returns:
-        The request: the only file that leaves the party. It holds public keys.
+        The path of the request, the only file that leaves the party. It holds public keys.
 
     Raises:
-        SilodpError: there are keys already (code deploy.key), or with `again` none, or a process uses them (code
+        SilodpError: There are keys already (code deploy.key), or with `again` none, or a process uses them (code
             run.in_use).
     """
     if name != SERVER:
@@ -207,7 +203,7 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
         save_identity(folder, identity)
         write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
         content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
-        write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+        write_durably(path, encode_json(content))
     return path
 
 
@@ -215,15 +211,15 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     """Copy the requests of the parties of an earlier consortium that take part in a new one: their keys stay.
 
     Args:
-        earlier: folder with the earlier requests.
-        later: folder of the new ones; made if it is not there.
-        silos: of the new consortium.
+        earlier: The folder with the earlier requests.
+        later: The folder of the new requests; it is made where it does not exist.
+        silos: Names of the silos of the new consortium.
 
     Returns:
         The parties, the server included, that still have to send a request.
 
     Raises:
-        SilodpError: an earlier request is damaged (code deploy.request).
+        SilodpError: An earlier request is damaged (code deploy.request).
     """
     names, found = (SERVER, *silos), _read_requests(earlier)
     if SERVER not in found:
@@ -235,8 +231,7 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     later.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in found:
-            content = json.dumps(found[name], indent=1, ensure_ascii=False) + "\n"
-            write_durably(later / f"{name}{REQUEST_ENDING}", content.encode())
+            write_durably(later / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
     return [name for name in names if name not in found]
 
 
@@ -253,19 +248,19 @@ def seal_public(
     """Sign the requests of all parties, and write roster and certificates into the public folder.
 
     Args:
-        folder: the public folder.
-        requests: folder with the request of every silo and of the server.
-        private: folder of the coordinator, where the authority's key is kept.
-        host: name or address of the server, as silos reach it.
-        port: of the server.
-        for_tests: marks a consortium on one machine.
-        again: whether a folder that is sealed is sealed anew; its authority stays.
+        folder: The public folder.
+        requests: The folder with the request of every silo and of the server.
+        private: The folder of the coordinator, where the authority's key is kept.
+        host: Name or address of the server, as silos reach it.
+        port: Port of the server, 1 to 65535.
+        for_tests: Whether the keys of all parties were made on one machine.
+        again: Whether a sealed folder is sealed anew. Its authority stays.
 
     Returns:
         The sealed folder.
 
     Raises:
-        SilodpError: a request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
+        SilodpError: A request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
             deploy.sealed).
     """
     if not _is_host(host) or not 1 <= port <= 65535:
@@ -357,6 +352,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     schema = consortium.resolved.table_schema
     persons = PersonKey.of(consortium)
     profile = None if schema is None else schema.read_identity()
+    # A method with one bounded row per silo computes no person; sums of counts do.
+    computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation
     return {
         "name": consortium.resolved.config.name,
         "method": spec.method.name,
@@ -369,10 +366,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "delta": spec.delta,
         "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
         "budget": None if spec.budget is None else asdict(spec.budget),
-        # A method with one bounded row per silo computes no person; sums of counts do.
-        "separate": spec.separate
-        if supports_separate(type(spec.method)) or spec.charged_evaluation
-        else None,
+        "separate": spec.separate if computes_persons else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
@@ -404,7 +398,10 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
 
 
 def describe_settings(part: Any) -> dict[str, str]:
-    """Return the settings of a method, an aggregator or a part of one, in words: those set, without name and unit."""
+    """Return the settings of a method, an aggregator or a part of one, by name, as text.
+
+    Settings that are None are left out, and those that an agreement states elsewhere (name, unit, needs_counts).
+    """
     found = {}
     for field in fields(part):
         value = getattr(part, field.name)
@@ -422,8 +419,7 @@ def describe_settings(part: Any) -> dict[str, str]:
 
 def format_key(key: bytes) -> str:
     """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
-    text = key.hex()[:16]
-    return " ".join(text[i : i + 4] for i in range(0, 16, 4))
+    return format_digest(key.hex(), 16)
 
 
 def accept(
@@ -439,20 +435,20 @@ def accept(
     """Write the policy of a silo, or add the digest to the one that is there.
 
     Args:
-        folder: of the silo.
-        consortium: the public folder, whose digest the operator has compared.
-        data: file with the silo's records.
-        lifetime_epsilon: most ε against each adversary that all runs together may spend, at the run's δ, for a new
-            policy; None: as much as this run needs.
-        index: file by which a trust center numbers the silo's persons, where the run needs one.
-        allow_counts: whether the run may ask for the number of records of each person in clear.
-        allow_seed: for tests: whether the run may have a seed.
+        folder: Folder of the silo.
+        consortium: The public folder, whose digest the operator has compared.
+        data: Path of the file with the silo's records.
+        lifetime_epsilon: For a new policy, the largest ε against each adversary that all runs together may spend, at
+            the run's δ; None: as much as this run needs.
+        index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
+        allow_counts: Whether the run may ask for the number of records of each person in clear.
+        allow_seed: For tests: whether the run may have a seed.
 
     Returns:
-        The policy.
+        The policy that was written.
 
     Raises:
-        SilodpError: the roster does not list the silo's key, the policy does not allow the run, or a person is
+        SilodpError: The roster does not list the silo's key, the policy does not allow the run, or a person is
             somebody else in it than in earlier runs of the folder (code policy.persons).
     """
     name = find_name(folder, consortium)
@@ -505,10 +501,10 @@ def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port
     """Make a whole consortium on one machine, with the keys of all parties: for tests.
 
     Args:
-        resolved: the run as configured.
-        federation: the records, which are written to the folders of their silos.
-        folder: to be written: public/, server/, silos/NAME/.
-        port: of the server, on 127.0.0.1.
+        resolved: The run as configured.
+        federation: The records of all silos, which are written to the folders of the silos.
+        folder: The folder to write, with public/, server/ and silos/NAME/.
+        port: Port of the server on 127.0.0.1.
     """
     data = federation.public(with_records=resolved.method.unit == "record")
     draft_public(resolved, folder / "public", data)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from silodp.deploy.courier import Reply, receive_frame, send_frame
+from silodp.deploy.courier import Reply, receive_bytes, receive_header, send_frame
 from silodp.deploy.mailbox import Exchange, Mailbox, answer_request
 from silodp.errors import SilodpError
 from silodp.wire.transport import Endpoint
@@ -43,10 +43,10 @@ class _Listener:
     """A Unix socket that calls `serve` with every connection, each in a thread of its own.
 
     Args:
-        path: where the socket is made; one that a stopped process has left is replaced.
-        group: name of a group whose members may connect too; None: the user of this process alone.
-        max_connections: that are served at the same time; further ones wait.
-        serve: is called with each connection.
+        path: Path where the socket is made. A socket that a stopped process has left there is replaced.
+        group: Name of a group whose members may connect too; None: the user of this process alone.
+        max_connections: Number of connections that are served at the same time. Further ones wait.
+        serve: Called with each connection.
     """
 
     def __init__(
@@ -161,6 +161,17 @@ def _find_group(name: str) -> int:
         ) from None
 
 
+def _receive_frame(connection: socket.socket, max_bytes: int) -> tuple[dict[str, str], bytes]:
+    """Receive a frame whose body is not longer than any message of the run; a longer one is not read."""
+    header, size = receive_header(connection)
+    if size > max_bytes:
+        raise SilodpError(
+            f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
+            code="message.too_large",
+        )
+    return header, receive_bytes(connection, size)
+
+
 # --- a silo's end ---
 
 
@@ -177,10 +188,10 @@ class SiloSocket:
     """A silo's end: an endpoint answers what couriers bring, one request after the other.
 
     Args:
-        path: of the socket.
-        endpoint: answers signed requests.
-        max_bytes: of a request; a longer one is not read.
-        group: whose members may connect too; None: this user alone.
+        path: Path of the socket.
+        endpoint: Answers signed requests.
+        max_bytes: Bytes of the longest request. A longer one is not read.
+        group: Name of the group whose members may connect too; None: this user alone.
     """
 
     def __init__(self, path: Path, endpoint: Endpoint, max_bytes: int, group: str | None = None) -> None:
@@ -204,7 +215,7 @@ class SiloSocket:
         waiting.answered.set()
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._max_bytes)
+        header, body = _receive_frame(connection, self._max_bytes)
         if header.get("do") != "answer":
             raise ConnectionError("a call that a silo does not know")
         waiting = _Waiting(body)
@@ -221,13 +232,13 @@ class ServerSocket(Mailbox):
     """The server's end: a mailbox that listens for couriers while it is entered as a context manager.
 
     Args:
-        path: of the socket.
-        silos: their names.
-        answer_timeout: seconds that a silo has for an answer.
-        max_bytes: of an answer; a longer one is not read.
-        repeat: seconds after which a request without an answer is offered again.
-        group: whose members may connect too; None: this user alone.
-        answers: see `Mailbox`; kept as they are.
+        path: Path of the socket.
+        silos: Names of the silos.
+        answer_timeout: Seconds that a silo has for an answer.
+        max_bytes: Bytes of the longest answer. A longer one is not read.
+        repeat: Seconds after which a request without an answer is offered again.
+        group: Name of the group whose members may connect too; None: this user alone.
+        answers: Number of answers that have left each silo, see `Mailbox`. They are not counted here.
     """
 
     def __init__(
@@ -253,7 +264,7 @@ class ServerSocket(Mailbox):
         self._listener.__exit__(*error)
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = receive_frame(connection, self._max_bytes)
+        header, body = _receive_frame(connection, self._max_bytes)
         if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
             self._offer(connection, min(float(header["wait"]), _MAX_WAIT))
         elif header.get("do") == "give":

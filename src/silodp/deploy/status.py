@@ -25,10 +25,10 @@ class StatusFile:
     """The file that `silodp deploy status` reads; the thread of the run and that of the connections write it.
 
     Args:
-        path: of the file.
-        seconds_since_seen: returns for each silo the seconds since its last call; None before its first.
-        rounds: T.
-        answers: returns for each silo how many answers have left it, at least.
+        path: Path of the file.
+        seconds_since_seen: Returns for each silo the seconds since its last call; None before its first.
+        rounds: Number of rounds of the run, T.
+        answers: Returns for each silo how many answers have left it, at least.
     """
 
     def __init__(
@@ -56,19 +56,23 @@ class StatusFile:
             }
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
+    def try_write(self, **changes: Any) -> None:
+        """Write the file with some fields changed; a full disk, which ends a run elsewhere, is no error here."""
+        with suppress(OSError):
+            self.write(**changes)
+
     @contextmanager
     def keep_fresh(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
         """Write the file again and again: while a round waits for one silo, the others are seen all the time.
 
         Args:
-            seconds: between two writes.
+            seconds: Seconds between two writes.
         """
         is_over = threading.Event()
 
         def refresh() -> None:
             while not is_over.wait(seconds):
-                with suppress(OSError):  # a full disk ends the run where it loses something
-                    self.write()
+                self.try_write()
 
         thread = threading.Thread(target=refresh, name="status", daemon=True)
         thread.start()
@@ -88,8 +92,8 @@ def read_status(path: Path) -> dict[str, Any]:
         answers alone where an operator wrote nothing else.
 
     Raises:
-        FileNotFoundError: there is none.
-        SilodpError: the file is damaged (code checkpoint.damaged).
+        FileNotFoundError: There is no such file.
+        SilodpError: The file is damaged (code checkpoint.damaged).
     """
     try:
         found = parse_json(path.read_bytes())
@@ -111,6 +115,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object, or_none: bool = False) -> bool:
+    # True is an int for Python, and no number here.
     if value is None or isinstance(value, bool):
         return value is None and or_none
     return isinstance(value, int | float) and math.isfinite(value)

@@ -25,7 +25,7 @@ from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
-from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
+from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import answer_question as plan_epsilon

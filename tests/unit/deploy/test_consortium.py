@@ -22,18 +22,12 @@ from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
+from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.deploy.policy import Policy
+from silodp.deploy.records import load_records, save_records
 from silodp.deploy.server import SocketOptions, _lead_to_run, _open_mailbox, load_answers
 from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
-from silodp.deploy.silo import (
-    LifetimeLedger,
-    check_policy,
-    compute_lifetime_cost,
-    load_identity,
-    load_records,
-    open_silo,
-    save_records,
-)
+from silodp.deploy.silo import check_policy, load_identity, open_silo
 from silodp.deploy.status import StatusFile
 from silodp.errors import SilodpError
 from silodp.wire.files import PRIVATE_FILE, append_durably

@@ -16,8 +16,9 @@ from silodp.config.resolve import load_config
 from silodp.data.silo_data import SiloData
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
+from silodp.deploy.records import save_records
 from silodp.deploy.setup import draft_public
-from silodp.deploy.silo import open_silo, save_records
+from silodp.deploy.silo import open_silo
 from support.commands import Silodp
 from support.consortium import Processes, agree_on_tables, make_parties
 from support.refusals import refused

@@ -20,8 +20,9 @@ import pytest
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.lifetime import read_spent
 from silodp.deploy.limits import read_audit
-from silodp.deploy.silo import SiloService, load_identity, open_silo, read_spent
+from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.errors import SilodpError
 from silodp.methods.evaluation import EvaluationMethod
 from silodp.wire.messages import Message
@@ -238,7 +239,7 @@ def test_a_silo_that_died_while_it_forgot_a_run_sends_nothing_of_it_without_a_ch
     silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server begins a run only to have another forgotten, kills the silo, and asks the forgotten one for a sum."""
-    monkeypatch.setattr(silo_module, "_MOST_UNCHARGED", 1)
+    monkeypatch.setattr(silo_module, "_MAX_UNCHARGED", 1)
     ask_all(silo, list_requests(silo)[:2])
     shutil.copytree(silo.folder, tmp_path / "begun")
     operation, died, forgotten, went_on = 0, True, 0, 0

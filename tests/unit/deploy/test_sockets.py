@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import grp
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -21,7 +22,7 @@ import pytest
 
 import silodp
 from silodp.crypto.keys import Identity
-from silodp.deploy import agreement
+from silodp.deploy import agreement, courier
 from silodp.deploy.agreement import AgreedTransport, answer_join
 from silodp.deploy.courier import Reply, ask_silo, give_reply, receive_frame, send_frame, take_request
 from silodp.deploy.sockets import ServerSocket, SiloSocket
@@ -296,6 +297,26 @@ def test_a_courier_needs_the_standard_library_alone() -> None:
         check=True,
     )
     assert set(done.stdout.split()) - sys.stdlib_module_names <= {"silodp", "__main__"}
+
+
+def test_the_three_calls_work_from_a_copy_of_their_file_where_silodp_is_not_installed(tmp_path: Path) -> None:
+    shutil.copy(courier.__file__, tmp_path / "copied.py")
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from copied import ask_silo, give_reply, take_request
+request = take_request("server.sock")
+assert give_reply("server.sock", request.exchange, ask_silo("silo.sock", request.body))
+assert not [name for name in sys.modules if name.startswith("silodp")]
+"""
+    with (
+        serving(tmp_path / "silo.sock", Echo()),
+        server_at(tmp_path / "server.sock") as server,
+        asking(server, {"north": b"12"}) as asked,
+    ):
+        command = [sys.executable, "-I", "-S", "-c", program, str(tmp_path)]
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+        assert asked.result()[0] == {"north": b"21"}
 
 
 # --- the agreement on the public folder ---

@@ -40,8 +40,8 @@ class _RefusedError(Exception):
     """The server refuses a call.
 
     Args:
-        status: of the reply.
-        stated: code of the error, as the server states it.
+        status: HTTP status of the reply.
+        stated: Code of the error, as the server states it.
     """
 
     def __init__(self, status: int, stated: str) -> None:
@@ -82,16 +82,16 @@ class HttpsClient:
     """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
 
     Args:
-        url: of the server, for example "https://server.example:8443".
-        tls: from `certificates.make_context`.
-        identity: the silo's long-term key.
-        digest: of the public folder that the silo has accepted.
-        endpoint: answers signed requests.
-        max_bytes: of a request; a longer one is not read to its end.
-        max_pause: longest pause between two tries to reach the server.
-        count_answers: returns how many answers have left the silo.
-        keep: whether the silo goes on when the server says that the run is over.
-        on_problem: called with what keeps the silo from its server, and with None when it is connected.
+        url: Address of the server, for example "https://server.example:8443".
+        tls: TLS settings from `certificates.make_context`.
+        identity: The silo's long-term key.
+        digest: Digest of the public folder that the silo has accepted.
+        endpoint: Answers signed requests.
+        max_bytes: Bytes of the longest request. A longer one is not read to its end.
+        max_pause: Longest pause between two tries to reach the server, in seconds.
+        count_answers: Returns how many answers have left the silo.
+        keep: Whether the silo goes on when the server says that the run is over.
+        on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class HttpsClient:
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
+            # Variables of the environment name no proxy and no certificates here (trust_env).
             self._client = httpx.Client(
                 base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
             )
@@ -172,10 +173,8 @@ class HttpsClient:
         """Return what keeps the silo from its server, and what its operator can do."""
         if isinstance(error, _RefusedError):
             code = error.stated if error.stated in CODES else shorten(error.stated)
-            known, advice = (
-                CODES.get(code, "an unknown reason"),
-                _protocol.ADVICE.get(code, "ask its operator"),
-            )
+            known = CODES.get(code, "an unknown reason")
+            advice = _protocol.ADVICE.get(code, "ask its operator")
             return f"the server refused the connection: {known}; {advice} [{code}]"
         advice = "that it is running and that this address can be reached from here"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):

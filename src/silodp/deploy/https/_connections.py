@@ -36,9 +36,11 @@ class _Connection:
     """An accepted connection.
 
     Attributes:
-        since: when it became idle.
-        silo: whose requests it serves; "" where it is idle.
-        requests: number of these requests.
+        socket: The connected socket.
+        since: When the connection became idle, in seconds of `time.monotonic`.
+        silo: Name of the silo whose requests it serves; "" where it is idle.
+        requests: Number of the silo's requests that are being answered.
+        is_closing: Whether it was shut down, and the event loop has yet to close it.
     """
 
     socket: socket.socket
@@ -56,16 +58,15 @@ class BoundedListener(socket.socket):
     takes no place from a silo, which needs a fraction of a second to show its certificate and its token.
 
     Args:
-        listener: a listening socket, which this one takes over.
-        max_open: number of connections that are open at the same time.
+        listener: A listening socket, which this object takes over.
+        max_open: The largest number of connections that are open at the same time.
     """
 
     def __init__(self, listener: socket.socket, max_open: int) -> None:
         super().__init__(fileno=listener.detach())
         self._max_open = max_open
-        self._open: dict[
-            tuple[str, int], _Connection
-        ] = {}  # by the other end; the one idle for longest first
+        # By the address of the other end; the connection that has been idle for longest comes first.
+        self._open: dict[tuple[str, int], _Connection] = {}
         self._held: dict[str, deque[tuple[str, int]]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed_early, self._reported = 0, -_REPORT_SECONDS
@@ -107,8 +108,8 @@ class BoundedListener(socket.socket):
         """Keep a connection open, since a silo with a token has made a request on it.
 
         Args:
-            address: of the other end.
-            silo: name of the silo; of its connections the last `_MAX_HELD` are kept.
+            address: Host and port of the other end.
+            silo: Name of the silo. The last `_MAX_HELD` of its connections are kept.
         """
         connection = None if address is None else self._open.get(address)
         if address is None or connection is None:
@@ -186,7 +187,7 @@ def find_max_connections(silos: int) -> int:
     """Return how many connections a server may have open, and raise the process's limit on descriptors for them.
 
     Raises:
-        SilodpError: the process may not have enough descriptors for its silos (code deploy.address).
+        SilodpError: The process may not have enough descriptors for its silos (code deploy.address).
     """
     least, wanted = _MAX_HELD * silos + 16, _MAX_HELD * silos + 256
     beside = _MAX_CLOSING + _OTHER_DESCRIPTORS

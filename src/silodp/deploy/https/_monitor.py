@@ -32,20 +32,21 @@ class State:
     """What is known of a run at one moment; nothing that the server's status.json does not have.
 
     Attributes:
-        seconds_since_seen: by silo, since its last call; None before the first.
-        answers: by silo, how many answers have left it, at least.
-        waited_for: silos whose answers are awaited.
-        traffic: bytes of messages down and up.
-        name: of the consortium.
-        code: digest of its public folder, as operators compare it.
-        round: number of rounds done.
-        rounds: T.
-        about: at which δ and for whom ε is.
-        epsilon: ε by adversary of all that was released; None: no guarantee.
-        seconds_left: estimated time to the end; None where it is not known.
-        certificate_days: days until certificates end, by party and for the authority.
-        error: with which the server stopped before this start, until a round is done; None without.
-        stopped: why the run is over; None before.
+        seconds_since_seen: Seconds since the last call of each silo; None before its first call.
+        answers: Number of answers that have left each silo, at least.
+        waited_for: Names of the silos whose answers are awaited.
+        traffic: Bytes of the messages to silos and from them.
+        name: Name of the consortium.
+        code: The digest of its public folder, as operators compare it.
+        round: Number of rounds that are done.
+        rounds: Number of rounds of the run, T.
+        about: A sentence that says at which δ, and for which unit, ε holds.
+        epsilon: ε of all that was released, by adversary; None: no guarantee.
+        seconds_left: Estimated seconds until the end of the run; None where no estimate is known.
+        certificate_days: Days until each certificate ends, by party and for the authority.
+        error: The error with which an earlier process of the server stopped; None after the first round that is done,
+            or where there was none.
+        stopped: Why the run is over; None while it is not.
     """
 
     seconds_since_seen: Mapping[str, float | None]

@@ -54,11 +54,11 @@ class _SiloConnection:
     """What the server knows of one silo's connection; used by the thread of the event loop alone.
 
     Attributes:
-        name: of the silo.
-        token: that the silo shows in its calls; "" before it has connected.
-        knows_the_end: whether the silo was answered that the run is over.
-        reading: reads the body of an answer; one at a time.
-        arrived: set when there is a request for the silo, or the run is over.
+        name: Name of the silo.
+        token: The token that the silo shows in its calls; "" before it has connected.
+        knows_the_end: Whether the silo was answered that the run is over.
+        reading: The task that reads the body of an answer, one at a time; None while none is read.
+        arrived: An event that is set when there is a request for the silo, or the run is over.
     """
 
     name: str
@@ -72,18 +72,18 @@ class HttpsServer(Mailbox):
     """The server's end: a mailbox that listens for silos while it is entered as a context manager.
 
     Args:
-        listen: (host, port) to listen on; port 0 takes a free one.
-        tls: from `certificates.make_context`.
-        silos: public keys by name, 32 bytes each.
-        digest: of the public folder; silos with another one are refused.
-        answer_timeout: seconds that a silo has for an answer.
-        max_bytes: of an answer; longer ones are refused while they arrive.
-        on_change: called when a silo connects.
-        answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
-            knows of fewer has been set back to an old copy, and is refused.
-        monitor: (host, port) for a status page, /health and /metrics without TLS, for the machine of the server; None:
-            nowhere else.
-        describe: returns what is known of the run; see `_monitor.State`.
+        listen: Host and port to listen on; port 0 takes a free one.
+        tls: TLS settings from `certificates.make_context`.
+        silos: Public keys by name, 32 bytes each.
+        digest: Digest of the public folder. Silos with another one are refused.
+        answer_timeout: Seconds that a silo has for an answer.
+        max_bytes: Bytes of the longest answer. A longer one is refused while it arrives.
+        on_change: Called when a silo connects.
+        answers: Number of answers that have left each silo, at least, as `answers` of an earlier process said. A silo
+            that knows of fewer has been set back to an old copy, and is refused.
+        monitor: Host and port of a status page, /health and /metrics without TLS, for the machine of the server; None:
+            /health and /metrics are shown to parties with a certificate alone.
+        describe: Returns what is known of the run, as fields of `_monitor.State`.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class HttpsServer(Mailbox):
         """Answer silos that ask for a request that the run is over.
 
         Args:
-            seconds: longest time until all of them have asked; the others learn it when the server is started again.
+            seconds: Longest time until all of them have asked; the others learn it when the server is started again.
         """
         self._is_over = True
         self._announce(self._connections)
@@ -244,8 +244,10 @@ class HttpsServer(Mailbox):
             raise self._refuse(name, 409, "deploy.version")
         if digest != self._digest:
             raise self._refuse(name, 409, "deploy.digest")
+        # Once only: whoever has recorded the call cannot connect with it again.
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         connection = self._connections[name]
+        # The silo knows of fewer answers than have arrived here: its folder, ledgers included, is an old copy.
         if answers < self._answers[name]:
             raise self._refuse(name, 409, "deploy.set_back")
         self._answers[name] = answers
@@ -262,10 +264,10 @@ class HttpsServer(Mailbox):
         """Return the refusal of a connection; it is logged once a minute, as the silo tries again and again.
 
         Args:
-            name: of the silo that is to connect.
-            status: of the reply.
-            code: of the error.
-            unsigned: a request without the silo's signature, which anyone in the consortium can make.
+            name: Name of the silo that asks to connect.
+            status: HTTP status of the reply.
+            code: Code of the error.
+            unsigned: The request where it lacks the silo's signature; anyone in the consortium can make such a one.
         """
         now, sender = time.monotonic(), "" if unsigned is None else _find_host(unsigned)
         if now > self._refusals.get((name, code, bool(sender)), -math.inf) + REMINDER_SECONDS:
@@ -285,6 +287,7 @@ class HttpsServer(Mailbox):
         """Return the connection whose token a request shows; its silo was heard of."""
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         for connection in self._connections.values():
+            # In constant time, so that the time of a refusal says nothing of the token.
             if connection.token and secrets.compare_digest(connection.token.encode(), token.encode()):
                 self.mark_seen(connection.name)
                 self._socket.hold(request.scope.get("client"), connection.name)
@@ -373,11 +376,11 @@ def listen_at(address: tuple[str, int], option: str) -> socket.socket:
     """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
 
     Args:
-        address: host, which may be an IPv6 address without brackets, and port.
-        option: names the address in an error.
+        address: Host, which may be an IPv6 address without brackets, and port.
+        option: The option that gives the address, for the message of an error.
 
     Raises:
-        SilodpError: the address is taken, or is none of this machine (code deploy.address).
+        SilodpError: The address is taken, or is none of this machine (code deploy.address).
     """
     host, _ = address
     try:

@@ -1,0 +1,214 @@
+"""ε of all runs of one silo together: by its ledgers, beside the limits of its policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
+from silodp.accounting.events import Event, count_kinds, explain_not_private
+from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.ledger import Ledger, find_exceeded_limit
+from silodp.accounting.views import ADVERSARIES, Adversary
+from silodp.aggregators.run_spec import RunSpec
+from silodp.deploy import AUDIT, POLICY
+from silodp.deploy.history import open_ledgers
+from silodp.deploy.limits import find_max_charges, read_audit
+from silodp.deploy.policy import Policy
+from silodp.runtime.silo import make_ledger
+from silodp.wire.store import DirectoryStore, MemoryStore
+
+_MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
+"""Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
+
+
+@dataclass
+class LifetimeLedger:
+    """The ledgers of all runs of one silo, and the limits for all runs together.
+
+    Attributes:
+        delta: δ of the limits.
+        limits: Largest ε by adversary; an adversary that is absent has no limit.
+        runs: The ledgers by run.
+        checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last.
+    """
+
+    delta: float
+    limits: Mapping[Adversary, float]
+    runs: dict[str, Ledger] = field(default_factory=dict)
+    checked: dict[Adversary, float | None] = field(default_factory=dict)
+
+    @property
+    def charged_runs(self) -> int:
+        """The number of runs with a charge."""
+        return sum(bool(ledger.history) for ledger in self.runs.values())
+
+    def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
+        """Return ε of all runs together; None where there is no guarantee.
+
+        The disclosure by the ciphertexts of all runs is included (docs/privacy.md, section 3).
+
+        Args:
+            adversary: Against whom.
+            more: An event that is added to the charges.
+            run: The run of that event.
+        """
+        counts = Counter[Event](() if more is None else (more,))
+        of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
+        for found in of_runs:
+            counts += found
+        if not counts:
+            return 0.0
+        if any(explain_not_private(event) is not None for event in counts):
+            return None
+        if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
+            return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
+        seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
+        disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
+        epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
+        return epsilon if np.isfinite(epsilon) else None
+
+    def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
+        """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
+
+        def find_spent(adversary: Adversary) -> float | None:
+            self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
+            return self.checked[adversary]
+
+        over = find_exceeded_limit(self.limits, find_spent)
+        if over is None:
+            return None
+        adversary, told = over
+        limit = self.limits[adversary]
+        return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
+
+
+def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
+    """Return the disclosure (total variation) by the ciphertexts of a run; 0 where there are none."""
+    if ledger.disclosure is not None:
+        return ledger.disclosure.get(adversary, 0.0)
+    # A ledger of an earlier version: ciphertexts hold integers, whose noise "pld" does not account for.
+    has_integers = not all(map(find_accountant("pld").supports, ledger.counts(adversary)))
+    return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
+
+
+def compute_lifetime_cost(
+    spec: RunSpec, silo: str, delta: float, earlier: Mapping[str, Ledger] | None = None
+) -> dict[Adversary, float]:
+    """Return ε of all runs of a silo after all T rounds of a new run in which no round has a further release.
+
+    Args:
+        spec: Specification of the run; its evaluations are included.
+        silo: Name of the silo.
+        delta: δ of the limits for all runs.
+        earlier: Ledgers of earlier runs by run; None: there are none.
+
+    Returns:
+        ε by adversary, without adversaries against whom there is no guarantee.
+    """
+    ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
+    for round_ in range(spec.rounds):
+        ledger.charge(round_, 0, spec.silo_events(silo, round_))
+    if (evaluation := spec.charged_evaluation) is not None:
+        for number in range(spec.evaluations):
+            ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
+    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "cost": ledger})
+    found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
+    return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
+
+
+def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Read ε of all runs of a silo from copies of its ledgers, so that a running silo is not disturbed.
+
+    Args:
+        folder: Folder of the silo.
+        entries: Entries of the audit log; no ledger may have fewer charges than they list.
+
+    Returns:
+        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by
+        adversary (None: no guarantee; no limit). None before the first run.
+
+    Raises:
+        SilodpError: a ledger is missing, damaged or an old copy, or there is no policy.
+    """
+    if not (folder / "ledgers").exists():
+        return None
+    policy = Policy.load(folder / POLICY)
+    unit = DirectoryStore(folder / "store").get("unit")
+    with _open_copies(folder, entries) as ledgers:
+        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        return {
+            "runs": lifetime.charged_runs,
+            "unit": None if unit is None else unit.decode(),
+            "delta": policy.delta,
+            "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
+            "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+        }
+
+
+@contextmanager
+def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
+    """Open copies of a silo's ledgers, by run: a running silo holds the locks of the ledgers themselves."""
+    with TemporaryDirectory() as name:
+        copies = Path(name) / "ledgers"
+        copytree(folder / "ledgers", copies)
+        ledgers = open_ledgers(copies, MemoryStore(), find_max_charges(entries))
+        try:
+            yield ledgers
+        finally:
+            for ledger in ledgers.values():
+                ledger.close()
+
+
+def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
+    """Return the ε that all runs together need where it exceeds a limit of the silo's policy.
+
+    Args:
+        folder: Folder of the silo, with the ledgers of earlier runs.
+        spec: Specification of the new run.
+        silo: Name of the silo.
+        policy: Policy of the silo.
+
+    Returns:
+        ε after all T rounds by adversary whose limit it exceeds, infinite where there is no guarantee.
+
+    Raises:
+        SilodpError: a ledger is missing, damaged or an old copy.
+    """
+    if (folder / "ledgers").exists():
+        entries, _ = read_audit(folder / AUDIT)
+        with _open_copies(folder, entries) as earlier:
+            needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
+    else:
+        needed = compute_lifetime_cost(spec, silo, policy.delta)
+    return {
+        adversary: needed.get(adversary, float("inf"))
+        for adversary, limit in policy.lifetime_epsilon.items()
+        if needed.get(adversary, float("inf")) > limit
+    }
+
+
+def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:
+    """Return a sentence about the limits that a run would exceed, and what to do.
+
+    Args:
+        short: Result of `find_shortfall`.
+        limits: Limits of the policy, ε by adversary.
+    """
+    told = "; ".join(
+        f"{format_epsilon(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        for name, e in short.items()
+    )
+    return (
+        f"all runs of this silo together, with all rounds of this one, come to ε = {told}: the silo will end this run "
+        "early (gate.budget); raise lifetime_epsilon in policy.toml only if that is what you owe these persons, or ask "
+        "the coordinator for a smaller run"
+    )
