@@ -16,15 +16,10 @@ from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import build, describe_no_name, get_fields, validate_arguments, validate_given
 from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
-from silodp.config.build import (
-    build_aggregator,
-    build_method,
-    build_task,
-    describe_standard_model,
-    find_method_class,
-)
+from silodp.config.build import build_aggregator, build_method, find_method_class
 from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.schema import RunConfig, parse_config
+from silodp.config.task import build_task, describe_standard_model
 from silodp.config.toml_values import MOST_SILOS, TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset

@@ -17,8 +17,8 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.build import build_task
 from silodp.config.resolve import ResolvedRun
+from silodp.config.task import build_task
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
