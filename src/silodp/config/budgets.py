@@ -11,7 +11,7 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.views import Unit
-from silodp.config.arguments import build, describe_unknown, get_fields, validate_arguments
+from silodp.config.arguments import build, get_fields, make_unknown_error, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, lookup
@@ -98,11 +98,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     options = {name: value for name, value in section.items() if name not in fields}
     for name in options:
         if name not in get_fields(draw):
-            raise SilodpError(
-                describe_unknown(name, [*fields, *get_fields(draw)], "the budgets", "budgets"),
-                code="config.unknown_field",
-                field=f"budgets.{name}",
-            )
+            raise make_unknown_error(name, [*fields, *get_fields(draw)], "the budgets", "budgets")
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
     made.draw(REPRESENTATIVE_RECORDS)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from silodp.accounting.ledger import Budget
 from silodp.accounting.views import Unit
 from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.arguments import build, describe_no_name, get_fields, validate_arguments, validate_given
+from silodp.config.arguments import build, get_fields, split_name, validate_arguments, validate_given
 from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
 from silodp.config.build import build_aggregator, build_method, find_method_class
 from silodp.config.plugins import find_plugin, find_reference, import_reference
@@ -254,7 +254,8 @@ def resolve(config: RunConfig) -> ResolvedRun:
 def _resolve(config: RunConfig) -> ResolvedRun:
     aggregator = build_aggregator(config.aggregator, config.aggregation)
     dataset, arguments = _resolve_data(config)
-    name, fields = split_name(config.method)
+    remedy = 'set a method\'s name, for example name = "uldp-avg"'
+    name, fields = split_name(config.method, "method", remedy)
     method = build_method(name, fields, "method", config.rounds, config.delta)
     for name, fields in config.methods.items():
         if fields:
@@ -274,20 +275,6 @@ def _resolve(config: RunConfig) -> ResolvedRun:
         for column, values in config.card.subgroups.items():
             check_group(schema, column, values)
     return run
-
-
-def split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
-    """Return the name of [method], and its other fields."""
-    name = section.get("name")
-    if name is not None and not isinstance(name, str):
-        raise describe_no_name("method.name", name)
-    if name is None:
-        raise SilodpError(
-            'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
-            code="config.missing_field",
-            field="method.name",
-        )
-    return name, {key: value for key, value in section.items() if key != "name"}
 
 
 def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
