@@ -151,6 +151,6 @@ def _convert_error(error: ValidationError) -> SilodpError:
         return convert_validation_error(error, RunConfig)
     *above, name = map(str, first["loc"])
     section = ".".join(above)
-    owner = {"card": CardSection, "task": TaskSection}.get(section, RunConfig)
+    owners: dict[str, type[BaseModel]] = {"": RunConfig, "card": CardSection, "task": TaskSection}
     what = f"[{section}]" if section else "the configuration"
-    return make_unknown_error(name, owner.model_fields, what, section)
+    return make_unknown_error(name, owners[section].model_fields, what, section)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -181,30 +182,19 @@ def _solve(
 
         return made
 
+    limits = (rounds, target, delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
     fields = get_fields(type(method))
     if "noise_multiplier" in fields:
         solvers["noise_multiplier"] = partial(
-            calibration.calibrate_noise_multiplier,
-            with_field("noise_multiplier"),
-            rounds,
-            target,
-            delta,
-            accountant,
+            calibration.calibrate_noise_multiplier, with_field("noise_multiplier"), *limits
         )
     by_budget = method.samples_by_budget
     event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
     for name in [*fields, *(["record_sampling"] if by_budget else [])]:
         if name.endswith("_sampling"):
-            solvers[name] = partial(
-                calibration.calibrate_sampling_probability,
-                with_field(name),
-                rounds,
-                target,
-                delta,
-                accountant,
-            )
+            solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     refused: list[SilodpError] = []
@@ -216,8 +206,8 @@ def _solve(
             refused.append(error)
     if len(refused) == len(solvers):
         raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
-    limits = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}
-    unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
+    ends = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}  # of the searches
+    unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
@@ -274,11 +264,8 @@ def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     beyond = 1
     while beyond <= MOST_ROUNDS and fits(beyond):
         beyond *= 2
-    least, most = beyond // 2, min(beyond, MOST_ROUNDS + 1)
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least
+    unknown = range(beyond // 2 + 1, min(beyond, MOST_ROUNDS + 1))
+    return beyond // 2 + bisect_left(unknown, True, key=lambda count: not fits(count))
 
 
 def format_plan(result: Mapping[str, Any]) -> list[str]:
