@@ -248,14 +248,14 @@ def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettin
     typed: TomlTable = {}
     for text in given:
         if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
-            one = _normalized(apply_override({}, text))
+            one = _normalize_names(apply_override({}, text))
             values, typed = values | one, typed | one
         else:
-            values |= _normalized(framework.pick(_read_file(Path(text), framework)))
+            values |= _normalize_names(framework.pick(_read_file(Path(text), framework)))
     return FrameworkSettings(framework.name, values, typed)
 
 
-def _normalized(values: TomlTable) -> TomlTable:
+def _normalize_names(values: TomlTable) -> TomlTable:
     return {normalize(key): value for key, value in values.items()}
 
 

@@ -29,10 +29,10 @@ class BudgetDistribution(Settings, prefix="budgets."):
     """A distribution of privacy budgets.
 
     Attributes:
-        distribution: its name in `PREFERENCES`.
-        seed: of the draw.
-        of: whose budgets they are.
-        options: further arguments of the distribution, such as `levels`.
+        distribution: The name of the distribution in `PREFERENCES`.
+        seed: The seed of the draw.
+        of: Whether records or users have the budgets.
+        options: Further arguments of the distribution, such as `levels`.
     """
 
     distribution: str
@@ -42,7 +42,7 @@ class BudgetDistribution(Settings, prefix="budgets."):
 
     @property
     def unit(self) -> Unit:
-        """Whose budgets they are."""
+        """The unit that has the budgets."""
         return _UNITS[self.of]
 
     def draw(self, count: int) -> Budgets:

@@ -29,10 +29,10 @@ class MethodSpec:
     """One method of a comparison.
 
     Attributes:
-        label: its name there.
-        method: the method.
-        has_own_settings: whether rates were chosen for it: it is the method of [method], or a setting other than
-            those that name a variant was given for it. Else its rates are those of [method], and it is not tuned.
+        label: The name of the method in the comparison.
+        method: The method.
+        has_own_settings: Whether rates were chosen for the method: it is that of [method], or it was given a setting
+            that does not only name a variant. Else its rates are those of [method], and the method is not tuned.
     """
 
     label: str

@@ -20,11 +20,11 @@ from silodp.config.build import build_aggregator, build_method, find_method_clas
 from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
-from silodp.config.toml_values import MOST_SILOS, TomlTable, apply_override, read_toml
+from silodp.config.toml_values import MAX_SILOS, TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
-from silodp.data.public import PublicData
+from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.data.tables.subgroups import check_group
 from silodp.errors import SilodpError
@@ -36,23 +36,20 @@ from silodp.settings import MOST_WHOLE, Whole
 if TYPE_CHECKING:
     from silodp.training.task import Task
 
-ASSUMED_USERS = 1000
-"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
-
 
 @dataclass(frozen=True)
 class ResolvedRun:
     """A run as configured: every object that its configuration describes. `resolve` makes one.
 
     Attributes:
-        config: the configuration, from which all other attributes follow.
-        method: of [method], with the run's `rounds` and `delta` where its table sets none.
-        aggregator: of [aggregation].
-        dataset: what [data] names.
-        arguments: of the loader of the data set, checked against its signature.
-        budget: of [budget], at the δ of the run.
-        evaluation: of [evaluation].
-        budget_distribution: of [budgets].
+        config: The configuration, from which all other attributes follow.
+        method: The method of [method]. It has the run's `rounds` and `delta` where its table sets none.
+        aggregator: The aggregator of [aggregation].
+        dataset: The data set that [data] names.
+        arguments: The other settings of [data], which are checked arguments of the data set's loader.
+        budget: The limit on ε of [budget], at the δ of the run; None where there is none.
+        evaluation: The evaluation across silos of [evaluation]; None where there is none.
+        budget_distribution: The distribution of the privacy budgets of [budgets]; None where there are none.
     """
 
     config: RunConfig
@@ -286,7 +283,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(
         dataset.loader, values, f"the data source '{config.data['source']}'", "data"
     )
-    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])
     return dataset, arguments

@@ -15,14 +15,14 @@ from silodp.parsing import NestedTooDeepError, parse_toml
 
 TomlTable = dict[str, Any]
 
-MOST_SILOS = 100_000
+MAX_SILOS = 100_000
 """The most silos of a run: each is an object, in plans too."""
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """The largest configuration; a vocabulary of 100,000 codes is half of it."""
-MOST_CHARACTERS = 100_000
+MAX_CHARACTERS = 100_000
 """The longest text or name in a configuration."""
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 """The deepest nesting of tables and arrays; no setting needs more."""
 
 
@@ -51,7 +51,7 @@ def read_toml(path: Path) -> TomlTable:
                 code="config.path",
             )
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SilodpError(
             f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml.",
@@ -62,9 +62,9 @@ def read_toml(path: Path) -> TomlTable:
             f"configuration {path} cannot be read ({error.strerror}): name a readable TOML file.",
             code="config.path",
         ) from None
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise SilodpError(
-            f"configuration {path} has more than {MOST_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
+            f"configuration {path} has more than {MAX_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
             code="config.too_large",
         )
     return _parse(content, path)
@@ -111,7 +111,7 @@ def check_plain(values: Mapping[str, Any]) -> None:
     left: list[tuple[str, int, Any]] = [("", 0, values)]
     while left:  # no recursion: the depth is what is checked
         where, depth, value = left.pop()
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise _too_deep()
         if isinstance(value, Mapping):
             for key, below in value.items():
@@ -136,9 +136,9 @@ def check_plain(values: Mapping[str, Any]) -> None:
 
 
 def _check_text(where: str, text: str) -> None:
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise SilodpError(
-            f"{where} has {len(text):,} characters: at most {MOST_CHARACTERS:,} are read.",
+            f"{where} has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read.",
             code="config.too_large",
             field=where,
         )
@@ -157,7 +157,7 @@ def _check_text(where: str, text: str) -> None:
 
 def _too_deep() -> SilodpError:
     return SilodpError(
-        f"tables or arrays are nested more than {MOST_DEPTH} deep: no setting needs that; write them flat.",
+        f"tables or arrays are nested more than {MAX_DEPTH} deep: no setting needs that; write them flat.",
         code="config.too_large",
     )
 

@@ -32,9 +32,9 @@ from silodp.planning.budget_plan import (
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 
-MOST_ROUNDS = 10**7
+MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
-LEAST_NOISE = 0.01
+MIN_NOISE = 0.01
 """The lower end of a search for a noise multiplier (see `calibration.calibrate_noise_multiplier`)."""
 
 _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
@@ -171,7 +171,7 @@ def _solve(
     """
 
     def with_field(name: str) -> Callable[[float], Event]:
-        def made(value: float) -> Event:
+        def make_event(value: float) -> Event:
             if name == "noise_multiplier":
                 changed = with_noise_multiplier(method, value)
             elif name == "record_sampling" and method.samples_by_budget:
@@ -180,7 +180,7 @@ def _solve(
                 changed = replace(cast(Any, method), **{name: value})
             return changed.budgets.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
 
-        return made
+        return make_event
 
     limits = (rounds, target, delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
@@ -191,7 +191,7 @@ def _solve(
         )
     by_budget = method.samples_by_budget
     event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
-    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
+    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MAX_ROUNDS)
     for name in [*fields, *(["record_sampling"] if by_budget else [])]:
         if name.endswith("_sampling"):
             solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
@@ -206,7 +206,7 @@ def _solve(
             refused.append(error)
     if len(refused) == len(solvers):
         raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
-    ends = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}  # of the searches
+    ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
     unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     return {
         **found,
@@ -253,7 +253,7 @@ def _describe_limit(
             if spec.charged_evaluation is None
             else _count_affordable_rounds(fits)
         )
-        # Where records retire, all rounds together cost less than the first one times T.
+        # Events of different rounds may differ: where records retire, all rounds cost less than the first one times T.
         most = max(most, rounds if fits(rounds) else 0)
     return {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
 
@@ -262,9 +262,9 @@ def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     """Return the most rounds that fit with their evaluations."""
 
     beyond = 1
-    while beyond <= MOST_ROUNDS and fits(beyond):
+    while beyond <= MAX_ROUNDS and fits(beyond):
         beyond *= 2
-    unknown = range(beyond // 2 + 1, min(beyond, MOST_ROUNDS + 1))
+    unknown = range(beyond // 2 + 1, min(beyond, MAX_ROUNDS + 1))
     return beyond // 2 + bisect_left(unknown, True, key=lambda count: not fits(count))
 
 
@@ -306,7 +306,7 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
 
 def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
     most = limit["rounds"]
-    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MOST_ROUNDS else "")
+    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
     return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 
