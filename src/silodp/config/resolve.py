@@ -20,7 +20,7 @@ from silodp.config.build import build_aggregator, build_method, find_method_clas
 from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
-from silodp.config.toml_values import MAX_SILOS, TomlTable, apply_override, read_toml
+from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
@@ -31,7 +31,7 @@ from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.prepare import assemble_spec, choose_delta, describe_model, prepare_run
-from silodp.settings import MOST_WHOLE, Whole
+from silodp.settings import MAX_SILOS, MOST_WHOLE, Whole
 
 if TYPE_CHECKING:
     from silodp.training.task import Task

@@ -15,9 +15,6 @@ from silodp.parsing import NestedTooDeepError, parse_toml
 
 TomlTable = dict[str, Any]
 
-MAX_SILOS = 100_000
-"""The most silos of a run: each is an object, in plans too."""
-
 MAX_BYTES = 4 << 20
 """The largest configuration; a vocabulary of 100,000 codes is half of it."""
 MAX_CHARACTERS = 100_000

@@ -15,13 +15,12 @@ from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
 from silodp.config.build import build_aggregator, find_method_class
-from silodp.config.toml_values import MAX_SILOS
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges
-from silodp.settings import Delta, Whole, check_choice, check_value
+from silodp.settings import MAX_SILOS, Delta, Whole, check_choice, check_value
 
 LARGE_DELTA = 0.01
 """δ from which there is a remark where U is not known: 1/U of a hundred persons."""

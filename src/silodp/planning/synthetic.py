@@ -174,6 +174,7 @@ def _draw_labels(
     if outputs > 2:
         # The largest of scores with Gumbel noise is a draw from their softmax.
         return np.asarray((scores + generator.gumbel(size=scores.shape)).argmax(axis=1), dtype=np.int64)
+    # Logistic noise makes the class a draw from the logistic model of the score.
     score = scores[:, -1] + generator.logistic(size=len(x))
     share = generator.uniform(0.1, 0.5) if guess.prevalence is None else guess.prevalence
     return np.asarray(score > np.quantile(score, 1 - share), dtype=np.int64)

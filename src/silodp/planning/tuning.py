@@ -65,10 +65,10 @@ class Candidate:
     """One choice of settings.
 
     Attributes:
-        rounds: T.
-        step: the longest move of a round.
-        weighting: of a person in the silos.
-        epochs: local epochs of `uldp-avg`; 0 for `uldp-sgd`.
+        rounds: The number of rounds T.
+        step: The longest move of the parameters in a round.
+        weighting: How the weight of a person is divided among the silos.
+        epochs: The local epochs of `uldp-avg`; 0 stands for `uldp-sgd`.
         model: "configured", or "linear" for the linear model of the kind of label.
     """
 
@@ -184,6 +184,7 @@ class _Tuner:
         self._give_up = set(give_up)
 
     def run(self) -> dict[str, Any]:
+        """Return the best candidate, found by a grid, then by variants of its leader; see `tune`."""
         possible = self._list_weightings()
         weightings = self._select_weightings(possible)
         first = "records" if "records" in weightings else weightings[0]
@@ -295,6 +296,7 @@ class _Tuner:
 
     def _signal(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""
+        # T rounds at noise σ are √T/σ-Gaussian DP (Dong, Roth and Su 2022, Corollary 3.3).
         mu = math.sqrt(rounds) / self.sigma(rounds, weighting, model)
         return math.sqrt(self.tasks[model].size) / (mu * self.spec.population.users)
 
