@@ -55,6 +55,8 @@ __all__ = [
 LEAST_REAL, MOST_REAL = 1e-50, 1e38
 """Magnitudes of real numbers that can be squared and put in float32."""
 MOST_WHOLE = 10**9
+MAX_SILOS = 100_000
+"""The most silos of a run: each is an object, in plans too."""
 MOST_NOISE = 1e6
 """The largest noise multiplier that a method may have and that plans look for: above, accountants take long."""
 

@@ -40,9 +40,9 @@ class Bound:
 
     Attributes:
         adversary: `SERVER` or `RELEASED`. A bound against the server holds against everybody who sees less.
-        unit: `CLIENT`, `RECORD` or a person.
-        epsilon: an upper bound; None: no guarantee.
-        reason: why there is no guarantee.
+        unit: What is protected: `CLIENT`, `RECORD` or a person.
+        epsilon: An upper bound of ε; None where there is no guarantee.
+        reason: Why there is no guarantee; None where there is one.
     """
 
     adversary: str
@@ -53,19 +53,19 @@ class Bound:
 
 @dataclass(frozen=True)
 class Finding:
-    """What holds under the settings of a framework.
+    """The bounds that hold under the settings of a framework, beside the ε that the framework states.
 
     Attributes:
-        framework: its name.
-        mechanism: the class or filter that adds the noise, with its settings.
-        delta: δ.
-        rounds: number of rounds.
-        bounds: by adversary and unit.
-        stated: the ε of the framework itself; None where it computes none.
-        stated_for: what that ε is stated for.
-        differences: why it is not one of the bounds, one clause each.
-        assumptions: of the bounds, one clause each.
-        unread: settings of the files that have no effect on the bounds, as far as is known here.
+        framework: The name of the framework.
+        mechanism: The class or filter that adds the noise, with its settings.
+        delta: The δ of all bounds.
+        rounds: The number of rounds.
+        bounds: A bound for each adversary and unit.
+        stated: The ε that the framework itself computes; None where it computes none.
+        stated_for: The unit and mechanism for which that ε is stated.
+        differences: The reasons why it is not one of the bounds, one clause each.
+        assumptions: The assumptions of the bounds, one clause each.
+        unread: Settings of the files that have no effect on the bounds, as far as is known here.
     """
 
     framework: str
@@ -227,7 +227,7 @@ class Framework(ABC):
 
     @abstractmethod
     def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
-        """Return what holds.
+        """Return the bounds that hold, and the ε that the framework states.
 
         Args:
             settings: as read.
@@ -248,14 +248,14 @@ def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettin
     typed: TomlTable = {}
     for text in given:
         if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
-            one = _normalized(apply_override({}, text))
+            one = _normalize_names(apply_override({}, text))
             values, typed = values | one, typed | one
         else:
-            values |= _normalized(framework.pick(_read_file(Path(text), framework)))
+            values |= _normalize_names(framework.pick(_read_file(Path(text), framework)))
     return FrameworkSettings(framework.name, values, typed)
 
 
-def _normalized(values: TomlTable) -> TomlTable:
+def _normalize_names(values: TomlTable) -> TomlTable:
     return {normalize(key): value for key, value in values.items()}
 
 
@@ -361,7 +361,8 @@ def _compute(charges: list[EventCount], delta: float) -> Cost:
     whole = [(event.event if isinstance(event, RevealedSample) else event, count) for event, count in charges]
     releases = [(event, count) for event, count in whole if isinstance(event, Gaussian)]
     if cost.epsilon is None and len(releases) == len(charges):
-        # Accountants promise nothing where noise is so small; here the number is of interest.
+        # Accountants promise nothing where noise is so small; here the number is of interest. Independent Gaussian
+        # mechanisms are one whose 1/σ² is their sum (Dong, Roth and Su 2022, Corollary 3.3).
         precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
         return Cost(compute_gaussian_epsilon(precision**-0.5, delta))
     return cost

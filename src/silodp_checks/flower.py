@@ -87,7 +87,10 @@ class Flower(Framework):
 
 
 def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
-    """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε."""
+    """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε.
+
+    Source of the formula: Dwork and Roth 2014, Theorem A.1, which is for ε < 1.
+    """
     clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
     epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
     rounds = settings.whole(*_ROUNDS)

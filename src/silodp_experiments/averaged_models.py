@@ -34,9 +34,15 @@ NOISE_MULTIPLIERS: dict[int, tuple[float, ...]] = {
 class BoundRow:
     """ε at δ = 1e-5 for one record, q = .1, against whoever sees only the average.
 
-    `noise_multiplier` is σ_total. `conversion`: the paper's from Rényi orders, ρ + ln(1/δ)/(α−1), or an accountant of
-    ours. `trajectory` says which charge of docs/decoupled.md; `decoupled` is for parties that move with noise of their
-    own of 2σ_total besides, so it costs one party more. `status` is "claimed" where nobody has proven it.
+    Attributes:
+        steps: The number of local steps J of each party.
+        parties: The number of parties N.
+        noise_multiplier: The noise multiplier σ_total of the sum over all parties.
+        trajectory: The charge of docs/decoupled.md. Under `decoupled` parties move with noise 2σ_total of their own
+            besides, so it costs one party more.
+        conversion: From Rényi orders to ε: the paper's, ρ + ln(1/δ)/(α−1), or an accountant of silodp.
+        epsilon: The resulting ε.
+        status: "claimed" where nobody has proven this ε, else "proven".
     """
 
     steps: int
@@ -52,6 +58,8 @@ def compute_table() -> tuple[BoundRow, ...]:
     """Compute ε of every cell of Table 1, by steps, then parties.
 
     Theorem 4.6, `paper`, is proven where there is nobody to share noise with, or nothing but one step to protect.
+
+    Source: DDP, Table 1 and Theorem 4.6.
     """
     return tuple(
         BoundRow(

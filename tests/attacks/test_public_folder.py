@@ -308,7 +308,7 @@ def test_a_name_that_another_distribution_adds_is_a_reference_to_code(
     assert [path.name for path in executed()] == ["evil_module.py"]
     sys.modules.pop("evil_module")
     with refuse_plugins(), refused("report.foreign_code"):  # as a report reads a configuration
-        resolve(parse_config(values, public)).settings()  # an accountant is imported at its first use
+        _ = resolve(parse_config(values, public)).accountant
     (public / "config.toml").write_text(tomli_w.dumps(values))
     with refused("report.foreign_code"):
         Consortium.load(public)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import silodp
-from silodp.config.build import build_task
 from silodp.config.resolve import load_config
+from silodp.config.task import build_task
 from silodp.data.tables.schema import is_test_person
 from silodp.planning import tuning
 from support.commands import Silodp, assert_sentence

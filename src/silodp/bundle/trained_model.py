@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
 from silodp.bundle.model_card import check_card
-from silodp.config.build import build_architecture
+from silodp.config.task import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
 from silodp.errors import SilodpError, first_line, suggest_name

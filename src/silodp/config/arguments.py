@@ -51,16 +51,8 @@ def validate_arguments(
     maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str = ""
 ) -> dict[str, Any]:
     """Return the arguments that `build` would pass, without a call of the maker; arguments and errors as there."""
-    fields = get_fields(maker)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in _get_parameters(maker).values())
-    for name in values:
-        if name not in fields and not takes_any:
-            raise SilodpError(
-                describe_unknown(name, fields, what, where),
-                code="config.unknown_field",
-                field=_join(where, name),
-            )
-    missing = [name for name, p in fields.items() if name not in values and p.default is p.empty]
+    _check_names(maker, values, what, where)
+    missing = [name for name, p in get_fields(maker).items() if name not in values and p.default is p.empty]
     if missing:
         more = f", and also {', '.join(missing[1:])}" if missing[1:] else ""
         raise SilodpError(
@@ -84,22 +76,24 @@ def validate_given(maker: Callable[..., Any], values: Mapping[str, Any], what: s
     Raises:
         SilodpError: an unknown field, or a value of a wrong type.
     """
-    fields, hints = get_fields(maker), _get_hints(maker)
+    _check_names(maker, values, what, where)
+    hints = _get_hints(maker)
     for name, value in values.items():
-        if name not in fields:
-            raise SilodpError(
-                describe_unknown(name, fields, what, where),
-                code="config.unknown_field",
-                field=_join(where, name),
-            )
         table, place = _find_dataclass(hints.get(name)), _join(where, name)
         if table is None or not isinstance(value, Mapping):
             _convert(hints.get(name, Any), value, place)
         elif not hasattr(table, "registry"):
             validate_given(table, value, place, place)
         elif "name" in value:
-            chosen, rest = _select_class(table, value, place)
-            validate_given(chosen, rest, place, place)
+            validate_given(*_select_class(table, value, place), place, place)
+
+
+def _check_names(maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str) -> None:
+    """Raise for the first value that is no argument of the maker, unless it takes arguments of any name."""
+    fields = get_fields(maker)
+    unknown = [name for name in values if name not in fields]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in _get_parameters(maker).values()):
+        raise make_unknown_error(unknown[0], fields, what, where)
 
 
 def get_fields(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -113,11 +107,37 @@ def get_table_class(maker: Callable[..., Any], field: str) -> type | None:
     return _find_dataclass(_get_hints(maker).get(field))
 
 
-def describe_unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
-    """Return the sentence about an unknown field, with the closest known one."""
+def make_unknown_error(name: str, known: Iterable[str], what: str, where: str = "") -> SilodpError:
+    """Return the error about an unknown field, whose sentence names the closest known one."""
     known = list(known)
     remedy = suggest_name(name, known) or f"use {', '.join(known) or 'none'}."
-    return f"{_join(where, shorten(name)[1:-1])} is not a field of {what}: {remedy}"
+    return SilodpError(
+        f"{_join(where, shorten(name)[1:-1])} is not a field of {what}: {remedy}",
+        code="config.unknown_field",
+        field=_join(where, name),
+    )
+
+
+def split_name(table: Mapping[str, Any], where: str, remedy: str) -> tuple[str, dict[str, Any]]:
+    """Return the `name` in a table, which selects a class, and the other fields.
+
+    Args:
+        table: the table.
+        where: its place in the configuration, for example "method".
+        remedy: a clause on what to do where there is no name, for the message.
+
+    Raises:
+        SilodpError: there is no name, or it is no text.
+    """
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if name is None:
+        raise SilodpError(
+            f"{where}.name is missing: {remedy}.", code="config.missing_field", field=f"{where}.name"
+        )
+    if not isinstance(name, str):
+        raise _make_value_error(f"{where}.name", name, "it should be text in quotes")
+    return name, rest
 
 
 def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> SilodpError:
@@ -132,11 +152,7 @@ def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> 
     if first["loc"][-1:] == ("[key]",):  # the name of a setting in a table with a list of names
         table, name = ".".join(str(part) for part in first["loc"][:-2]), str(first["loc"][-2])
         known = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
-        return SilodpError(
-            describe_unknown(name, known, f"[{table}]", table),
-            code="config.unknown_field",
-            field=f"{table}.{name}",
-        )
+        return make_unknown_error(name, known, f"[{table}]", table)
     match first["type"]:
         case "value_error":
             inner = first["ctx"]["error"]
@@ -150,9 +166,9 @@ def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> 
                 field=field,
             )
         case kind if _KINDS.get(kind) == _TABLE:
-            return _no_table(field, first["input"])
+            return _make_no_table_error(field, first["input"])
     same = [one for one in error.errors() if one["loc"] == first["loc"]]
-    return _wrong_value(field, first["input"], same)
+    return _make_type_error(field, first["input"], same)
 
 
 def _describe_missing(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
@@ -172,19 +188,13 @@ def _describe_missing(loc: tuple[int | str, ...], model: type[BaseModel]) -> str
     return "set it"
 
 
-def describe_no_name(field: str, value: object) -> SilodpError:
-    """Return the error about a name that is not a text."""
-    return SilodpError(
-        f"{field} = {shorten(value)}: it should be text in quotes.", code="config.value", field=field
-    )
+def _make_value_error(field: str, value: object, remedy: str) -> SilodpError:
+    return SilodpError(f"{field} = {shorten(value)}: {remedy}.", code="config.value", field=field)
 
 
-def _no_table(field: str, value: object) -> SilodpError:
-    return SilodpError(
-        f"{field} = {shorten(value)}: it should be a table, [{field}] with its settings in the lines below.",
-        code="config.value",
-        field=field,
-    )
+def _make_no_table_error(field: str, value: object) -> SilodpError:
+    remedy = f"it should be a table, [{field}] with its settings in the lines below"
+    return _make_value_error(field, value, remedy)
 
 
 _TABLE, _LIST = "a table", "a list"
@@ -199,7 +209,7 @@ _KINDS = {
 """Type of a complaint of pydantic -> the value that TOML needs there."""
 
 
-def _wrong_value(
+def _make_type_error(
     field: str, value: object, complaints: Sequence[ErrorDetails], hint: Any = Any
 ) -> SilodpError:
     """Return the error about a value of another type or range.
@@ -213,11 +223,8 @@ def _wrong_value(
     inner = [one for one in complaints if one["input"] != value]  # about a part of the value
     part = f"{shorten(inner[0]['input'])} in it" if inner else "it"
     expected = dict.fromkeys(_describe_expected(field, one, value, hint) for one in inner or complaints)
-    return SilodpError(
-        f"{field} = {shorten(value)}: {part} should {', or '.join(expected).replace(', or be ', ', or ')}.",
-        code="config.value",
-        field=field,
-    )
+    remedy = f"{part} should {', or '.join(expected).replace(', or be ', ', or ')}"
+    return _make_value_error(field, value, remedy)
 
 
 def _describe_expected(field: str, complaint: ErrorDetails, value: object, hint: Any) -> str:
@@ -278,7 +285,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, table):
             return value
         if not isinstance(value, Mapping):
-            raise _no_table(where, value)
+            raise _make_no_table_error(where, value)
         if hasattr(table, "registry"):  # a base class: the `name` in the table selects the class
             table, value = _select_class(table, value, where)
         return build(table, value, where, where)
@@ -288,24 +295,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise _wrong_value(where, value, error.errors(), hint) from None
+        raise _make_type_error(where, value, error.errors(), hint) from None
     except (PydanticUserError, NameError):  # a type that pydantic does not know
         return value
 
 
 def _select_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """Return the class that a table names, in the registry of its base class or by reference; and the other fields."""
-    rest = dict(table)
-    name = rest.pop("name", None)
-    if name is not None and not isinstance(name, str):
-        raise describe_no_name(f"{where}.name", name)
-    if name is None:
-        raise SilodpError(
-            f"{where}.name is missing: use one of {', '.join(base.registry())}, or 'file.py:Name'.",
-            code="config.missing_field",
-            field=f"{where}.name",
-        )
-    return find_plugin(name, base.registry(), base, f"{where}.name"), rest
+    registry = base.registry()
+    name, rest = split_name(table, where, f"use one of {', '.join(registry)}, or 'file.py:Name'")
+    return find_plugin(name, registry, base, f"{where}.name"), rest
 
 
 def _find_dataclass(hint: Any) -> type | None:

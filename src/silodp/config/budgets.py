@@ -11,7 +11,7 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.views import Unit
-from silodp.config.arguments import build, describe_unknown, get_fields, validate_arguments
+from silodp.config.arguments import build, get_fields, make_unknown_error, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, lookup
@@ -29,10 +29,10 @@ class BudgetDistribution(Settings, prefix="budgets."):
     """A distribution of privacy budgets.
 
     Attributes:
-        distribution: its name in `PREFERENCES`.
-        seed: of the draw.
-        of: whose budgets they are.
-        options: further arguments of the distribution, such as `levels`.
+        distribution: The name of the distribution in `PREFERENCES`.
+        seed: The seed of the draw.
+        of: Whether records or users have the budgets.
+        options: Further arguments of the distribution, such as `levels`.
     """
 
     distribution: str
@@ -42,7 +42,7 @@ class BudgetDistribution(Settings, prefix="budgets."):
 
     @property
     def unit(self) -> Unit:
-        """Whose budgets they are."""
+        """The unit that has the budgets."""
         return _UNITS[self.of]
 
     def draw(self, count: int) -> Budgets:
@@ -98,11 +98,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     options = {name: value for name, value in section.items() if name not in fields}
     for name in options:
         if name not in get_fields(draw):
-            raise SilodpError(
-                describe_unknown(name, [*fields, *get_fields(draw)], "the budgets", "budgets"),
-                code="config.unknown_field",
-                field=f"budgets.{name}",
-            )
+            raise make_unknown_error(name, [*fields, *get_fields(draw)], "the budgets", "budgets")
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
     made.draw(REPRESENTATIVE_RECORDS)
     return made

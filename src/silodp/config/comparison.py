@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from silodp.config.arguments import get_fields
+from silodp.config.arguments import get_fields, split_name
 from silodp.config.build import build_method, find_method_class
-from silodp.config.resolve import ResolvedRun, split_name
+from silodp.config.resolve import ResolvedRun
 from silodp.config.toml_values import TomlTable, apply_override, merge
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
@@ -29,10 +29,10 @@ class MethodSpec:
     """One method of a comparison.
 
     Attributes:
-        label: its name there.
-        method: the method.
-        has_own_settings: whether rates were chosen for it: it is the method of [method], or a setting other than
-            those that name a variant was given for it. Else its rates are those of [method], and it is not tuned.
+        label: The name of the method in the comparison.
+        method: The method.
+        has_own_settings: Whether rates were chosen for the method: it is that of [method], or it was given a setting
+            that does not only name a variant. Else its rates are those of [method], and the method is not tuned.
     """
 
     label: str
@@ -93,8 +93,8 @@ def _parse_spec(resolved: ResolvedRun, text: str) -> MethodSpec:
     if ".py:" in name:  # on a command line it is relative to where the command is given
         name = str(Path.cwd() / Path(name).expanduser())
     fields = get_fields(find_method_class(name, "methods"))
-    configured, values = split_name(resolved.config.method)
-    inherited: TomlTable = {field: value for field, value in values.items() if field in fields}
+    configured, values = split_name(resolved.config.method, "method", "set it")
+    inherited = {key: value for key, value in values.items() if key in fields}
     given: TomlTable = dict(resolved.config.methods.get(name, {}))
     for one in settings:
         key, equals, value = one.partition("=")

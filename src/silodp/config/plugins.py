@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -183,16 +182,11 @@ def read_code(place: str) -> bytes | None:
 def execute_code(content: bytes, path: str, name: str) -> Any:
     """Run the content of a file of Python code, and return what `name` is there.
 
-    The bytes are compiled here: an import would run a compiled file beside the source, which no digest covers.
-
     Raises:
         SilodpError: the code raised, or has no such name.
     """
-    module = ModuleType(f"{Path(path).stem}_{hashlib.sha256(content).hexdigest()[:12]}")
-    module.__file__ = path
-    sys.modules[module.__name__] = module  # dataclasses look their own module up
     try:
-        exec(compile(content, path, "exec"), module.__dict__)
+        module = _run_module(content, path, identity=content)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SilodpError(
             f"{path} cannot be run ({describe_exception(error)}): correct it.",
@@ -218,14 +212,14 @@ def _load_file(path: Path) -> Any:
 @lru_cache(maxsize=64)
 def _execute(path: Path, modified: int, size: int) -> Any:
     # Once for each version of a file: a class that is loaded twice would not be equal to itself.
-    # The module's name is the file's alone, so that a file may be called as a module is that exists already.
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    loader = SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    if spec is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
-    # Not by the loader itself, which would run a compiled file beside the source: no digest covers that.
-    exec(loader.source_to_code(path.read_bytes(), str(path)), module.__dict__)
+    return _run_module(path.read_bytes(), str(path), identity=str(path).encode())
+
+
+def _run_module(content: bytes, path: str, identity: bytes) -> ModuleType:
+    """Run the content of a file of Python code as a module; a digest of `identity` makes its name unique."""
+    module = ModuleType(f"{Path(path).stem}_{hashlib.sha256(identity).hexdigest()[:12]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look their own module up
+    # Not imported: an import would run a compiled file beside the source, which no digest covers.
+    exec(compile(content, path, "exec", dont_inherit=True), module.__dict__)
     return module

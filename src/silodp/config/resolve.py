@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,35 +14,27 @@ from silodp.accounting.ledger import Budget
 from silodp.accounting.views import Unit
 from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.arguments import build, describe_no_name, get_fields, validate_arguments, validate_given
+from silodp.config.arguments import build, get_fields, split_name, validate_arguments, validate_given
 from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
-from silodp.config.build import (
-    build_aggregator,
-    build_method,
-    build_task,
-    describe_standard_model,
-    find_method_class,
-)
+from silodp.config.build import build_aggregator, build_method, find_method_class
 from silodp.config.plugins import find_plugin, find_reference, import_reference
 from silodp.config.schema import RunConfig, parse_config
-from silodp.config.toml_values import MOST_SILOS, TomlTable, apply_override, read_toml
+from silodp.config.task import build_task, describe_standard_model
+from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
-from silodp.data.public import PublicData
+from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.data.tables.subgroups import check_group
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.prepare import assemble_spec, choose_delta, describe_model, prepare_run
-from silodp.settings import MOST_WHOLE, Whole
+from silodp.settings import MAX_SILOS, MOST_WHOLE, Whole
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
-
-ASSUMED_USERS = 1000
-"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +42,14 @@ class ResolvedRun:
     """A run as configured: every object that its configuration describes. `resolve` makes one.
 
     Attributes:
-        config: the configuration, from which all other attributes follow.
-        method: of [method], with the run's `rounds` and `delta` where its table sets none.
-        aggregator: of [aggregation].
-        dataset: what [data] names.
-        arguments: of the loader of the data set, checked against its signature.
-        budget: of [budget], at the δ of the run.
-        evaluation: of [evaluation].
-        budget_distribution: of [budgets].
+        config: The configuration, from which all other attributes follow.
+        method: The method of [method]. It has the run's `rounds` and `delta` where its table sets none.
+        aggregator: The aggregator of [aggregation].
+        dataset: The data set that [data] names.
+        arguments: The other settings of [data], which are checked arguments of the data set's loader.
+        budget: The limit on ε of [budget], at the δ of the run; None where there is none.
+        evaluation: The evaluation across silos of [evaluation]; None where there is none.
+        budget_distribution: The distribution of the privacy budgets of [budgets]; None where there are none.
     """
 
     config: RunConfig
@@ -259,7 +251,8 @@ def resolve(config: RunConfig) -> ResolvedRun:
 def _resolve(config: RunConfig) -> ResolvedRun:
     aggregator = build_aggregator(config.aggregator, config.aggregation)
     dataset, arguments = _resolve_data(config)
-    name, fields = split_name(config.method)
+    remedy = 'set a method\'s name, for example name = "uldp-avg"'
+    name, fields = split_name(config.method, "method", remedy)
     method = build_method(name, fields, "method", config.rounds, config.delta)
     for name, fields in config.methods.items():
         if fields:
@@ -281,20 +274,6 @@ def _resolve(config: RunConfig) -> ResolvedRun:
     return run
 
 
-def split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
-    """Return the name of [method], and its other fields."""
-    name = section.get("name")
-    if name is not None and not isinstance(name, str):
-        raise describe_no_name("method.name", name)
-    if name is None:
-        raise SilodpError(
-            'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
-            code="config.missing_field",
-            field="method.name",
-        )
-    return name, {key: value for key, value in section.items() if key != "name"}
-
-
 def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     """Return the data set of [data], and the arguments of its loader, checked against the loader's signature."""
     dataset = _find_dataset(config.data.get("source"))
@@ -304,7 +283,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(
         dataset.loader, values, f"the data source '{config.data['source']}'", "data"
     )
-    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])
     return dataset, arguments

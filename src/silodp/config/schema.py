@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
-from silodp.config.arguments import convert_validation_error, describe_unknown
+from silodp.config.arguments import convert_validation_error, make_unknown_error
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
 from silodp.errors import SilodpError, shorten
@@ -149,13 +149,8 @@ def _convert_error(error: ValidationError) -> SilodpError:
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
         return convert_validation_error(error, RunConfig)
-    *section, name = [str(part) for part in first["loc"]]
-    owner: type[BaseModel] = RunConfig
-    if section:
-        owner = CardSection if section[0] == "card" else TaskSection
-    what = f"[{'.'.join(section)}]" if section else "the configuration"
-    return SilodpError(
-        describe_unknown(name, owner.model_fields, what, ".".join(section)),
-        code="config.unknown_field",
-        field=".".join([*section, name]),
-    )
+    *above, name = map(str, first["loc"])
+    section = ".".join(above)
+    owners: dict[str, type[BaseModel]] = {"": RunConfig, "card": CardSection, "task": TaskSection}
+    what = f"[{section}]" if section else "the configuration"
+    return make_unknown_error(name, owners[section].model_fields, what, section)

@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,11 @@ from silodp.parsing import NestedTooDeepError, parse_toml
 
 TomlTable = dict[str, Any]
 
-MOST_SILOS = 100_000
-"""The most silos of a run: each is an object, in plans too."""
-
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """The largest configuration; a vocabulary of 100,000 codes is half of it."""
-MOST_CHARACTERS = 100_000
+MAX_CHARACTERS = 100_000
 """The longest text or name in a configuration."""
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 """The deepest nesting of tables and arrays; no setting needs more."""
 
 
@@ -51,7 +48,7 @@ def read_toml(path: Path) -> TomlTable:
                 code="config.path",
             )
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SilodpError(
             f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml.",
@@ -62,9 +59,9 @@ def read_toml(path: Path) -> TomlTable:
             f"configuration {path} cannot be read ({error.strerror}): name a readable TOML file.",
             code="config.path",
         ) from None
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise SilodpError(
-            f"configuration {path} has more than {MOST_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
+            f"configuration {path} has more than {MAX_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
             code="config.too_large",
         )
     return _parse(content, path)
@@ -111,7 +108,7 @@ def check_plain(values: Mapping[str, Any]) -> None:
     left: list[tuple[str, int, Any]] = [("", 0, values)]
     while left:  # no recursion: the depth is what is checked
         where, depth, value = left.pop()
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise _too_deep()
         if isinstance(value, Mapping):
             for key, below in value.items():
@@ -136,9 +133,9 @@ def check_plain(values: Mapping[str, Any]) -> None:
 
 
 def _check_text(where: str, text: str) -> None:
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise SilodpError(
-            f"{where} has {len(text):,} characters: at most {MOST_CHARACTERS:,} are read.",
+            f"{where} has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read.",
             code="config.too_large",
             field=where,
         )
@@ -157,7 +154,7 @@ def _check_text(where: str, text: str) -> None:
 
 def _too_deep() -> SilodpError:
     return SilodpError(
-        f"tables or arrays are nested more than {MOST_DEPTH} deep: no setting needs that; write them flat.",
+        f"tables or arrays are nested more than {MAX_DEPTH} deep: no setting needs that; write them flat.",
         code="config.too_large",
     )
 
@@ -214,16 +211,10 @@ def drop_empty_tables(values: TomlTable) -> TomlTable:
     return {key: value for key, value in tables.items() if value != {}}
 
 
-def _with_names(table: Mapping[str, Any], reference: Callable[[Any], Any]) -> TomlTable:
-    """Return the table with `reference` applied to every name in it, and in the tables below."""
-    return {
-        key: _with_names(value, reference)
-        if isinstance(value, dict)
-        else reference(value)
-        if key == "name"
-        else value
-        for key, value in table.items()
-    }
+_PATHS = ("data.root", "data.files.*", "data.schema.users", "data.schema.identity")
+"""Settings that are paths."""
+_REFERENCES = ("data.source", "aggregator", "accountant", "task.model", "task.loss", "task.metrics.*")
+"""Settings that may refer to a file of code, besides the names of methods and of what is in a method."""
 
 
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
@@ -234,45 +225,44 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
         folder: paths are relative to it.
     """
 
-    def at(path: Any) -> Any:
+    def make_absolute(path: Any) -> Any:
         return str(folder / Path(path).expanduser()) if isinstance(path, str) else path
 
-    def reference(name: Any) -> Any:
-        return (
-            at(name) if isinstance(name, str) and ".py:" in name and not name.startswith("python:") else name
-        )
+    def resolve_reference(name: Any) -> Any:
+        is_file = isinstance(name, str) and ".py:" in name and not name.startswith("python:")
+        return make_absolute(name) if is_file else name
 
-    data, task = values.get("data"), values.get("task")
-    result = dict(values)
-    if isinstance(data, dict):
-        data = result["data"] = dict(data)
-        if "source" in data:
-            data["source"] = reference(data["source"])
-        if "root" in data:
-            data["root"] = at(data["root"])
-        if isinstance(data.get("files"), dict):
-            data["files"] = {name: at(path) for name, path in data["files"].items()}
-        elif isinstance(data.get("files"), list):
-            data["files"] = [at(path) for path in data["files"]]
-        if isinstance(data.get("schema"), dict):
-            named = {key: at(data["schema"][key]) for key in ("users", "identity") if key in data["schema"]}
-            data["schema"] = {**data["schema"], **named}
-    for name in ("aggregator", "accountant"):
-        if name in result:
-            result[name] = reference(result[name])
-    if isinstance(values.get("method"), dict):
-        result["method"] = _with_names(values["method"], reference)
-    if isinstance(values.get("methods"), dict):
-        given = values["methods"].items()
-        result["methods"] = {
-            reference(name): _with_names(table, reference) if isinstance(table, dict) else table
-            for name, table in given
-        }
-    if isinstance(task, dict):
-        task = result["task"] = {
-            **task,
-            **{key: reference(task[key]) for key in ("model", "loss") if key in task},
-        }
-        if isinstance(task.get("metrics"), list):
-            task["metrics"] = [reference(metric) for metric in task["metrics"]]
-    return result
+    result: Any = dict(values)
+    for places, change in ((_PATHS, make_absolute), (_REFERENCES, resolve_reference)):
+        for place in places:
+            result = _map_values(result, place.split("."), change)
+    for section in ("method", "methods"):
+        if section in result:
+            result[section] = _map_names(result[section], resolve_reference)
+    if isinstance(result.get("methods"), dict):
+        result["methods"] = {resolve_reference(name): table for name, table in result["methods"].items()}
+    return dict(result)
+
+
+def _map_values(values: Any, place: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """Return the values, those at a place changed; "*" stands for every key of a table, and every item of a list."""
+    if not place:
+        return change(values)
+    key, *below = place
+    if isinstance(values, list) and key == "*":
+        return [_map_values(value, below, change) for value in values]
+    if not isinstance(values, Mapping):
+        return values
+    return {
+        name: _map_values(value, below, change) if key in (name, "*") else value
+        for name, value in values.items()
+    }
+
+
+def _map_names(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a table with every `name` in it changed, and in the tables below."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: change(below) if key == "name" else _map_names(below, change) for key, below in value.items()
+    }

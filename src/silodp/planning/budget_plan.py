@@ -28,8 +28,8 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Noise multipliers of the picture, relative to the configured one."""
 _POINTS = 20
 """Points of a curve; each of them is accounted separately."""
-_LEAST_SAMPLING = 1e-3
-_MOST_LEVELS = 6
+_MIN_SAMPLING = 1e-3
+_MAX_LEVELS = 6
 
 
 def plan_budgets(
@@ -134,7 +134,7 @@ def draw_epsilon_by_sampling(
     check_picture_path(path)
     curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in _vary_noise(method)]
     levels = distribution.list_levels() if distribution is not None else []
-    if len(levels) > _MOST_LEVELS:
+    if len(levels) > _MAX_LEVELS:
         levels = [levels[0], levels[len(levels) // 2], levels[-1]]
     figure = plot_epsilon_by_sampling(
         curves,
@@ -193,7 +193,7 @@ def _compute_curve(
 
     label = f"σ = {get_noise_multiplier(method):.4g}"
     if method.samples_by_budget:
-        curve = method.budgets.sampling_curve(rounds, accountant, _POINTS, _LEAST_SAMPLING)
+        curve = method.budgets.sampling_curve(rounds, accountant, _POINTS, _MIN_SAMPLING)
     else:
         field = _sampling_field(method)
         plain: Any = method.without_budgets()
@@ -208,5 +208,5 @@ def _compute_curve(
                 )
             return event
 
-        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _LEAST_SAMPLING)
+        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _MIN_SAMPLING)
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

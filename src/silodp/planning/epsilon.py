@@ -15,13 +15,12 @@ from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.arguments import get_fields, validate_arguments
 from silodp.config.build import build_aggregator, find_method_class
-from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges
-from silodp.settings import Delta, Whole, check_choice, check_value
+from silodp.settings import MAX_SILOS, Delta, Whole, check_choice, check_value
 
 LARGE_DELTA = 0.01
 """δ from which there is a remark where U is not known: 1/U of a hundred persons."""
@@ -35,11 +34,11 @@ class _Question(RunSpec):
     """A run that a question is about: its events as one adversary sees them who knows more than in a run.
 
     Attributes:
-        adversary: the adversary.
-        colluding: how many silos pool what they know, the adversary included.
-        knows_sample: whether the adversary knows which users or records were sampled.
-        record_sampling: sampling probability of the record that the question is about, where records are sampled by
-            their budgets; else None.
+        adversary: The adversary that the question is about.
+        colluding: The number of silos that pool what they know, the adversary included.
+        knows_sample: Whether the adversary knows which users or records were sampled.
+        record_sampling: The sampling probability of the record that the question is about, where records are sampled
+            by their budgets; else None.
     """
 
     adversary: Adversary = "released"
@@ -260,7 +259,7 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
             field="clients",
         )
     if silos is not None:
-        Whole(limit=MOST_SILOS).check("silos", silos)
+        Whole(limit=MAX_SILOS).check("silos", silos)
     Whole(what="silos that pool what they know").check("colluding", colluding)
     if colluding > 1 and adversary != "silo":
         raise SilodpError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,9 +32,9 @@ from silodp.planning.budget_plan import (
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 
-MOST_ROUNDS = 10**7
+MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
-LEAST_NOISE = 0.01
+MIN_NOISE = 0.01
 """The lower end of a search for a noise multiplier (see `calibration.calibrate_noise_multiplier`)."""
 
 _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
@@ -170,7 +171,7 @@ def _solve(
     """
 
     def with_field(name: str) -> Callable[[float], Event]:
-        def made(value: float) -> Event:
+        def make_event(value: float) -> Event:
             if name == "noise_multiplier":
                 changed = with_noise_multiplier(method, value)
             elif name == "record_sampling" and method.samples_by_budget:
@@ -179,32 +180,21 @@ def _solve(
                 changed = replace(cast(Any, method), **{name: value})
             return changed.budgets.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
 
-        return made
+        return make_event
 
+    limits = (rounds, target, delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
     fields = get_fields(type(method))
     if "noise_multiplier" in fields:
         solvers["noise_multiplier"] = partial(
-            calibration.calibrate_noise_multiplier,
-            with_field("noise_multiplier"),
-            rounds,
-            target,
-            delta,
-            accountant,
+            calibration.calibrate_noise_multiplier, with_field("noise_multiplier"), *limits
         )
     by_budget = method.samples_by_budget
     event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
-    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
+    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MAX_ROUNDS)
     for name in [*fields, *(["record_sampling"] if by_budget else [])]:
         if name.endswith("_sampling"):
-            solvers[name] = partial(
-                calibration.calibrate_sampling_probability,
-                with_field(name),
-                rounds,
-                target,
-                delta,
-                accountant,
-            )
+            solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     refused: list[SilodpError] = []
@@ -216,8 +206,8 @@ def _solve(
             refused.append(error)
     if len(refused) == len(solvers):
         raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
-    limits = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}
-    unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
+    ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
+    unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
@@ -263,7 +253,7 @@ def _describe_limit(
             if spec.charged_evaluation is None
             else _count_affordable_rounds(fits)
         )
-        # Where records retire, all rounds together cost less than the first one times T.
+        # Events of different rounds may differ: where records retire, all rounds cost less than the first one times T.
         most = max(most, rounds if fits(rounds) else 0)
     return {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
 
@@ -272,13 +262,10 @@ def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     """Return the most rounds that fit with their evaluations."""
 
     beyond = 1
-    while beyond <= MOST_ROUNDS and fits(beyond):
+    while beyond <= MAX_ROUNDS and fits(beyond):
         beyond *= 2
-    least, most = beyond // 2, min(beyond, MOST_ROUNDS + 1)
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least
+    unknown = range(beyond // 2 + 1, min(beyond, MAX_ROUNDS + 1))
+    return beyond // 2 + bisect_left(unknown, True, key=lambda count: not fits(count))
 
 
 def format_plan(result: Mapping[str, Any]) -> list[str]:
@@ -319,7 +306,7 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
 
 def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
     most = limit["rounds"]
-    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MOST_ROUNDS else "")
+    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
     return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 

@@ -23,13 +23,13 @@ _TEST_RECORDS = 2000
 
 @dataclass(frozen=True)
 class Guess:
-    """What is guessed of private records; each is a public constant that somebody wrote down.
+    """Assumed properties of private records; each is a public constant that somebody wrote down.
 
     Attributes:
-        records: of a person over all silos, on average; above 0.
-        spread: standard deviation of a scaled numeric column.
-        prevalence: share of the second of two classes; None draws one from .1 to .5 for each federation.
-        typical_time: of an event, in the unit that the loss expects; for survival.
+        records: The mean number of records of a person over all silos, above 0.
+        spread: The standard deviation of a scaled numeric column.
+        prevalence: The share of the second of two classes; None draws one from .1 to .5 for each federation.
+        typical_time: The typical time of an event, in the unit that the loss expects; for survival.
     """
 
     records: float = 10.0
@@ -113,6 +113,7 @@ def _draw_features(
         common = generator.standard_normal((rows, len(factors))) @ factors
         return np.asarray((common + generator.standard_normal((rows, d))) / np.sqrt(1 + (factors**2).sum(0)))
 
+    # A shared and an individual part whose variances add up to 1, so `alike` is the correlation within a person.
     scores = np.sqrt(alike) * draw_scores(owner.max() + 1)[owner] + np.sqrt(1 - alike) * draw_scores(n)
     x = np.asarray(np.clip(scores * spread, -4, 4), dtype=np.float32)
     for columns in _group_categories(public.features):
@@ -165,12 +166,15 @@ def _draw_labels(
         # Of the schema's label_typical: center 0 and spread 1.
         return np.asarray((numbers - numbers.mean()) / numbers.std(), dtype=np.float32)
     if public.labels == "survival":
+        # Proportional hazards: the score is the logarithm of a factor of the hazard of an exponential time.
         event_time = generator.exponential(guess.typical_time, len(x)) * np.exp(-scores[:, 0])
         censored = generator.exponential(size=len(x)) * np.quantile(event_time, generator.uniform(0.3, 0.7))
         observed = np.stack([event_time <= censored, np.minimum(event_time, censored)], axis=1)
         return np.asarray(observed, dtype=np.float32)
     if outputs > 2:
+        # The largest of scores with Gumbel noise is a draw from their softmax.
         return np.asarray((scores + generator.gumbel(size=scores.shape)).argmax(axis=1), dtype=np.int64)
+    # Logistic noise makes the class a draw from the logistic model of the score.
     score = scores[:, -1] + generator.logistic(size=len(x))
     share = generator.uniform(0.1, 0.5) if guess.prevalence is None else guess.prevalence
     return np.asarray(score > np.quantile(score, 1 - share), dtype=np.int64)

@@ -17,8 +17,8 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.build import build_task
 from silodp.config.resolve import ResolvedRun
+from silodp.config.task import build_task
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
@@ -43,15 +43,21 @@ _log = logging.getLogger(__name__)
 ROUNDS = (2, 5, 10, 20, 40)
 STEPS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 LOCAL_EPOCHS = 5
-MOST_USERS = 2000
+MAX_USERS = 2000
 """Of a synthetic federation: with more persons, fewer are drawn, and their noise is made smaller in proportion."""
 FEDERATIONS = 6
-_FIRST, _KEPT = 2, 8  # federations on which every candidate is tried, and candidates that are tried on all
-_HOPELESS = 1.0  # noise as long as the signal in every round
-_LOUDEST = 30.0  # a candidate whose noise moves the parameters further in all rounds together is not tried
+_FIRST_FEDERATIONS = 2
+"""Federations on which every candidate is tried."""
+_MAX_FINALISTS = 8
+"""Candidates that are tried on all federations."""
+_MAX_NOISE_TO_SIGNAL = 1.0
+"""Above it the noise of every round is longer than the signal, and the plan advises a smaller model."""
+_MAX_TOTAL_NOISE = 30.0
+"""A candidate whose noise moves the parameters further than this, in all rounds together, is not tried."""
 DEFAULT_ROUNDS, DEFAULT_STEP = 10, 1.0
 """What is recommended without tuning, with `uldp-sgd`."""
-_CLEAR = 2.0  # standard errors by which a candidate must be better than these, or they are kept
+_MIN_STANDARD_ERRORS = 2.0
+"""Standard errors by which a candidate must be better than these; else these are kept."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,10 @@ class Candidate:
     """One choice of settings.
 
     Attributes:
-        rounds: T.
-        step: the longest move of a round.
-        weighting: of a person in the silos.
-        epochs: local epochs of `uldp-avg`; 0 for `uldp-sgd`.
+        rounds: The number of rounds T.
+        step: The longest move of the parameters in a round.
+        weighting: How the weight of a person is divided among the silos.
+        epochs: The local epochs of `uldp-avg`; 0 stands for `uldp-sgd`.
         model: "configured", or "linear" for the linear model of the kind of label.
     """
 
@@ -162,7 +168,7 @@ class _Tuner:
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
         limits = dict(spec.silo_limits)
         self.limits = limits | {self.adversary: min(target, limits.get(self.adversary, target))}
-        self.users = min(MOST_USERS, spec.population.users)
+        self.users = min(MAX_USERS, spec.population.users)
         self.federations = [  # before a model is built: it refuses what is no table
             draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
             for number in range(max(2, federations))
@@ -178,6 +184,7 @@ class _Tuner:
         self._give_up = set(give_up)
 
     def run(self) -> dict[str, Any]:
+        """Return the best candidate, found by a grid, then by variants of its leader; see `tune`."""
         possible = self._list_weightings()
         weightings = self._select_weightings(possible)
         first = "records" if "records" in weightings else weightings[0]
@@ -188,11 +195,11 @@ class _Tuner:
             for rounds in ROUNDS
             for step in STEPS
             # The noise of all rounds moves the parameters by step·T times the noise of one round.
-            if step * rounds * self._signal(rounds, first, model) <= _LOUDEST or step == STEPS[0]
+            if step * rounds * self._signal(rounds, first, model) <= _MAX_TOTAL_NOISE or step == STEPS[0]
         ]
         everywhere = range(len(self.federations))
-        self._try(grid, range(_FIRST))
-        best = self._rank(grid)[:_KEPT]
+        self._try(grid, range(_FIRST_FEDERATIONS))
+        best = self._rank(grid)[:_MAX_FINALISTS]
         self._try(best, everywhere)
         leader = self._rank(best)[0]
         variants = [replace(leader, weighting=other) for other in weightings if other != first]
@@ -231,7 +238,9 @@ class _Tuner:
         if not math.isfinite(sum(self.scores[other].values())):
             return True
         gains = [self.scores[candidate][number] - score for number, score in self.scores[other].items()]
-        return float(np.mean(gains)) > _CLEAR * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+        return float(np.mean(gains)) > _MIN_STANDARD_ERRORS * float(np.std(gains, ddof=1)) / math.sqrt(
+            len(gains)
+        )
 
     def _list_weightings(self) -> list[Weighting]:
         """Return the weightings that the aggregator has, with an ε against everyone whom the run or a silo limits."""
@@ -287,6 +296,7 @@ class _Tuner:
 
     def _signal(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""
+        # T rounds at noise σ are √T/σ-Gaussian DP (Dong, Roth and Su 2022, Corollary 3.3).
         mu = math.sqrt(rounds) / self.sigma(rounds, weighting, model)
         return math.sqrt(self.tasks[model].size) / (mu * self.spec.population.users)
 
@@ -461,14 +471,14 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  noise to signal √d/(μU), {which} of {signal['parameters']:,} parameters: {signal['ratio']:.3g}"
         )
-    if result["signal"]["configured"]["ratio"] > _HOPELESS:
+    if result["signal"]["configured"]["ratio"] > _MAX_NOISE_TO_SIGNAL:
         lines.append(_advise(result))
     lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
     lines += [f"    {_format_candidate(c)}" for c in result["candidates"][:5]]
     if result["default_kept"]:
         lines.append(
             f"  the best is not clearly better than T = {DEFAULT_ROUNDS}, step = {DEFAULT_STEP:g}: the gain is within "
-            f"{_CLEAR:g} standard errors, so these are kept"
+            f"{_MIN_STANDARD_ERRORS:g} standard errors, so these are kept"
         )
     if result["dropped_weighting"]:
         lines.append(
@@ -522,4 +532,4 @@ def _advise(result: Mapping[str, Any]) -> str:
         if linear is not None
         else "use fewer columns, more persons, or a larger ε"
     )
-    return f"  above {_HOPELESS:g} the noise of every round is longer than its signal: {remedy}"
+    return f"  above {_MAX_NOISE_TO_SIGNAL:g} the noise of every round is longer than its signal: {remedy}"

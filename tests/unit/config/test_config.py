@@ -11,10 +11,10 @@ import pytest
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Plain
-from silodp.config.build import build_task
 from silodp.config.comparison import parse_methods
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
+from silodp.config.task import build_task
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
@@ -488,7 +488,7 @@ def test_values_of_methods_may_be_a_part(base: Path) -> None:
 
 def test_a_large_model_is_named_before_it_is_tried(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """A plan of 5.8e8 parameters took two minutes without a word."""
-    monkeypatch.setattr("silodp.config.build._LARGE", 1000)
+    monkeypatch.setattr("silodp.config.task._LARGE", 1000)
     public = PublicData("toy", ("a", "b"), 9, (4,), "classes", 2)
     for width, expected in ((6, 0), (300, 1)):
         build_task(public, model="mlp", options={"width": width, "layers": 1})

@@ -10,7 +10,8 @@ import pytest
 from silodp._lazy import Registry
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.config.plugins import find_plugin
-from silodp.config.schema import RunConfig, parse_config
+from silodp.config.resolve import ResolvedRun, resolve
+from silodp.config.schema import parse_config
 from silodp.methods import METHODS, Method
 from support.refusals import refused
 
@@ -36,27 +37,21 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def configured(method: str, aggregator: str = "plain", **fields: Any) -> RunConfig:
+def configured(method: str, aggregator: str = "plain", **fields: Any) -> ResolvedRun:
     data = {"source": "embedded", "users": 20, "silos": 5}
-    return parse_config(
-        {
-            "name": "made",
-            "rounds": 2,
-            "data": data,
-            "aggregator": aggregator,
-            "method": {"name": method, **fields},
-        }
-    )
+    table = {"name": method, **fields}
+    values = {"name": "made", "rounds": 2, "data": data, "aggregator": aggregator, "method": table}
+    return resolve(parse_config(values))
 
 
 @pytest.mark.usefixtures("_installed")
 def test_an_installed_part_is_found_by_its_name() -> None:
     fields = {"noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.1}}
-    config = configured("uldp-avg", "trimmed-mean", **fields)
-    aggregator = config.aggregator()
+    run = configured("uldp-avg", "trimmed-mean", **fields)
+    aggregator = run.aggregator
     assert type(aggregator).__module__ == "trimmed"
     assert not AggregatorRecord.from_aggregator(aggregator).registered
-    assert parse_config({**config.model_dump(by_alias=True, exclude_none=True)}).aggregator() == aggregator
+    assert resolve(parse_config(run.config.model_dump(exclude_none=True))).aggregator == aggregator
     assert find_plugin("by-clip", METHODS, Method, "method.name").__module__ == "adaptive_clipping"
 
 

@@ -428,7 +428,7 @@ def test_with_an_identity_profile_only_uniform_weights_are_tried(tmp_path):
 def test_of_many_persons_some_are_drawn_with_as_much_less_noise(tmp_path, monkeypatch):
     config = load_config(configured(tmp_path), ())
     spec, _ = config.build_public_spec()
-    monkeypatch.setattr(tuning, "MOST_USERS", 10)
+    monkeypatch.setattr(tuning, "MAX_USERS", 10)
     trained = []
 
     def train(method, task, federation, rounds, randomness):
