@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -25,12 +22,12 @@ from silodp.errors import counted, name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import FILTERS, as_number, format_measure
+from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import WHO, BudgetSpending
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
+from silodp.report.templates import render
 from silodp.runtime.run_directory import MetricsRow
-from silodp.tracking.progress import format_duration
 
 MOST_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
@@ -191,35 +188,6 @@ def write_report(
     with name_file(path):
         path.write_text(page, encoding="utf-8")
     return path
-
-
-def render(template: str, **values: Any) -> str:
-    """Return a page from a template in this folder; every value is escaped unless it is `Markup`.
-
-    Args:
-        template: file name.
-        values: by their names in the template.
-    """
-    return _environment().get_template(template).render(**values)
-
-
-@cache
-def _environment() -> Environment:
-    """One for all pages: it keeps the compiled templates."""
-    environment = make_environment(Path(__file__).parent)
-    environment.filters |= {**FILTERS, "duration": format_duration}
-    return environment
-
-
-def make_environment(folder: Path) -> Environment:
-    """Return what renders the HTML templates of a folder: every value is escaped, and a missing one is an error."""
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 class PictureFolder:
