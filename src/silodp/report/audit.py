@@ -37,7 +37,7 @@ UNBOUND = (
     "whether model, guarantee, metrics and config.toml are those that the run wrote (an earlier version of silodp "
     "wrote no digests of them)"
 )
-_MOST_EXACT = 200
+_MAX_EXACT = 200
 """Rows of metrics.jsonl whose ε is computed exactly; a thousand would take a minute."""
 
 
@@ -218,7 +218,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     Of many rounds only some are computed exactly. ε never falls, so every other row must have at least the ε of the
     last computed round before it.
     """
-    steps = min(ledger.rounds, _MOST_EXACT)
+    steps = min(ledger.rounds, _MAX_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
     if len(rows) != ledger.rounds + 1:
         return f"it has {counted(len(rows) - 1, 'round')} after the untrained model, and the ledger {ledger.rounds:,}"

@@ -123,7 +123,7 @@ def check_picture_path(path: Path) -> None:
         )
 
 
-_FEWEST_TICKS, _MOST_TICKS = 4, 8
+_MIN_TICKS, _MAX_TICKS = 4, 8
 _LOG_STEPS = (
     (1,),
     (1, 3),
@@ -166,9 +166,9 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     for steps in _LOG_STEPS:
         exact = (float(f"{step}e{power}") for power in powers for step in steps)
         ticks = [tick for tick in exact if low <= tick <= high]
-        if len(ticks) >= _FEWEST_TICKS:
+        if len(ticks) >= _MIN_TICKS:
             break
-    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)] if ticks else []
+    return ticks[:: math.ceil(len(ticks) / _MAX_TICKS)] if ticks else []
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:

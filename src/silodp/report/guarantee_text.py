@@ -20,7 +20,7 @@ WHO: dict[Adversary, str] = {
 
 CLAIMED = "claimed, not proven"
 
-_MOST_LISTED = 5
+_MAX_LISTED = 5
 _EXCESS = 1e-6
 """Relative; a smaller excess is rounding of the accountant."""
 
@@ -241,7 +241,7 @@ def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
         return "–"
     over = sum(group["units"] for group in groups if is_exceeded(group))
     alarm = f"; {over:,} charged more than requested" if over else ""
-    if len(groups) <= _MOST_LISTED:
+    if len(groups) <= _MAX_LISTED:
         # No line break within a pair: a page may break the list only between pairs.
         pairs = (
             f"{format_epsilon(group['budget'])}\u00a0→\u00a0{format_epsilon(get_charge(group))}"

@@ -8,19 +8,19 @@ nothing is measured here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter
 
 from silodp.data.tables.schema import name_classes
 from silodp.data.tables.subgroups import Groups, find_groups
 from silodp.errors import SilodpError, name_file
 from silodp.parsing import parse_json, refuse_unsound
-from silodp.report.formatting import as_number
 from silodp.training.metrics import find_predicted_classes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Part:
     name: str
     records: int
     persons: int
-    metrics: dict[str, float]
+    metrics: dict[str, FiniteFloat]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class CalibrationBin:
         error: standard error of `observed`.
     """
 
-    predicted: float
-    observed: float
-    records: float
-    error: float
+    predicted: FiniteFloat
+    observed: FiniteFloat
+    records: FiniteFloat
+    error: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -217,27 +217,6 @@ def read_held_out(directory: Path) -> HeldOut | None:
         code="report.damaged",
     ):
         fields = parse_json(path.read_bytes())
-        return HeldOut(
-            int(fields["round"]),
-            int(fields.get("persons", 0)),  # files of earlier versions lack it
-            tuple(
-                Part(
-                    str(p["of"]),
-                    str(p["name"]),
-                    int(p["records"]),
-                    int(p.get("persons", 0)),
-                    _read_numbers(p["metrics"]),
-                )
-                for p in fields["parts"]
-            ),
-            tuple(map(str, fields["classes"])),
-            tuple(tuple(float(value) for value in row) for row in fields["confusion"]),
-            tuple(CalibrationBin(**_read_numbers(one)) for one in fields["calibration"]),
-        )
-
-
-def _read_numbers(fields: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {str(name): as_number(value) for name, value in fields.items()}
-    if any(value is None for value in numbers.values()):
-        raise ValueError
-    return {name: value for name, value in numbers.items() if value is not None}
+        for counted in (fields, *fields["parts"]):
+            counted.setdefault("persons", 0)  # files of earlier versions lack it
+        return TypeAdapter(HeldOut).validate_python(fields)

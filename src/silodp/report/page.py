@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
@@ -28,8 +29,9 @@ from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
 from silodp.report.templates import render
 from silodp.runtime.run_directory import MetricsRow
+from silodp.training.counts import Estimate
 
-MOST_ROWS = 26
+MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
 _PICTURES = (
     "utility",
@@ -94,14 +96,14 @@ class EvaluationSection:
     Attributes:
         round: after which it was made.
         noise_std: standard deviation of the noise in a count.
-        estimates: by metric {"value", "standard_error", "low", "high"}.
+        estimates: metrics by name, with their standard errors.
         confusion: noisy counts by true and predicted class; None for survival.
         counts: noisy counts by true class and step of the probability; None for other kinds.
     """
 
     round: int
     noise_std: float
-    estimates: Mapping[str, Mapping[str, float]]
+    estimates: Mapping[str, Estimate]
     confusion: Sequence[Sequence[float]] | None
     counts: Sequence[Sequence[float]] | None = None
 
@@ -168,7 +170,7 @@ def write_report(
         and pictures.add(
             "allocation", plots.plot_allocation(run.allocation), _allocation_caption(run.allocation)
         ),
-        table=plots.thin(run.rows, MOST_ROWS),
+        table=plots.thin(run.rows, MAX_ROWS),
         sent=any(row.get("bytes") for row in run.rows),
         visibility=run.aggregator.visibility if run.aggregator else (),
         persons=guarantee_text.tabulate_persons(run.guarantees.values()),
@@ -266,21 +268,14 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
     for row in reversed(run.rows):
         found = row.get("evaluation")
         if isinstance(found, dict):
+            confusion = found.get("confusion")
+            has_two_classes = isinstance(confusion, list) and len(confusion) == 2
+            counts = found.get("counts") if has_two_classes else None
             try:
-                estimates = {
-                    str(name): {key: float(one[key]) for key in ("value", "standard_error", "low", "high")}
-                    for name, one in found["estimates"].items()
-                }
-                confusion = found["confusion"]
-                if confusion is not None:
-                    confusion = [[float(value) for value in line] for line in confusion]
-                counts = found["counts"] if confusion is not None and len(confusion) == 2 else None
-                if counts is not None:
-                    counts = [[float(value) for value in line] for line in counts]
-                return EvaluationSection(
-                    row["round"], float(found["noise_std"]), estimates, confusion, counts
+                return TypeAdapter(EvaluationSection).validate_python(
+                    {**found, "round": row["round"], "counts": counts}
                 )
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except ValidationError:
                 return None  # the page shows the metrics of the row all the same
     return None
 

@@ -38,13 +38,13 @@ if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
 _T = TypeVar("_T")
 
 WIDE_RATIO = 20  # of the last values of curves; beyond it the axis is logarithmic
-MOST_POINTS = 400  # per curve; a picture is a few hundred pixels wide
-MOST_COLORED_SILOS = len(PALETTE)
-MOST_LABELS = 10  # under bars; more are rotated
-MOST_PARTS = 40  # silos or subgroups in a picture
-MOST_CLASSES = 12  # in a confusion matrix
+MAX_POINTS = 400  # per curve; a picture is a few hundred pixels wide
+MAX_COLORED_SILOS = len(PALETTE)
+MAX_LABELS = 10  # under bars; more are rotated
+MAX_PARTS = 40  # silos or subgroups in a picture
+MAX_CLASSES = 12  # in a confusion matrix
 _SHADES = LinearSegmentedColormap.from_list("shades", ["#eef4f9", PALETTE[0]])
-LEAST_DRAWN = 1e-3
+MIN_DRAWN = 1e-3
 """ε below this is not drawn unless a budget is near: a Rényi bound falls to nothing there."""
 
 
@@ -147,7 +147,7 @@ def plot_allocation(records: Allocation) -> Figure:
     edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
     largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
     colored = sorted(
-        largest[: MOST_COLORED_SILOS if len(values) <= MOST_COLORED_SILOS else MOST_COLORED_SILOS - 1]
+        largest[: MAX_COLORED_SILOS if len(values) <= MAX_COLORED_SILOS else MAX_COLORED_SILOS - 1]
     )
     layers = [(shorten_label(records.silos[s]), values[s], PALETTE[i]) for i, s in enumerate(colored)]
     rest = [s for s in range(len(values)) if s not in colored]
@@ -173,7 +173,7 @@ def plot_parts(parts: Sequence[Part], metric: str, whole: float | None) -> Figur
     known = [part for part in parts if metric in part.metrics]
     if len(known) < 2:
         return None
-    shown = known[:MOST_PARTS]
+    shown = known[:MAX_PARTS]
     figure, axes = make_panel(metric, "", size=(4.7, 0.9 + 0.27 * len(shown)))
     places = range(len(shown))
     axes.plot([part.metrics[metric] for part in shown], places, "o", color=PALETTE[0], markersize=7)
@@ -225,7 +225,7 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
         A figure; None where there is nothing to draw, or too many classes for a picture.
     """
     values = np.maximum(np.asarray(counts, dtype=float), 0)
-    if not values.size or len(values) > MOST_CLASSES:
+    if not values.size or len(values) > MAX_CLASSES:
         return None
     side = 1.7 + 0.45 * len(values)
     figure, axes = make_panel("predicted", "true", size=(side + 0.7, side))
@@ -361,7 +361,7 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
     below.set_xticks(
         list(places),
         [format_epsilon(group["budget"]) for group in groups],
-        rotation=60 if len(groups) > MOST_LABELS else 0,
+        rotation=60 if len(groups) > MAX_LABELS else 0,
     )
     add_legend(figure, below, columns=1)
     return figure
@@ -384,7 +384,7 @@ def plot_epsilon_by_sampling(
     Source: rPDP-FL, Figure 6.
     """
     figure, axes = make_panel(name, costs, size=(5.6, 3.9))
-    floor = min([*budgets, 10 * LEAST_DRAWN]) / 10
+    floor = min([*budgets, 10 * MIN_DRAWN]) / 10
     for turn, curve in enumerate(curves):
         points = [
             point
@@ -443,7 +443,7 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
         yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": label}
 
 
-def thin(points: Sequence[_T], most: int = MOST_POINTS) -> list[_T]:
+def thin(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
     """Return at most so many points: the first, the last, and evenly spread ones between."""
     if len(points) <= most:
         return list(points)

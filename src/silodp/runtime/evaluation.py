@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,20 @@ PURPOSE = "evaluation"
 """Prefix of the evaluation's entries in the store of the server, and of its random streams."""
 _RESULT, _BEGUN = "result/", "begun/"
 NOTHING_MEASURED: MetricsRow = {"loss": None, "metrics": {}}
+
+
+def measure_records(task: Task, params: Tensor, records: SiloData | None) -> MetricsRow:
+    """Return {"loss", "metrics"} of a model on records, which no ε covers; nothing measured where there are none.
+
+    Args:
+        task: the model, its loss and its metrics.
+        params: (d,), the model, on the device of the task.
+        records: held-out records.
+    """
+    if records is None or len(records) == 0:
+        return NOTHING_MEASURED
+    values = task.evaluate(params, records.x, records.y)
+    return {"loss": values.pop("loss", None), "metrics": values}
 
 
 class Evaluator:
@@ -246,29 +261,27 @@ def make_silo(
         metrics: file of what the silo measures for itself alone; None keeps nothing.
         evaluations: the most that the silo answers; None: the most that the run can have.
     """
-    limits = spec.silo_limits
-    silo = Silo(data, task, spec, randomness, store, identity, pins, ledger, limits, find_exceeded)
+    make = partial(
+        Silo,
+        task=task,
+        store=store,
+        identity=identity,
+        pins=pins,
+        limits=spec.silo_limits,
+        find_exceeded=find_exceeded,
+    )
+    silo = make(data, spec=spec, randomness=randomness, ledger=ledger)
     derived = spec.evaluation_spec
     if derived is None:
         return silo
     if evaluations is not None:
         derived = replace(derived, rounds=min(evaluations, derived.rounds))
     test = data.held_out
-    evaluation = Silo(
-        test,
-        task,
-        derived,
-        randomness.child(PURPOSE),
-        store,
-        identity,
-        pins,
-        EvaluationCharges(ledger),
-        limits,
-        find_exceeded,
+    evaluation = make(
+        test, spec=derived, randomness=randomness.child(PURPOSE), ledger=EvaluationCharges(ledger)
     )
-    if spec.charged_evaluation is not None:
-        return EvaluatedSilo(silo, evaluation)
-    return EvaluatedSilo(silo, evaluation, LocalMetrics(test, task, metrics).note)
+    note_model = None if spec.charged_evaluation is not None else LocalMetrics(test, task, metrics).note
+    return EvaluatedSilo(silo, evaluation, note_model)
 
 
 @dataclass(frozen=True)
@@ -296,10 +309,8 @@ class LocalMetrics:
         place = {"run": run, "round": rounds}
         if self.path is not None and place in self._list_places():
             return
-        values: dict[str, float] = {}
-        if len(self.data):
-            values = self.task.evaluate(params.to(self.task.device), self.data.x, self.data.y)
-        line = {**place, "records": len(self.data), "loss": values.pop("loss", None), "metrics": values}
+        measured = measure_records(self.task, params.to(self.task.device), self.data)
+        line = {**place, "records": len(self.data), **measured}
         if self.path is not None:
             append_durably(self.path, json.dumps(line).encode(), PRIVATE_FILE)
         _log.info(

@@ -7,16 +7,19 @@ the scaling of a numeric label.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat, StrictBool, TypeAdapter
 
 from silodp._lazy import find_version
 from silodp.data.public import LabelKind
@@ -38,6 +41,8 @@ DESCRIPTION, WEIGHTS, CODE, CARD = "model.json", "model.safetensors", "model.py"
 """Files in the directory of a run; model.py only where the architecture is a user's file."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_Scaling = tuple[FiniteFloat, Annotated[FiniteFloat, Field(gt=0)]]
+"""Center and spread of a label of numbers."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class ModelDescription:
         targets: number of labels of a record, where it has several.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `TypeAdapter`, which reads model.json
+
     run: str
     labels: LabelKind
     target: tuple[str, ...]
@@ -97,16 +104,16 @@ class ModelDescription:
     inputs: Mapping[str, Any] | None
     architecture: Architecture
     tensors: Mapping[str, StoredTensor]
-    weights: str
+    weights: Annotated[str, Field(pattern=f"^{_SHA256.pattern}$")]
     unsaved: str = ""
     attributes: str | None = None
-    predicts_labels: bool = True
+    predicts_labels: StrictBool = True
     guarantee: str | None = None
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     label_typical: Sequence[Any] | None = None
     is_sealed: bool = True
-    targets: int | None = None
+    targets: Annotated[int, Field(strict=True, ge=2)] | None = None
 
     @classmethod
     def of_run(
@@ -241,49 +248,29 @@ class ModelDescription:
             )
 
     @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> ModelDescription:
-        made = {**fields, "architecture": _read_architecture(fields["architecture"])}
-        del made["format"]
-        for name in ("target", "classes", "features"):
-            made[name] = tuple(_check_text(item) for item in fields[name])
-        made["record_shape"] = tuple(int(length) for length in fields["record_shape"])
-        made["tensors"] = {
-            name: StoredTensor(tuple(map(int, one["shape"])), _check_text(one["dtype"]), bool(one["trained"]))
-            for name, one in fields["tensors"].items()
-        }
-        for name in ("run", "labels", "weights", "unsaved"):
-            _check_text(fields[name])
-        for name in ("attributes", "guarantee"):
-            if name in fields:
-                _check_text(fields[name])
-        settings = made.get("silo_settings", [])
-        if made.pop("has_readers", False):  # an earlier version kept no names
-            settings = list(SETTINGS)
-        if not isinstance(settings, list):
+    def _from_fields(cls, fields: dict[str, Any]) -> ModelDescription:
+        del fields["format"]
+        if fields.pop("has_readers", False):  # an earlier version kept no names
+            fields["silo_settings"] = list(SETTINGS)
+        if fields["architecture"].keys() - {one.name for one in dataclasses.fields(Architecture)}:
             raise ValueError
-        made["silo_settings"] = tuple(_check_text(name) for name in settings)
-        if type(fields.get("predicts_labels", False)) is not bool:
+        found = TypeAdapter(cls).validate_python(fields)
+        _check_architecture(found.architecture)
+        labels, targets, typical = found.labels, found.targets, found.label_typical
+        if targets is None and labels == "multilabel":
             raise ValueError
-        if fields["labels"] not in get_args(LabelKind) or not _SHA256.fullmatch(fields["weights"]):
-            raise ValueError
-        targets, is_several = fields.get("targets"), fields["labels"] in ("real", "multilabel")
-        if targets is None:
-            if fields["labels"] == "multilabel":
-                raise ValueError
-        elif (
-            type(targets) is not int
-            or targets < 2
-            or not is_several
-            or len(made["target"]) not in (0, targets)
+        if targets is not None and (
+            labels not in ("real", "multilabel") or len(found.target) not in (0, targets)
         ):
             raise ValueError
-        if fields.get("label_typical") is not None:
-            made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"], targets)
-        made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
-        description = cls(**made)
-        if description.inputs is not None and description.schema.features != description.features:
+        if typical is not None:
+            typical = TypeAdapter(_Scaling | tuple[_Scaling, ...]).validate_python(typical)
+            if labels != "real" or np.shape(typical) != ((2,) if targets is None else (targets, 2)):
+                raise ValueError
+            found = replace(found, label_typical=typical)
+        if found.inputs is not None and found.schema.features != found.features:
             raise ValueError  # the order of columns was lost
-        return description
+        return found
 
     @property
     def schema(self) -> Schema:
@@ -324,36 +311,8 @@ def digest_attributes(model: nn.Module) -> str:
     return digest_tensors(found) if found else ""
 
 
-def _read_architecture(fields: Mapping[str, Any]) -> Architecture:
-    architecture = Architecture(**fields)
-    texts = (architecture.source, architecture.name, architecture.module, architecture.sha256)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(architecture.arguments, Mapping):
-        raise ValueError
-    is_module = architecture.source == "module"
-    if architecture.source not in ("silodp", "file", "module", "caller") or is_module != bool(
-        architecture.module
-    ):
+def _check_architecture(architecture: Architecture) -> None:
+    if (architecture.source == "module") != bool(architecture.module):
         raise ValueError
     if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
         raise ValueError
-    return architecture
-
-
-def _read_scaling(labels: str, values: Any, targets: int | None) -> tuple[Any, ...]:
-    """Return center and spread of a label of numbers, or such a pair for each of several."""
-    if labels != "real" or not isinstance(values, list):
-        raise ValueError
-    if targets is not None:
-        if len(values) != targets:
-            raise ValueError
-        return tuple(_read_scaling(labels, pair, None) for pair in values)
-    center, spread = map(float, values)
-    if not (math.isfinite(center) and 0 < spread < math.inf):
-        raise ValueError
-    return center, spread
-
-
-def _check_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value

@@ -28,9 +28,7 @@ if TYPE_CHECKING:  # a report, which reads run directories, does not import torc
     from torch import nn
 
     from silodp.aggregators.run_spec import RunSpec
-    from silodp.data.tables.schema import Schema
-    from silodp.training.losses import Loss
-    from silodp.training.models import Architecture
+    from silodp.runtime.simulation import Parties
     from silodp.training.task import Task
 
 RUN_SPEC = "run_spec.json"
@@ -204,18 +202,16 @@ class RunDirectory:
         """Return the ledger of a silo; `place` is its position in the public order."""
         from silodp.runtime.silo import make_ledger
 
-        path = None
-        if self.path is not None:
-            folder = self.path / "checkpoint" / "silo_ledgers"
-            make_private_folder(folder)
-            path = folder / f"{place:03}.jsonl"
-        return make_ledger(spec, path)
+        return make_ledger(spec, self._find_silo_file("silo_ledgers", place))
 
     def find_silo_metrics(self, place: int) -> Path | None:
         """Return the file of what a silo measures for itself alone; `place` is its position in the public order."""
+        return self._find_silo_file("silo_metrics", place)
+
+    def _find_silo_file(self, kind: str, place: int) -> Path | None:
         if self.path is None:
             return None
-        folder = self.path / "checkpoint" / "silo_metrics"
+        folder = self.path / "checkpoint" / kind
         make_private_folder(folder)
         return folder / f"{place:03}.jsonl"
 
@@ -242,10 +238,7 @@ class RunDirectory:
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
-        simulation: bool,
-        architecture: Architecture,
-        loss: Loss,
-        schema: Schema | None,
+        parties: Parties,
     ) -> None:
         """Write guarantee.json, and what is needed to use the model elsewhere (see `silodp.runtime.model_description`).
 
@@ -259,17 +252,14 @@ class RunDirectory:
             model: the final global model.
             guarantees: by adversary.
             stopped: "rounds" or "budget".
-            simulation: whether one process acted as all parties.
-            architecture: where the model came from.
-            loss: that the model was trained by.
-            schema: of the tables; None where there is none.
+            parties: that trained the model; their task and their schema are kept with it.
         """
         if self.path is None:
             return
         method, aggregator, released = spec.method, spec.aggregator, guarantees["released"]
         guarantee = {
             "format": FORMAT,
-            "simulation": simulation,
+            "simulation": parties.is_simulation,
             "method": method.name,
             "aggregator": AggregatorRecord.from_aggregator(aggregator).to_dict(),
             "settings": repr(method),
@@ -285,7 +275,10 @@ class RunDirectory:
         from silodp.training.task import serialize
 
         weights = serialize(model, {"method": method.name})
-        description = ModelDescription.of_run(spec, model, architecture, loss, schema, weights, stated)
+        architecture, loss = parties.task.architecture, parties.task.loss
+        description = ModelDescription.of_run(
+            spec, model, architecture, loss, parties.schema, weights, stated
+        )
         contents = {
             GUARANTEE: stated,
             WEIGHTS: weights,
@@ -396,10 +389,8 @@ def find_changed_file(
             found = digest_rows(rows or ())
         else:
             found = digest_config(path) if name == CONFIG else digest_file(path)
-        if found not in (
-            "",
-            recorded[name],
-        ):  # the settings of a file that is not TOML are reported as not checked
+        # The settings of a file that is not TOML ("") are reported as not checked.
+        if found not in ("", recorded[name]):
             return name
     return None
 

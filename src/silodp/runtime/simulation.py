@@ -14,7 +14,7 @@ from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.noise import Randomness
-from silodp.runtime.evaluation import make_silo
+from silodp.runtime.evaluation import make_silo, measure_records
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, Store
@@ -125,11 +125,7 @@ class Simulation:
 
     def evaluate(self, params: Tensor) -> MetricsRow:
         """Measure the model on the held-out records."""
-        test = self.federation.test
-        if test is None or len(test.x) == 0:
-            return {"loss": None, "metrics": {}}
-        values = self.task.evaluate(params, test.x, test.y)
-        return {"loss": values.pop("loss", None), "metrics": values}
+        return measure_records(self.task, params, self.federation.test)
 
     def describe(self) -> MetricsRow:
         """Return the number of persons in 0, 1, 2… silos."""

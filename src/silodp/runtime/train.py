@@ -286,18 +286,7 @@ def run(
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = compute_output(state)
             model = task.load(params)
-            directory.write(
-                spec,
-                ledger,
-                metrics.rows,
-                model,
-                guarantees,
-                stopped,
-                parties.is_simulation,
-                task.architecture,
-                task.loss,
-                parties.schema,
-            )
+            directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 
