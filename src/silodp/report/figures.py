@@ -61,8 +61,8 @@ def render_svg(figure: Figure, name: str) -> str:
     """Return a complete SVG document on white, the same bytes for the same figure.
 
     Args:
-        figure: what to draw.
-        name: seed of the ids in the document.
+        figure: What to draw.
+        name: Seed of the ids in the document.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -77,8 +77,8 @@ def inline_svg(document: str, alt: str) -> str:
     """Return the <svg> element of a document for an HTML page, with unique ids and the text color of the page.
 
     Args:
-        document: from `render_svg`.
-        alt: text for readers who do not see the picture.
+        document: The document, from `render_svg`.
+        alt: Text for readers who do not see the picture.
     """
     prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
     element = document[document.index("<svg") :].replace(
@@ -98,8 +98,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture in the format of the file name.
 
     Args:
-        figure: what to draw.
-        path: of the file; it ends in one of `FORMATS`.
+        figure: What to draw.
+        path: The path of the file; it ends in one of `FORMATS`.
 
     Raises:
         SilodpError: another ending.

@@ -36,7 +36,7 @@ def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
 
     Args:
         epsilon: ε of a guarantee.
-        delta: its δ.
+        delta: Its δ.
 
     Returns:
         A probability in [1/2, 1].

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -17,18 +18,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
-from silodp.accounting.guarantee import Guarantee, format_epsilon
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import ADVERSARIES, Adversary
-from silodp.errors import counted, name_file
+from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import as_number, format_measure
-from silodp.report.guarantee_text import WHO, BudgetSpending
+from silodp.report.formatting import as_number
+from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
 from silodp.report.templates import render
-from silodp.runtime.run_directory import MetricsRow
+from silodp.runtime.run_files import MetricsRow
 from silodp.training.counts import Estimate
 
 MAX_ROWS = 26
@@ -44,6 +45,9 @@ _PICTURES = (
     "groups",
 )  # first parts of the file names of a report
 
+_End = tuple[str, float | None, float, int]
+"""Name of a quantity, its value of the untrained model, its last value, and the round of the last value."""
+
 _SEES: dict[Adversary, str] = {
     "released": "every global model of every round, the last one included",
     "server": "everything that reaches the party that coordinates the run",
@@ -56,9 +60,9 @@ class AdversaryRow:
     """One adversary on the page.
 
     Attributes:
-        adversary: its name.
-        guarantee: against it.
-        attack: bound by the charged events; None where there is no ledger or no guarantee.
+        adversary: Its name.
+        guarantee: Against it.
+        attack: Bound by the charged events; None where there is no ledger or no guarantee.
     """
 
     adversary: Adversary
@@ -94,11 +98,11 @@ class EvaluationSection:
     """The last evaluation by noisy sums on the page.
 
     Attributes:
-        round: after which it was made.
-        noise_std: standard deviation of the noise in a count.
-        estimates: metrics by name, with their standard errors.
-        confusion: noisy counts by true and predicted class; None for survival.
-        counts: noisy counts by true class and step of the probability; None for other kinds.
+        round: The round after which it was made.
+        noise_std: Standard deviation of the noise in a count.
+        estimates: Metrics by name, with their standard errors.
+        confusion: Noisy counts by true and predicted class; None for survival.
+        counts: Noisy counts by true class and step of the probability; None for other kinds.
     """
 
     round: int
@@ -114,8 +118,8 @@ def write_report(
     """Write DIR/report.html and DIR/plots/*.svg from the files in DIR.
 
     Args:
-        directory: of a finished run.
-        allocation: records of every person in every silo, (S, U), private. It is kept, ranked and without
+        directory: The directory of a finished run.
+        allocation: Records of every person in every silo, (S, U), private. It is kept, ranked and without
             ids, in DIR/plots/allocation.json; without it a picture is drawn only if that file is there.
         silo_names: S names, for `allocation`.
 
@@ -132,10 +136,15 @@ def write_report(
     pictures = PictureFolder(directory / "plots")
     released = run.guarantees["released"]
     unit = "record" if released.unit == "record" else "person"
-    utility = [
-        pictures.add(f"utility-{i}-{_slug(name)}", figure, _utility_caption(run.rows, name))
-        for i, (name, figure) in enumerate(plots.plot_utility(run.rows).items())
-    ]
+    ends = _list_ends(run.rows)
+    drawn = plots.plot_utility(run.rows)
+    by_sums = any(row.get("evaluation") for row in run.rows)
+    utility = []
+    for i, (name, untrained, last, round_) in enumerate(ends):
+        caption = _write_caption(
+            "utility", name=name, untrained=untrained, last=last, round=round_, by_sums=by_sums
+        )
+        utility.append(pictures.add(f"utility-{i}-{_slug(name)}", drawn[name], caption))
     evaluation = _find_evaluation(run)
     held_out = read_held_out(directory)
     figure = plots.plot_epsilon(run.rows)
@@ -160,15 +169,18 @@ def write_report(
         versions=format_versions(),
         who=WHO,
         unit=unit,
-        ends=_list_ends(run.rows),
+        ends=ends,
         evaluation=evaluation,
         held_out=held_out,
-        details=_draw_details(pictures, run, held_out, evaluation),
+        details=_draw_details(pictures, run, ends, held_out, evaluation),
         utility=utility,
-        epsilon=figure and pictures.add("epsilon", figure, _epsilon_caption(run)),
+        epsilon=figure
+        and pictures.add("epsilon", figure, _write_caption("epsilon", guarantees=run.guarantees, who=WHO)),
         allocation=run.allocation
         and pictures.add(
-            "allocation", plots.plot_allocation(run.allocation), _allocation_caption(run.allocation)
+            "allocation",
+            plots.plot_allocation(run.allocation),
+            _write_caption("allocation", records=run.allocation),
         ),
         table=plots.thin(run.rows, MAX_ROWS),
         sent=any(row.get("bytes") for row in run.rows),
@@ -176,7 +188,7 @@ def write_report(
         persons=guarantee_text.tabulate_persons(run.guarantees.values()),
         linkage=guarantee_text.tabulate_linkage(run.guarantees.values()),
         budgets=[
-            (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, unit)))
+            (spent, pictures.add(f"budgets-{i}", figure, _write_caption("budgets", spent=spent, unit=unit)))
             for i, spent in enumerate(guarantee_text.collect_spending(run.guarantees.values()))
             if (figure := plots.plot_spending(spent.groups, unit)) is not None
         ],
@@ -196,7 +208,7 @@ class PictureFolder:
     """The folder of the pictures of a page.
 
     Args:
-        folder: made where it is missing.
+        folder: Made where it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -226,8 +238,8 @@ def _group_assumptions(
     """Return the assumptions of all guarantees, then the others by adversaries; each text appears once.
 
     Args:
-        guarantees: by adversary.
-        technical: whether the technical ones are wanted, or those that somebody must sign.
+        guarantees: The guarantees, by adversary.
+        technical: Whether the technical ones are wanted, or those that somebody must sign.
     """
     private = [g for g in guarantees.values() if g.private]
     groups: dict[tuple[Adversary, ...], list[str]] = {}
@@ -251,8 +263,8 @@ def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
     return found
 
 
-def _list_ends(rows: Sequence[MetricsRow]) -> list[tuple[str, float | None, float, int]]:
-    """Return of each quantity its name, the value of the untrained model, the last value and its round."""
+def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
+    """Return the ends of each measured quantity."""
     ends = []
     for name in list_quantities(rows):
         seen = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
@@ -281,7 +293,11 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
 
 
 def _draw_details(
-    pictures: PictureFolder, run: RunRecord, held_out: HeldOut | None, evaluation: EvaluationSection | None
+    pictures: PictureFolder,
+    run: RunRecord,
+    ends: Sequence[_End],
+    held_out: HeldOut | None,
+    evaluation: EvaluationSection | None,
 ) -> list[Picture]:
     """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
     drawn: list[tuple[str, Figure | None, str]] = []
@@ -290,7 +306,7 @@ def _draw_details(
         how = "held-out records, which no ε covers"
         drawn.append(("calibration", plots.plot_calibration(held_out.calibration, second), how))
         drawn.append(("confusion", plots.plot_confusion(held_out.confusion, held_out.classes), how))
-        for name, _, last, _ in _list_ends(run.rows):
+        for name, _, last, _ in ends:
             for kind, parts in (("silos", held_out.list_parts(True)), ("groups", held_out.list_parts(False))):
                 drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
     elif evaluation is not None and evaluation.confusion is not None:
@@ -301,57 +317,15 @@ def _draw_details(
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)
             drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
-    captions = {
-        "calibration": "Calibration: the share of records with the class, by predicted probability, ± one standard "
-        "error; dotted: predicted and observed agree. From {}.",
-        "confusion": "Confusion matrix: {}, by true class (rows) and predicted class.",
-        "silos": "{} on the held-out records of each silo; dotted: on all of them.",
-        "groups": "{} on the held-out records of each declared subgroup; dotted: on all of them.",
-    }
     return [
-        pictures.add(name, figure, captions[name.partition("-")[0]].format(what))
+        pictures.add(name, figure, _write_caption(name.partition("-")[0], what=what))
         for name, figure, what in drawn
         if figure is not None
     ]
 
 
-def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:
-    _, untrained, last, round_ = next(end for end in _list_ends(rows) if end[0] == name)
-    start = (
-        f"; untrained (hollow mark, dotted level): {format_measure(untrained)}"
-        if untrained is not None
-        else ""
-    )
-    how = " by noisy sums" if any(row.get("evaluation") for row in rows) else ""
-    return f"{name} on held-out records{how}: {format_measure(last)} after round {round_}{start}."
-
-
-def _epsilon_caption(run: RunRecord) -> str:
-    parts = [
-        f"against {WHO[a]} {format_epsilon(g.epsilon)}" if g.private else f"against {WHO[a]} no guarantee"
-        for a, g in run.guarantees.items()
-    ]
-    return f"ε spent by the end of the run: {', '.join(parts)}."
-
-
-def _allocation_caption(records: Allocation) -> str:
-    drawn = records.persons - records.without_records
-    have = "has" if records.in_several_silos == 1 else "have"
-    several = f"{records.in_several_silos:,} of {counted(drawn, 'person')} with records {have} them in several silos"
-    empty = f"; {records.without_records:,} without any" if records.without_records else ""
-    binned = ""
-    if drawn > len(records.persons_per_bar):
-        binned = (
-            f" Drawn in {len(records.persons_per_bar)} steps of about {max(records.persons_per_bar)} persons "
-            "of neighboring ranks; each step is their average."
-        )
-    return f"{several}{empty}. The most records of one person: {records.most_records:,}.{binned}"
-
-
-def _budgets_caption(spent: BudgetSpending, unit: str) -> str:
-    units = counted(sum(group["units"] for group in spent.groups), unit)
-    kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "none was charged more"
-    return f"Requested ε of {units}, and the charged ε: {kept} than requested."
+def _write_caption(of: str, **values: Any) -> str:
+    return render("captions.jinja", of=of, **values)
 
 
 def _slug(name: str) -> str:

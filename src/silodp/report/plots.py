@@ -53,15 +53,15 @@ class Curve:
     """One method of a comparison; NaN where a value is missing.
 
     Attributes:
-        label: name in the legend.
+        label: Name in the legend.
         rounds: (T,), the rounds that were evaluated.
         mean: (T,), over runs.
         sd: (T,), standard deviation over runs.
         epsilon: (T,), ε after these rounds.
-        private: whether the method guarantees anything.
-        reference: tuned training without privacy, which the others are compared with.
-        is_level: whether a method without ε is drawn as a level against ε.
-        note: after the name in the legend, whatever its length.
+        private: Whether the method guarantees anything.
+        reference: Tuned training without privacy, which the others are compared with.
+        is_level: Whether a method without ε is drawn as a level against ε.
+        note: Text after the name in the legend, which is not shortened.
     """
 
     label: str
@@ -80,7 +80,7 @@ class SamplingCurve:
     """ε against the sampling probability q at one noise multiplier.
 
     Attributes:
-        label: name in the legend.
+        label: Name in the legend.
         sampling: (N,), q ascending.
         epsilon: (N,), ascending.
     """
@@ -94,7 +94,7 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Draw every measured quantity against rounds; the untrained model is a hollow mark and a dotted level.
 
     Args:
-        rows: of metrics.jsonl.
+        rows: The rows of metrics.jsonl.
 
     Returns:
         A figure by name of the quantity.
@@ -118,7 +118,7 @@ def plot_epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Draw ε after every round against each adversary; those with the same ε share a line.
 
     Args:
-        rows: of metrics.jsonl.
+        rows: The rows of metrics.jsonl.
 
     Returns:
         A figure; None where there is no guarantee at all.
@@ -250,9 +250,9 @@ def plot_comparison(
     """Draw mean ± one standard deviation of every method.
 
     Args:
-        curves: the methods.
-        quantity: name of what was measured.
-        untrained: value of the untrained model, a dotted level; None leaves it out.
+        curves: The methods.
+        quantity: Name of what was measured.
+        untrained: Value of the untrained model, a dotted level; None leaves it out.
         against: "round", or "epsilon" for the released ε. A method without privacy is dashed, and against ε the level
             at which it ends, where `is_level`.
 
@@ -319,8 +319,8 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
     """Draw how many units requested which ε (above), and how much they were charged (below).
 
     Args:
-        groups: as in `Guarantee.groups`; the charge of a group is that of the unit that was charged most.
-        unit: noun for one unit.
+        groups: The groups, as in `Guarantee.groups`; the charge of a group is that of the unit that was charged most.
+        unit: Noun for one unit.
 
     Returns:
         A figure; None where there are no groups.
@@ -376,10 +376,10 @@ def plot_epsilon_by_sampling(
     """Draw ε against q on logarithmic axes.
 
     Args:
-        curves: one for each noise multiplier.
+        curves: One for each noise multiplier.
         budgets: ε that are drawn as levels.
-        name: label of the axis of q.
-        costs: label of the axis of ε.
+        name: Label of the axis of q.
+        costs: Label of the axis of ε.
 
     Source: rPDP-FL, Figure 6.
     """

@@ -27,7 +27,7 @@ from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.audit import UNBOUND, AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
-from silodp.runtime.run_directory import GUARANTEE, METRICS, MetricsRow, read_metrics
+from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
 
 _DOUBTS = Path("plots", "doubts.json")
 MAX_BARS = 400
@@ -43,10 +43,10 @@ class Allocation:
         bars: (S, B), records per person of rank b in each silo, an average over `persons_per_bar[b]` persons of
             neighboring ranks; B is at most `MAX_BARS`.
         persons_per_bar: (B,).
-        persons: number of persons U.
-        without_records: persons without any record.
-        in_several_silos: persons with records in more than one silo.
-        most_records: of one person.
+        persons: Number of persons U.
+        without_records: Persons without any record.
+        in_several_silos: Persons with records in more than one silo.
+        most_records: The largest number of records of one person.
     """
 
     silos: tuple[str, ...]
@@ -81,17 +81,17 @@ class RunRecord:
     """The files of a finished run.
 
     Attributes:
-        rows: of metrics.jsonl.
-        summary: everything in guarantee.json.
-        guarantees: by adversary.
-        config: text of config.toml; None where there is none.
+        rows: The rows of metrics.jsonl.
+        summary: Everything in guarantee.json.
+        guarantees: The guarantees, by adversary.
+        config: Text of config.toml; None where there is none.
         aggregator: None where no file names it.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
-        allocation: records per person, private; None where they were not kept.
-        doubts: sentences on keys of persons, weights and the loss, private; () where none were kept.
-        audit: result of the comparison with the ledger; None where there is no ledger.
-        budget: privacy budget of the run, if any.
-        written: file time of guarantee.json, which a copy may have changed.
+        allocation: Records per person, private; None where they were not kept.
+        doubts: Sentences on keys of persons, weights and the loss, private; () where none were kept.
+        audit: Result of the comparison with the ledger; None where there is no ledger.
+        budget: Privacy budget of the run, if any.
+        written: File time of guarantee.json, which a copy may have changed.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -112,7 +112,7 @@ def read_run(directory: Path) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
 
     Args:
-        directory: of the run.
+        directory: The directory of the run.
 
     Raises:
         SilodpError: a required file is missing or damaged, or files contradict each other.

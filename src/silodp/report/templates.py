@@ -15,8 +15,8 @@ def render(template: str, **values: Any) -> str:
     """Return a page from a template in this folder; in HTML every value is escaped unless it is `Markup`.
 
     Args:
-        template: file name.
-        values: by their names in the template.
+        template: File name.
+        values: The values, by their names in the template.
     """
     return _environment().get_template(template).render(**values)
 

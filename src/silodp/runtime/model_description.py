@@ -50,9 +50,9 @@ class StoredTensor:
     """One tensor of model.safetensors.
 
     Attributes:
-        shape: its lengths.
+        shape: Its lengths.
         dtype: torch's name of its type, for example "float32".
-        trained: whether it was trained; the others are constants of the model.
+        trained: Whether it was trained; the others are constants of the model.
     """
 
     shape: tuple[int, ...]
@@ -70,27 +70,27 @@ class ModelDescription:
     """The content of model.json.
 
     Attributes:
-        run: random id of the run, as in guarantee.json.
-        labels: kind of label, as in `PublicData`.
-        target: column or columns of the label, or those of event and time; () where there is no schema.
-        classes: names of the classes in the order of their numbers; () for other kinds.
-        record_shape: shape of one input.
-        features: names of the inputs' columns, or () where they have none.
-        inputs: how features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
-        architecture: where the model came from.
-        tensors: by name, what model.safetensors has.
+        run: Random id of the run, as in guarantee.json.
+        labels: Kind of label, as in `PublicData`.
+        target: Column or columns of the label, or those of event and time; () where there is no schema.
+        classes: Names of the classes in the order of their numbers; () for other kinds.
+        record_shape: Shape of one input.
+        features: Names of the inputs' columns, or () where they have none.
+        inputs: How features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
+        architecture: Where the model came from.
+        tensors: The tensors, by name, what model.safetensors has.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
             versions lack this and those below.
-        predicts_labels: whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
+        predicts_labels: Whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
         guarantee: SHA-256 (hex) of guarantee.json.
-        silo_settings: names of the reader's settings that silos had for themselves, for tables written in other ways.
+        silo_settings: Names of the reader's settings that silos had for themselves, for tables written in other ways.
         weights: SHA-256 (hex) of model.safetensors.
-        versions: of silodp, torch and python.
+        versions: The versions of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they were not.
-        is_sealed: whether a digest in the file has shown that it is as it was written; False for earlier versions.
-        targets: number of labels of a record, where it has several.
+        is_sealed: Whether a digest in the file has shown that it is as it was written; False for earlier versions.
+        targets: Number of labels of a record, where it has several.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # for `TypeAdapter`, which reads model.json
@@ -129,13 +129,13 @@ class ModelDescription:
         """Describe the model of a run.
 
         Args:
-            spec: of the run.
-            model: as it is stored.
-            architecture: where it came from.
-            loss: that it was trained by.
-            schema: of the tables; None where there is none.
-            weights: content of model.safetensors.
-            guarantee: content of guarantee.json.
+            spec: The specification of the run.
+            model: The model, as it is stored.
+            architecture: Where it came from.
+            loss: The loss that it was trained by.
+            schema: The schema of the tables; None where there is none.
+            weights: Content of model.safetensors.
+            guarantee: Content of guarantee.json.
         """
         data = spec.data
         target: tuple[str, ...] = ()
@@ -217,8 +217,8 @@ class ModelDescription:
         """Refuse the guarantee of another run.
 
         Args:
-            stated: the id of the run in the guarantee; None where it states none.
-            path: of the guarantee.
+            stated: The id of the run in the guarantee; None where it states none.
+            path: The path of the guarantee.
 
         Raises:
             SilodpError: it is another run (code bundle.mixed).
@@ -233,8 +233,8 @@ class ModelDescription:
         """Refuse a file of the run that is not the one described.
 
         Args:
-            content: of model.safetensors or guarantee.json.
-            path: of that file.
+            content: The content of model.safetensors or guarantee.json.
+            path: The path of that file.
 
         Raises:
             SilodpError: it is another (code bundle.mixed).

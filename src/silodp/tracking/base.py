@@ -30,8 +30,8 @@ class Tracker(ABC):
     Private numbers are never sent to a server unless the argument `private` says so.
 
     Args:
-        target: a folder or a URI.
-        private: whether private numbers are logged. None: if the target is on this machine.
+        target: A folder or a URI.
+        private: Whether private numbers are logged. None: if the target is on this machine.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Tracker(ABC):
         """Log the numbers of a round; a round that was repeated is logged twice.
 
         Args:
-            run: id of the run, which a resumed run keeps.
-            round_: number of rounds done.
-            numbers: by name.
+            run: Id of the run, which a resumed run keeps.
+            round_: Number of rounds done.
+            numbers: The numbers, by name.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -91,7 +91,7 @@ class SafeTracker:
     """A tracker that never stops a run: its first failure is a warning, and nothing is logged after it.
 
     Args:
-        tracker: to be called.
+        tracker: The tracker to be called.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -123,8 +123,8 @@ def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
     """Return the numbers of a round by the names under which they are logged.
 
     Args:
-        result: of the round.
-        private: whether to include numbers that no ε covers.
+        result: The result of the round.
+        private: Whether to include numbers that no ε covers.
     """
     found = {f"epsilon/{name}": value for name, value in result.epsilon.items() if value is not None}
     measured = {"loss": result.loss, **{f"metrics/{name}": value for name, value in result.metrics.items()}}

@@ -20,7 +20,7 @@ def print_progress(result: RoundResult) -> None:
     Metrics on private records are private, and so are these lines; see `RoundResult`.
 
     Args:
-        result: of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
+        result: The result of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
     """
     every = max(1, math.ceil(result.rounds / _MAX_LINES))
     if result.round % every == 0 or result.round == result.rounds:

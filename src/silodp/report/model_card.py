@@ -29,7 +29,7 @@ from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.report.templates import render
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
-from silodp.runtime.run_directory import MetricsRow
+from silodp.runtime.run_files import MetricsRow
 from silodp.wire.files import write_durably
 
 MIN_PERSONS = 20
@@ -63,8 +63,8 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     """Write DIR/MODEL_CARD.md from the files in DIR.
 
     Args:
-        directory: of a finished run.
-        run: its files, where they have been read.
+        directory: The directory of a finished run.
+        run: Its files, where they have been read.
 
     Returns:
         The path of the card; None for a run of a version that kept no description of its model.
@@ -96,8 +96,8 @@ def check_card(path: Path, description: bytes) -> None:
     """Refuse a card that silodp did not write for a model.
 
     Args:
-        path: of the card.
-        description: content of model.json.
+        path: The path of the card.
+        description: Content of model.json.
 
     Raises:
         SilodpError: it was changed, or is of another run or other rounds (code bundle.mixed).
