@@ -58,7 +58,13 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
     """
     views = spec.views()
     # Of all adversaries at once, where one of them is asked for.
-    count_costliest = cache(lambda: _count(spec, charges.releases, RunSpec.costliest_events))
+    count_costliest = cache(
+        lambda: _count(
+            spec,
+            charges.releases,
+            lambda about, number, release: about.costliest_events(number, release),
+        )
+    )
     return {a: DerivedGuarantee(spec, charges, view, count_costliest) for a, view in views.items()}
 
 
