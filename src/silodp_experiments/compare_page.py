@@ -13,7 +13,8 @@ from silodp.errors import counted
 from silodp.report import plots
 from silodp.report.formatting import format_measure
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
-from silodp.report.page import Picture, PictureFolder, render
+from silodp.report.page import Picture, PictureFolder
+from silodp.report.templates import render
 
 Fields = dict[str, Any]
 

@@ -24,7 +24,6 @@ from silodp.aggregators import Plain
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import PlainServer
-from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -32,6 +31,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Ddp, Default, UldpAvg
 from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.runtime.evaluation import EvaluatedSilo, LocalMetrics, make_silo
 from silodp.runtime.gate import Gate

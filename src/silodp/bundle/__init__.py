@@ -1,4 +1,4 @@
-"""Trained models elsewhere: the public files of a run read back, predictions for new tables, and the model card."""
+"""Trained models elsewhere: the public files of a run read back, and predictions for new tables."""
 
 from __future__ import annotations
 

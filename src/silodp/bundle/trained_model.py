@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
-from silodp.bundle.model_card import check_card
 from silodp.config.task import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
 from silodp.errors import SilodpError, first_line, suggest_name
+from silodp.report.model_card import check_card
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
     CARD,
@@ -38,7 +38,7 @@ from silodp.runtime.model_description import (
     digest_attributes,
     digest_unsaved,
 )
-from silodp.runtime.run_directory import GUARANTEE
+from silodp.runtime.run_files import GUARANTEE
 from silodp.settings import check_path, check_type
 from silodp.training.losses import flatten_outputs
 from silodp.training.task import compute_outputs, make_tensor
@@ -59,9 +59,9 @@ class TrainedModel:
     """The model of a finished run, ready to predict.
 
     Attributes:
-        model: in eval mode, on the CPU, with the weights of the run.
-        guarantees: what the run guarantees, by adversary.
-        description: content of model.json.
+        model: The model, in eval mode, on the CPU, with the weights of the run.
+        guarantees: What the run guarantees, by adversary.
+        description: Content of model.json.
     """
 
     model: nn.Module
@@ -91,7 +91,7 @@ class TrainedModel:
         """Predict for every row, in the order of the rows.
 
         Args:
-            data: a table, as a file or a data frame, which is read and scaled by the schema of the run and needs the
+            data: A table, as a file or a data frame, which is read and scaled by the schema of the run and needs the
                 columns of its features alone; or inputs as the model takes them, scaled already: an array (n, ...),
                 or a mapping of names to such arrays.
 
@@ -158,12 +158,12 @@ class TrainedModel:
         """Predict for every row of a table, and return the predictions beside columns of it.
 
         Args:
-            table: a file or a data frame.
-            copied: columns of the table that come first, as they are.
-            reader: how the file is written, where it differs from what the schema of the run says: separator, decimal,
+            table: A file or a data frame.
+            copied: Columns of the table that come first, as they are.
+            reader: How the file is written, where it differs from what the schema of the run says: separator, decimal,
                 encoding, sheet, missing, or dates, a mapping from columns to layouts.
             out_of_range: "refuse" numbers outside the ranges of the model, or "clip" them; None: as in training.
-            mapping: how the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
+            mapping: How the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
 
         Raises:
             SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
@@ -282,10 +282,10 @@ def load(
     """Load the model of a finished run.
 
     Args:
-        directory: of the run, or a copy of its files model.json, model.safetensors and guarantee.json.
-        model: a module with the architecture of the run, for a run that was started from Python with a module. It is
+        directory: The directory of the run, or a copy of its files model.json, model.safetensors and guarantee.json.
+        model: A module with the architecture of the run, for a run that was started from Python with a module. It is
             copied.
-        code: where the architecture is code outside silodp, the file or the dotted module with it, for example
+        code: Where the architecture is code outside silodp, the file or the dotted module with it, for example
             DIR/model.py. It is run only if it is, byte for byte, the code of the run: read it first.
 
     Returns:
@@ -347,8 +347,8 @@ def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any]
     """Return how one silo of a run writes its tables, by the config.toml beside the model.
 
     Args:
-        directory: of the run, or a copy of its files with config.toml.
-        silo: its name.
+        directory: The directory of the run, or a copy of its files with config.toml.
+        silo: Its name.
 
     Returns:
         The settings of its reader that differ from the common ones, and its mapping.

@@ -239,8 +239,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Check the guarantee against the ledger. Writes DIR/report.html and DIR/MODEL_CARD.md again."""
-    from silodp.bundle.model_card import write_card
     from silodp.report.guarantee_text import describe_guarantee
+    from silodp.report.model_card import write_card
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 

@@ -15,7 +15,6 @@ import numpy as np
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.bundle.model_card import write_card
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.plugins import is_reference
 from silodp.config.resolve import ResolvedRun, load_config
@@ -28,12 +27,13 @@ from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import keep_held_out, measure_held_out
+from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
-from silodp.runtime.run_directory import METRICS, read_metrics
+from silodp.runtime.run_files import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers

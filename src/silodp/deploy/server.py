@@ -15,7 +15,6 @@ from silodp.accounting.guarantee import describe_unit
 from silodp.accounting.ledger import reopen_ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators.run_spec import RunSpec
-from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
 from silodp.deploy import IDENTITY, LOCK, TLS_KEY
@@ -31,9 +30,11 @@ from silodp.deploy.status import STATUS, StatusFile, read_status
 from silodp.errors import SilodpError, describe_exception
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import UNSOUND, parse_json
+from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_directory import LEDGER, RUN_SPEC, MetricsRow, RunDirectory
+from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task

@@ -1,1 +1,1 @@
-"""Reports of finished runs: the audit against the ledger, and the page."""
+"""Reports of finished runs: the audit against the ledger, the page, and the model card."""

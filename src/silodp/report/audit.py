@@ -31,13 +31,13 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.report.comparison import find_contradiction, is_covered
 from silodp.report.rederive import JOINED, rederive_guarantees
-from silodp.runtime.run_directory import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
+from silodp.runtime.run_files import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
 
 UNBOUND = (
     "whether model, guarantee, metrics and config.toml are those that the run wrote (an earlier version of silodp "
     "wrote no digests of them)"
 )
-_MOST_EXACT = 200
+_MAX_EXACT = 200
 """Rows of metrics.jsonl whose ε is computed exactly; a thousand would take a minute."""
 
 
@@ -46,10 +46,10 @@ class AuditResult:
     """The result of an audit without contradictions.
 
     Attributes:
-        rounds: number of charged rounds.
-        budget: privacy budget of the run, if any.
-        unchecked: parts that could not be checked, as text.
-        attacks: bound on attacks on membership by the charged events, for each adversary with a guarantee.
+        rounds: Number of charged rounds.
+        budget: Privacy budget of the run, if any.
+        unchecked: Parts that could not be checked, as text.
+        attacks: Bound on attacks on membership by the charged events, for each adversary with a guarantee.
     """
 
     rounds: int
@@ -68,11 +68,11 @@ def audit_run(
     """Compare the guarantees and metrics of a run with its ledger.
 
     Args:
-        directory: of the run.
-        guarantees: of guarantee.json.
-        summary: everything in guarantee.json.
-        aggregator: the one that guarantee.json names, if any.
-        rows: of metrics.jsonl; None leaves them out.
+        directory: The directory of the run.
+        guarantees: The guarantees of guarantee.json.
+        summary: Everything in guarantee.json.
+        aggregator: The one that guarantee.json names, if any.
+        rows: The rows of metrics.jsonl; None leaves them out.
 
     Returns:
         The result; None where there is no ledger.
@@ -165,12 +165,12 @@ def _take_from_ledger(
     """Return the guarantee to compare a stated one with: all that the ledger knows of it is taken from there.
 
     Args:
-        stated: of guarantee.json.
-        known: what follows from the specification; where it is None, the rest is as it is stated.
-        header: of the ledger.
-        charges: of the ledger.
-        delta_share: part of δ that the noise is accounted at.
-        measured: whether pooled held-out records measured the model.
+        stated: The guarantee of guarantee.json.
+        known: What follows from the specification; where it is None, the rest is as it is stated.
+        header: The header of the ledger.
+        charges: The charges of the ledger.
+        delta_share: Part of δ that the noise is accounted at.
+        measured: Whether pooled held-out records measured the model.
     """
     # Without a public index, which only the assumptions tell, there is no list of ids.
     has_list = LOCAL_INDEX not in stated.assumptions or PUBLIC_INDEX in stated.assumptions
@@ -218,7 +218,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     Of many rounds only some are computed exactly. ε never falls, so every other row must have at least the ε of the
     last computed round before it.
     """
-    steps = min(ledger.rounds, _MOST_EXACT)
+    steps = min(ledger.rounds, _MAX_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
     if len(rows) != ledger.rounds + 1:
         return f"it has {counted(len(rows) - 1, 'round')} after the untrained model, and the ledger {ledger.rounds:,}"

@@ -18,9 +18,9 @@ def find_contradiction(stated: Guarantee, derived: Guarantee, unknown: Collectio
     A stated ε may be larger, and more may be assumed or not be covered.
 
     Args:
-        stated: of guarantee.json.
-        derived: what follows from the ledger and the specification; "persons" for every stated number of records.
-        unknown: entries of `Guarantee.groups` that could not be derived.
+        stated: The guarantee of guarantee.json.
+        derived: What follows from the ledger and the specification; "persons" for every stated number of records.
+        unknown: Entries of `Guarantee.groups` that could not be derived.
 
     Returns:
         The end of a sentence that begins with "it says"; None where nothing is wrong.

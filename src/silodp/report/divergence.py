@@ -7,7 +7,7 @@ from typing import Any
 
 from silodp.errors import counted
 from silodp.report.formatting import as_number
-from silodp.runtime.run_directory import REFUSED_SUM
+from silodp.runtime.run_files import REFUSED_SUM
 
 _DIVERGED = 10.0
 """A run has diverged where its last loss is so many times that of the untrained model."""
@@ -34,7 +34,7 @@ def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return why the last row is no result of training, one sentence each.
 
     Args:
-        rows: of metrics.jsonl, the untrained model first.
+        rows: The rows of metrics.jsonl, the untrained model first.
 
     Returns:
         Sentences; empty where the training did not diverge.

@@ -61,8 +61,8 @@ def render_svg(figure: Figure, name: str) -> str:
     """Return a complete SVG document on white, the same bytes for the same figure.
 
     Args:
-        figure: what to draw.
-        name: seed of the ids in the document.
+        figure: What to draw.
+        name: Seed of the ids in the document.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -77,8 +77,8 @@ def inline_svg(document: str, alt: str) -> str:
     """Return the <svg> element of a document for an HTML page, with unique ids and the text color of the page.
 
     Args:
-        document: from `render_svg`.
-        alt: text for readers who do not see the picture.
+        document: The document, from `render_svg`.
+        alt: Text for readers who do not see the picture.
     """
     prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
     element = document[document.index("<svg") :].replace(
@@ -98,8 +98,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture in the format of the file name.
 
     Args:
-        figure: what to draw.
-        path: of the file; it ends in one of `FORMATS`.
+        figure: What to draw.
+        path: The path of the file; it ends in one of `FORMATS`.
 
     Raises:
         SilodpError: another ending.
@@ -123,7 +123,7 @@ def check_picture_path(path: Path) -> None:
         )
 
 
-_FEWEST_TICKS, _MOST_TICKS = 4, 8
+_MIN_TICKS, _MAX_TICKS = 4, 8
 _LOG_STEPS = (
     (1,),
     (1, 3),
@@ -166,9 +166,9 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     for steps in _LOG_STEPS:
         exact = (float(f"{step}e{power}") for power in powers for step in steps)
         ticks = [tick for tick in exact if low <= tick <= high]
-        if len(ticks) >= _FEWEST_TICKS:
+        if len(ticks) >= _MIN_TICKS:
             break
-    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)] if ticks else []
+    return ticks[:: math.ceil(len(ticks) / _MAX_TICKS)] if ticks else []
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import counted
+from silodp.tracking.progress import format_duration
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
@@ -35,7 +36,7 @@ def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
 
     Args:
         epsilon: ε of a guarantee.
-        delta: its δ.
+        delta: Its δ.
 
     Returns:
         A probability in [1/2, 1].
@@ -97,6 +98,26 @@ _QUOTED_PATH = re.compile(rf"""(["']){_START}[^"'\n]*?([^"'\\/\n]+)\1""")  # may
 _PATH = re.compile(r"(?<![\w.…/<:~-])(?:~|[A-Za-z]:)?(?:[\\/][\w.@ +-]*[\w.@+-])+[\\/](?=[\w.])")
 
 
+def join_lines(text: str) -> str:
+    """Return a text as one line, with single spaces."""
+    return " ".join(text.split())
+
+
+def format_code(name: str) -> str:
+    """Return a name for a code span of Markdown, which it cannot end."""
+    return join_lines(name).replace("`", "'")
+
+
+def quote_names(names: Iterable[object]) -> str:
+    """Return names as code spans of Markdown, separated by commas."""
+    return ", ".join(f"`{format_code(str(name))}`" for name in names)
+
+
+def format_cell(text: str) -> str:
+    """Return a text for a cell of a table of Markdown, which it cannot end."""
+    return join_lines(text).replace("|", r"\|")
+
+
 def as_clause(sentence: str) -> str:
     """Return a sentence as the end of another one, for example after "assuming that"."""
     is_word = sentence[:2].istitle()  # "SGD …" keeps its capitals
@@ -115,5 +136,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "delta": format_delta,
     "clause": as_clause,
     "counted": counted,
+    "duration": format_duration,
+    "one_line": join_lines,
+    "code": format_code,
+    "quoted": quote_names,
+    "cell": format_cell,
 }
 """Filters of the templates by name."""

@@ -20,7 +20,7 @@ WHO: dict[Adversary, str] = {
 
 CLAIMED = "claimed, not proven"
 
-_MOST_LISTED = 5
+_MAX_LISTED = 5
 _EXCESS = 1e-6
 """Relative; a smaller excess is rounding of the accountant."""
 
@@ -31,29 +31,17 @@ def describe_cover(is_private: bool) -> str:
 
 
 @dataclass(frozen=True)
-class PersonTable:
-    """ε of persons with several records.
+class EpsilonTable:
+    """ε of persons who are protected less than others.
 
     Attributes:
-        against: the adversaries, one column each.
-        rows: (k, ε against each adversary); None where nothing is guaranteed to a person with k records.
+        against: The adversaries, one column each.
+        rows: (case, whether ε is an estimate, ε against each adversary); the case is a number of records or a phrase,
+            and ε is None where nothing is guaranteed.
     """
 
     against: tuple[Adversary, ...]
-    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
-
-
-@dataclass(frozen=True)
-class LinkageTable:
-    """ε of persons whom silos do not recognize as one, or confuse with another.
-
-    Attributes:
-        against: the adversaries, one column each.
-        rows: (case, whether ε is an estimate, ε against each adversary); None where nothing is guaranteed.
-    """
-
-    against: tuple[Adversary, ...]
-    rows: tuple[tuple[str, bool, tuple[float | None, ...]], ...]
+    rows: tuple[tuple[int | str, bool, tuple[float | None, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +49,8 @@ class BudgetSpending:
     """Requested and charged ε of units with privacy budgets.
 
     Attributes:
-        against: the adversaries for whom the numbers are the same.
-        groups: as in `Guarantee.groups`.
+        against: The adversaries for whom the numbers are the same.
+        groups: The groups, as in `Guarantee.groups`.
     """
 
     against: tuple[Adversary, ...]
@@ -93,31 +81,31 @@ def get_charge(group: Mapping[str, Any]) -> float | None:
     return as_number(group.get(other)) if charged is None else charged
 
 
-def tabulate_persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
+def tabulate_persons(guarantees: Iterable[Guarantee]) -> EpsilonTable | None:
     """Return ε of persons with several records, one record first; None where no guarantee is about records."""
-    about_records = [guarantee for guarantee in guarantees if guarantee.private and guarantee.persons]
-    if not about_records:
-        return None
-    numbers = sorted({records for guarantee in about_records for records, _ in guarantee.persons})
-    rows = [(1, tuple(guarantee.epsilon for guarantee in about_records))]
-    rows += [
-        (k, tuple(dict(guarantee.persons).get(k) for guarantee in about_records)) for k in numbers if k > 1
-    ]
-    return PersonTable(tuple(guarantee.adversary for guarantee in about_records), tuple(rows))
+    known = {
+        one.adversary: {**dict(one.persons), 1: one.epsilon}
+        for one in guarantees
+        if one.private and one.persons
+    }
+    numbers = sorted(set().union(*known.values()))
+    rows = ((k, False, tuple(epsilons.get(k) for epsilons in known.values())) for k in numbers)
+    return EpsilonTable(tuple(known), tuple(rows)) if known else None
 
 
-def tabulate_linkage(guarantees: Iterable[Guarantee]) -> LinkageTable | None:
+def tabulate_linkage(guarantees: Iterable[Guarantee]) -> EpsilonTable | None:
     """Return ε of persons who are not recognized; None where no guarantee says anything of them."""
-    known = [guarantee for guarantee in guarantees if guarantee.private and guarantee.linkage]
-    if not known:
-        return None
-    cases = dict.fromkeys(row["case"] for guarantee in known for row in guarantee.linkage)
+    known = {
+        one.adversary: {row["case"]: row for row in one.linkage}
+        for one in guarantees
+        if one.private and one.linkage
+    }
     rows = []
-    for case in cases:
-        found = [next((row for row in one.linkage if row["case"] == case), None) for one in known]
-        is_estimate = any(row is not None and row["estimate"] for row in found)
-        rows.append((case, is_estimate, tuple(None if row is None else row["epsilon"] for row in found)))
-    return LinkageTable(tuple(guarantee.adversary for guarantee in known), tuple(rows))
+    for case in dict.fromkeys(case for cases in known.values() for case in cases):
+        found = [cases.get(case, {"epsilon": None, "estimate": False}) for cases in known.values()]
+        is_estimate = any(row["estimate"] for row in found)
+        rows.append((case, is_estimate, tuple(row["epsilon"] for row in found)))
+    return EpsilonTable(tuple(known), tuple(rows)) if known else None
 
 
 def collect_spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:
@@ -148,8 +136,8 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     """Return one guarantee as a sentence, with how well an attacker can guess.
 
     Args:
-        guarantee: against one adversary.
-        attack: bound on an attack by the charged events; None takes the weaker bound by ε and δ alone.
+        guarantee: Against one adversary.
+        attack: Bound on an attack by the charged events; None takes the weaker bound by ε and δ alone.
     """
     if guarantee.epsilon is None:
         return describe_epsilon(guarantee)
@@ -196,8 +184,8 @@ def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
     if table is not None:
         same: dict[tuple[float | None, ...], list[str]] = {}
         for place, adversary in enumerate(table.against):
-            same.setdefault(tuple(values[place] for _, values in table.rows[1:]), []).append(adversary)
-        numbers = "/".join(str(records) for records, _ in table.rows[1:])
+            same.setdefault(tuple(values[place] for *_, values in table.rows[1:]), []).append(adversary)
+        numbers = "/".join(str(records) for records, *_ in table.rows[1:])
         for values, against in same.items():
             epsilons = "/".join(format_epsilon(value) for value in values)
             lines.append(f"A person with {numbers} records has ε = {epsilons} ({', '.join(against)}).")
@@ -241,7 +229,7 @@ def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
         return "–"
     over = sum(group["units"] for group in groups if is_exceeded(group))
     alarm = f"; {over:,} charged more than requested" if over else ""
-    if len(groups) <= _MOST_LISTED:
+    if len(groups) <= _MAX_LISTED:
         # No line break within a pair: a page may break the list only between pairs.
         pairs = (
             f"{format_epsilon(group['budget'])}\u00a0→\u00a0{format_epsilon(get_charge(group))}"

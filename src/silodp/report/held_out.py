@@ -8,20 +8,19 @@ nothing is measured here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter
 
 from silodp.data.tables.schema import name_classes
 from silodp.data.tables.subgroups import Groups, find_groups
 from silodp.errors import SilodpError, name_file
 from silodp.parsing import parse_json, refuse_unsound
-from silodp.report.formatting import as_number
-from silodp.training.metrics import find_predicted_classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,17 +39,17 @@ class Part:
 
     Attributes:
         of: "silo", or the column of a subgroup.
-        name: of the silo or subgroup.
-        records: their number.
-        persons: whose records they are, their number.
-        metrics: those that are defined on them.
+        name: The name of the silo or subgroup.
+        records: Number of records.
+        persons: Number of persons whose records they are.
+        metrics: The metrics that are defined on them, by name.
     """
 
     of: str
     name: str
     records: int
     persons: int
-    metrics: dict[str, float]
+    metrics: dict[str, FiniteFloat]
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,16 @@ class CalibrationBin:
     """Records whose predicted probability lies in one step.
 
     Attributes:
-        predicted: their mean probability.
-        observed: the share of them that has the class.
-        records: their number; may be noisy.
-        error: standard error of `observed`.
+        predicted: Their mean probability.
+        observed: The share of them that has the class.
+        records: Number of records; may be noisy.
+        error: Standard error of `observed`.
     """
 
-    predicted: float
-    observed: float
-    records: float
-    error: float
+    predicted: FiniteFloat
+    observed: FiniteFloat
+    records: FiniteFloat
+    error: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,12 @@ class HeldOut:
     """Everything that is measured on the held-out records.
 
     Attributes:
-        round: after which it was measured.
-        persons: whose records were held out, their number.
-        parts: silos, then subgroups.
-        classes: names of the classes; () where labels are no classes.
-        confusion: records by true and predicted class; () where labels are no classes.
-        calibration: for two classes, of the second one.
+        round: The round after which it was measured.
+        persons: Number of persons whose records were held out.
+        parts: Silos, then subgroups.
+        classes: Names of the classes; () where labels are no classes.
+        confusion: Records by true and predicted class; () where labels are no classes.
+        calibration: Calibration of the second class, where there are two; else ().
     """
 
     round: int
@@ -101,15 +100,17 @@ def measure_held_out(
     """Measure a model on the held-out records, pooled, by silo and by subgroup.
 
     Args:
-        federation: with the held-out records.
-        task: model, loss and metrics.
+        federation: The federation, with the held-out records.
+        task: Model, loss and metrics.
         params: (d,), the model.
-        rounds: that led to it.
-        groups: subgroups by columns of features.
+        rounds: The number of rounds that led to it.
+        groups: Subgroups by columns of features.
 
     Returns:
         What was measured; None where there are no held-out records.
     """
+    from silodp.training.metrics import find_predicted_classes  # a report, which reads this, needs no metrics
+
     test, classes = federation.test, federation.classes
     if test is None or len(test.x) == 0:
         return None
@@ -180,7 +181,7 @@ def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tup
 
     Args:
         counts: (2, B), by class and by step of the probability.
-        noise_std: standard deviation of the noise in a count.
+        noise_std: Standard deviation of the noise in a count.
     """
     found = []
     negative, positive = (np.asarray(row, dtype=float) for row in counts)
@@ -217,27 +218,6 @@ def read_held_out(directory: Path) -> HeldOut | None:
         code="report.damaged",
     ):
         fields = parse_json(path.read_bytes())
-        return HeldOut(
-            int(fields["round"]),
-            int(fields.get("persons", 0)),  # files of earlier versions lack it
-            tuple(
-                Part(
-                    str(p["of"]),
-                    str(p["name"]),
-                    int(p["records"]),
-                    int(p.get("persons", 0)),
-                    _read_numbers(p["metrics"]),
-                )
-                for p in fields["parts"]
-            ),
-            tuple(map(str, fields["classes"])),
-            tuple(tuple(float(value) for value in row) for row in fields["confusion"]),
-            tuple(CalibrationBin(**_read_numbers(one)) for one in fields["calibration"]),
-        )
-
-
-def _read_numbers(fields: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {str(name): as_number(value) for name, value in fields.items()}
-    if any(value is None for value in numbers.values()):
-        raise ValueError
-    return {name: value for name, value in numbers.items() if value is not None}
+        for counted in (fields, *fields["parts"]):
+            counted.setdefault("persons", 0)  # files of earlier versions lack it
+        return TypeAdapter(HeldOut).validate_python(fields)

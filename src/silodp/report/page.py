@@ -7,32 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
-from silodp.accounting.guarantee import Guarantee, format_epsilon
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import ADVERSARIES, Adversary
-from silodp.errors import counted, name_file
+from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import FILTERS, as_number, format_measure
-from silodp.report.guarantee_text import WHO, BudgetSpending
+from silodp.report.formatting import as_number
+from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
-from silodp.runtime.run_directory import MetricsRow
-from silodp.tracking.progress import format_duration
+from silodp.report.templates import render
+from silodp.runtime.run_files import MetricsRow
+from silodp.training.counts import Estimate
 
-MOST_ROWS = 26
+MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
 _PICTURES = (
     "utility",
@@ -44,6 +44,9 @@ _PICTURES = (
     "silos",
     "groups",
 )  # first parts of the file names of a report
+
+_End = tuple[str, float | None, float, int]
+"""Name of a quantity, its value of the untrained model, its last value, and the round of the last value."""
 
 _SEES: dict[Adversary, str] = {
     "released": "every global model of every round, the last one included",
@@ -57,9 +60,9 @@ class AdversaryRow:
     """One adversary on the page.
 
     Attributes:
-        adversary: its name.
-        guarantee: against it.
-        attack: bound by the charged events; None where there is no ledger or no guarantee.
+        adversary: Its name.
+        guarantee: Against it.
+        attack: Bound by the charged events; None where there is no ledger or no guarantee.
     """
 
     adversary: Adversary
@@ -95,16 +98,16 @@ class EvaluationSection:
     """The last evaluation by noisy sums on the page.
 
     Attributes:
-        round: after which it was made.
-        noise_std: standard deviation of the noise in a count.
-        estimates: by metric {"value", "standard_error", "low", "high"}.
-        confusion: noisy counts by true and predicted class; None for survival.
-        counts: noisy counts by true class and step of the probability; None for other kinds.
+        round: The round after which it was made.
+        noise_std: Standard deviation of the noise in a count.
+        estimates: Metrics by name, with their standard errors.
+        confusion: Noisy counts by true and predicted class; None for survival.
+        counts: Noisy counts by true class and step of the probability; None for other kinds.
     """
 
     round: int
     noise_std: float
-    estimates: Mapping[str, Mapping[str, float]]
+    estimates: Mapping[str, Estimate]
     confusion: Sequence[Sequence[float]] | None
     counts: Sequence[Sequence[float]] | None = None
 
@@ -115,8 +118,8 @@ def write_report(
     """Write DIR/report.html and DIR/plots/*.svg from the files in DIR.
 
     Args:
-        directory: of a finished run.
-        allocation: records of every person in every silo, (S, U), private. It is kept, ranked and without
+        directory: The directory of a finished run.
+        allocation: Records of every person in every silo, (S, U), private. It is kept, ranked and without
             ids, in DIR/plots/allocation.json; without it a picture is drawn only if that file is there.
         silo_names: S names, for `allocation`.
 
@@ -133,10 +136,15 @@ def write_report(
     pictures = PictureFolder(directory / "plots")
     released = run.guarantees["released"]
     unit = "record" if released.unit == "record" else "person"
-    utility = [
-        pictures.add(f"utility-{i}-{_slug(name)}", figure, _utility_caption(run.rows, name))
-        for i, (name, figure) in enumerate(plots.plot_utility(run.rows).items())
-    ]
+    ends = _list_ends(run.rows)
+    drawn = plots.plot_utility(run.rows)
+    by_sums = any(row.get("evaluation") for row in run.rows)
+    utility = []
+    for i, (name, untrained, last, round_) in enumerate(ends):
+        caption = _write_caption(
+            "utility", name=name, untrained=untrained, last=last, round=round_, by_sums=by_sums
+        )
+        utility.append(pictures.add(f"utility-{i}-{_slug(name)}", drawn[name], caption))
     evaluation = _find_evaluation(run)
     held_out = read_held_out(directory)
     figure = plots.plot_epsilon(run.rows)
@@ -161,23 +169,26 @@ def write_report(
         versions=format_versions(),
         who=WHO,
         unit=unit,
-        ends=_list_ends(run.rows),
+        ends=ends,
         evaluation=evaluation,
         held_out=held_out,
-        details=_draw_details(pictures, run, held_out, evaluation),
+        details=_draw_details(pictures, run, ends, held_out, evaluation),
         utility=utility,
-        epsilon=figure and pictures.add("epsilon", figure, _epsilon_caption(run)),
+        epsilon=figure
+        and pictures.add("epsilon", figure, _write_caption("epsilon", guarantees=run.guarantees, who=WHO)),
         allocation=run.allocation
         and pictures.add(
-            "allocation", plots.plot_allocation(run.allocation), _allocation_caption(run.allocation)
+            "allocation",
+            plots.plot_allocation(run.allocation),
+            _write_caption("allocation", records=run.allocation),
         ),
-        table=plots.thin(run.rows, MOST_ROWS),
+        table=plots.thin(run.rows, MAX_ROWS),
         sent=any(row.get("bytes") for row in run.rows),
         visibility=run.aggregator.visibility if run.aggregator else (),
         persons=guarantee_text.tabulate_persons(run.guarantees.values()),
         linkage=guarantee_text.tabulate_linkage(run.guarantees.values()),
         budgets=[
-            (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, unit)))
+            (spent, pictures.add(f"budgets-{i}", figure, _write_caption("budgets", spent=spent, unit=unit)))
             for i, spent in enumerate(guarantee_text.collect_spending(run.guarantees.values()))
             if (figure := plots.plot_spending(spent.groups, unit)) is not None
         ],
@@ -193,40 +204,11 @@ def write_report(
     return path
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a page from a template in this folder; every value is escaped unless it is `Markup`.
-
-    Args:
-        template: file name.
-        values: by their names in the template.
-    """
-    return _environment().get_template(template).render(**values)
-
-
-@cache
-def _environment() -> Environment:
-    """One for all pages: it keeps the compiled templates."""
-    environment = make_environment(Path(__file__).parent)
-    environment.filters |= {**FILTERS, "duration": format_duration}
-    return environment
-
-
-def make_environment(folder: Path) -> Environment:
-    """Return what renders the HTML templates of a folder: every value is escaped, and a missing one is an error."""
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 class PictureFolder:
     """The folder of the pictures of a page.
 
     Args:
-        folder: made where it is missing.
+        folder: Made where it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -256,8 +238,8 @@ def _group_assumptions(
     """Return the assumptions of all guarantees, then the others by adversaries; each text appears once.
 
     Args:
-        guarantees: by adversary.
-        technical: whether the technical ones are wanted, or those that somebody must sign.
+        guarantees: The guarantees, by adversary.
+        technical: Whether the technical ones are wanted, or those that somebody must sign.
     """
     private = [g for g in guarantees.values() if g.private]
     groups: dict[tuple[Adversary, ...], list[str]] = {}
@@ -281,8 +263,8 @@ def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
     return found
 
 
-def _list_ends(rows: Sequence[MetricsRow]) -> list[tuple[str, float | None, float, int]]:
-    """Return of each quantity its name, the value of the untrained model, the last value and its round."""
+def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
+    """Return the ends of each measured quantity."""
     ends = []
     for name in list_quantities(rows):
         seen = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
@@ -298,27 +280,24 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
     for row in reversed(run.rows):
         found = row.get("evaluation")
         if isinstance(found, dict):
+            confusion = found.get("confusion")
+            has_two_classes = isinstance(confusion, list) and len(confusion) == 2
+            counts = found.get("counts") if has_two_classes else None
             try:
-                estimates = {
-                    str(name): {key: float(one[key]) for key in ("value", "standard_error", "low", "high")}
-                    for name, one in found["estimates"].items()
-                }
-                confusion = found["confusion"]
-                if confusion is not None:
-                    confusion = [[float(value) for value in line] for line in confusion]
-                counts = found["counts"] if confusion is not None and len(confusion) == 2 else None
-                if counts is not None:
-                    counts = [[float(value) for value in line] for line in counts]
-                return EvaluationSection(
-                    row["round"], float(found["noise_std"]), estimates, confusion, counts
+                return TypeAdapter(EvaluationSection).validate_python(
+                    {**found, "round": row["round"], "counts": counts}
                 )
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except ValidationError:
                 return None  # the page shows the metrics of the row all the same
     return None
 
 
 def _draw_details(
-    pictures: PictureFolder, run: RunRecord, held_out: HeldOut | None, evaluation: EvaluationSection | None
+    pictures: PictureFolder,
+    run: RunRecord,
+    ends: Sequence[_End],
+    held_out: HeldOut | None,
+    evaluation: EvaluationSection | None,
 ) -> list[Picture]:
     """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
     drawn: list[tuple[str, Figure | None, str]] = []
@@ -327,7 +306,7 @@ def _draw_details(
         how = "held-out records, which no ε covers"
         drawn.append(("calibration", plots.plot_calibration(held_out.calibration, second), how))
         drawn.append(("confusion", plots.plot_confusion(held_out.confusion, held_out.classes), how))
-        for name, _, last, _ in _list_ends(run.rows):
+        for name, _, last, _ in ends:
             for kind, parts in (("silos", held_out.list_parts(True)), ("groups", held_out.list_parts(False))):
                 drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
     elif evaluation is not None and evaluation.confusion is not None:
@@ -338,57 +317,15 @@ def _draw_details(
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)
             drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
-    captions = {
-        "calibration": "Calibration: the share of records with the class, by predicted probability, ± one standard "
-        "error; dotted: predicted and observed agree. From {}.",
-        "confusion": "Confusion matrix: {}, by true class (rows) and predicted class.",
-        "silos": "{} on the held-out records of each silo; dotted: on all of them.",
-        "groups": "{} on the held-out records of each declared subgroup; dotted: on all of them.",
-    }
     return [
-        pictures.add(name, figure, captions[name.partition("-")[0]].format(what))
+        pictures.add(name, figure, _write_caption(name.partition("-")[0], what=what))
         for name, figure, what in drawn
         if figure is not None
     ]
 
 
-def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:
-    _, untrained, last, round_ = next(end for end in _list_ends(rows) if end[0] == name)
-    start = (
-        f"; untrained (hollow mark, dotted level): {format_measure(untrained)}"
-        if untrained is not None
-        else ""
-    )
-    how = " by noisy sums" if any(row.get("evaluation") for row in rows) else ""
-    return f"{name} on held-out records{how}: {format_measure(last)} after round {round_}{start}."
-
-
-def _epsilon_caption(run: RunRecord) -> str:
-    parts = [
-        f"against {WHO[a]} {format_epsilon(g.epsilon)}" if g.private else f"against {WHO[a]} no guarantee"
-        for a, g in run.guarantees.items()
-    ]
-    return f"ε spent by the end of the run: {', '.join(parts)}."
-
-
-def _allocation_caption(records: Allocation) -> str:
-    drawn = records.persons - records.without_records
-    have = "has" if records.in_several_silos == 1 else "have"
-    several = f"{records.in_several_silos:,} of {counted(drawn, 'person')} with records {have} them in several silos"
-    empty = f"; {records.without_records:,} without any" if records.without_records else ""
-    binned = ""
-    if drawn > len(records.persons_per_bar):
-        binned = (
-            f" Drawn in {len(records.persons_per_bar)} steps of about {max(records.persons_per_bar)} persons "
-            "of neighboring ranks; each step is their average."
-        )
-    return f"{several}{empty}. The most records of one person: {records.most_records:,}.{binned}"
-
-
-def _budgets_caption(spent: BudgetSpending, unit: str) -> str:
-    units = counted(sum(group["units"] for group in spent.groups), unit)
-    kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "none was charged more"
-    return f"Requested ε of {units}, and the charged ε: {kept} than requested."
+def _write_caption(of: str, **values: Any) -> str:
+    return render("captions.jinja", of=of, **values)
 
 
 def _slug(name: str) -> str:

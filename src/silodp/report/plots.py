@@ -38,13 +38,13 @@ if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
 _T = TypeVar("_T")
 
 WIDE_RATIO = 20  # of the last values of curves; beyond it the axis is logarithmic
-MOST_POINTS = 400  # per curve; a picture is a few hundred pixels wide
-MOST_COLORED_SILOS = len(PALETTE)
-MOST_LABELS = 10  # under bars; more are rotated
-MOST_PARTS = 40  # silos or subgroups in a picture
-MOST_CLASSES = 12  # in a confusion matrix
+MAX_POINTS = 400  # per curve; a picture is a few hundred pixels wide
+MAX_COLORED_SILOS = len(PALETTE)
+MAX_LABELS = 10  # under bars; more are rotated
+MAX_PARTS = 40  # silos or subgroups in a picture
+MAX_CLASSES = 12  # in a confusion matrix
 _SHADES = LinearSegmentedColormap.from_list("shades", ["#eef4f9", PALETTE[0]])
-LEAST_DRAWN = 1e-3
+MIN_DRAWN = 1e-3
 """ε below this is not drawn unless a budget is near: a Rényi bound falls to nothing there."""
 
 
@@ -53,15 +53,15 @@ class Curve:
     """One method of a comparison; NaN where a value is missing.
 
     Attributes:
-        label: name in the legend.
+        label: Name in the legend.
         rounds: (T,), the rounds that were evaluated.
         mean: (T,), over runs.
         sd: (T,), standard deviation over runs.
         epsilon: (T,), ε after these rounds.
-        private: whether the method guarantees anything.
-        reference: tuned training without privacy, which the others are compared with.
-        is_level: whether a method without ε is drawn as a level against ε.
-        note: after the name in the legend, whatever its length.
+        private: Whether the method guarantees anything.
+        reference: Tuned training without privacy, which the others are compared with.
+        is_level: Whether a method without ε is drawn as a level against ε.
+        note: Text after the name in the legend, which is not shortened.
     """
 
     label: str
@@ -80,7 +80,7 @@ class SamplingCurve:
     """ε against the sampling probability q at one noise multiplier.
 
     Attributes:
-        label: name in the legend.
+        label: Name in the legend.
         sampling: (N,), q ascending.
         epsilon: (N,), ascending.
     """
@@ -94,7 +94,7 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Draw every measured quantity against rounds; the untrained model is a hollow mark and a dotted level.
 
     Args:
-        rows: of metrics.jsonl.
+        rows: The rows of metrics.jsonl.
 
     Returns:
         A figure by name of the quantity.
@@ -118,7 +118,7 @@ def plot_epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Draw ε after every round against each adversary; those with the same ε share a line.
 
     Args:
-        rows: of metrics.jsonl.
+        rows: The rows of metrics.jsonl.
 
     Returns:
         A figure; None where there is no guarantee at all.
@@ -147,7 +147,7 @@ def plot_allocation(records: Allocation) -> Figure:
     edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
     largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
     colored = sorted(
-        largest[: MOST_COLORED_SILOS if len(values) <= MOST_COLORED_SILOS else MOST_COLORED_SILOS - 1]
+        largest[: MAX_COLORED_SILOS if len(values) <= MAX_COLORED_SILOS else MAX_COLORED_SILOS - 1]
     )
     layers = [(shorten_label(records.silos[s]), values[s], PALETTE[i]) for i, s in enumerate(colored)]
     rest = [s for s in range(len(values)) if s not in colored]
@@ -173,7 +173,7 @@ def plot_parts(parts: Sequence[Part], metric: str, whole: float | None) -> Figur
     known = [part for part in parts if metric in part.metrics]
     if len(known) < 2:
         return None
-    shown = known[:MOST_PARTS]
+    shown = known[:MAX_PARTS]
     figure, axes = make_panel(metric, "", size=(4.7, 0.9 + 0.27 * len(shown)))
     places = range(len(shown))
     axes.plot([part.metrics[metric] for part in shown], places, "o", color=PALETTE[0], markersize=7)
@@ -225,7 +225,7 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
         A figure; None where there is nothing to draw, or too many classes for a picture.
     """
     values = np.maximum(np.asarray(counts, dtype=float), 0)
-    if not values.size or len(values) > MOST_CLASSES:
+    if not values.size or len(values) > MAX_CLASSES:
         return None
     side = 1.7 + 0.45 * len(values)
     figure, axes = make_panel("predicted", "true", size=(side + 0.7, side))
@@ -250,9 +250,9 @@ def plot_comparison(
     """Draw mean ± one standard deviation of every method.
 
     Args:
-        curves: the methods.
-        quantity: name of what was measured.
-        untrained: value of the untrained model, a dotted level; None leaves it out.
+        curves: The methods.
+        quantity: Name of what was measured.
+        untrained: Value of the untrained model, a dotted level; None leaves it out.
         against: "round", or "epsilon" for the released ε. A method without privacy is dashed, and against ε the level
             at which it ends, where `is_level`.
 
@@ -319,8 +319,8 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
     """Draw how many units requested which ε (above), and how much they were charged (below).
 
     Args:
-        groups: as in `Guarantee.groups`; the charge of a group is that of the unit that was charged most.
-        unit: noun for one unit.
+        groups: The groups, as in `Guarantee.groups`; the charge of a group is that of the unit that was charged most.
+        unit: Noun for one unit.
 
     Returns:
         A figure; None where there are no groups.
@@ -361,7 +361,7 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
     below.set_xticks(
         list(places),
         [format_epsilon(group["budget"]) for group in groups],
-        rotation=60 if len(groups) > MOST_LABELS else 0,
+        rotation=60 if len(groups) > MAX_LABELS else 0,
     )
     add_legend(figure, below, columns=1)
     return figure
@@ -376,15 +376,15 @@ def plot_epsilon_by_sampling(
     """Draw ε against q on logarithmic axes.
 
     Args:
-        curves: one for each noise multiplier.
+        curves: One for each noise multiplier.
         budgets: ε that are drawn as levels.
-        name: label of the axis of q.
-        costs: label of the axis of ε.
+        name: Label of the axis of q.
+        costs: Label of the axis of ε.
 
     Source: rPDP-FL, Figure 6.
     """
     figure, axes = make_panel(name, costs, size=(5.6, 3.9))
-    floor = min([*budgets, 10 * LEAST_DRAWN]) / 10
+    floor = min([*budgets, 10 * MIN_DRAWN]) / 10
     for turn, curve in enumerate(curves):
         points = [
             point
@@ -443,7 +443,7 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
         yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": label}
 
 
-def thin(points: Sequence[_T], most: int = MOST_POINTS) -> list[_T]:
+def thin(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
     """Return at most so many points: the first, the last, and evenly spread ones between."""
     if len(points) <= most:
         return list(points)

@@ -31,7 +31,7 @@ from silodp.report.comparison import is_same
 from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
-from silodp.runtime.run_directory import CONFIG, RUN_SPEC
+from silodp.runtime.run_files import CONFIG, RUN_SPEC
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
 
@@ -48,8 +48,8 @@ class Rederived:
     """The guarantees that follow from specification and ledger.
 
     Attributes:
-        guarantees: by adversary; {} where they cannot be derived.
-        unchecked: parts that could not be derived, as text.
+        guarantees: The guarantees, by adversary; {} where they cannot be derived.
+        unchecked: Parts that could not be derived, as text.
     """
 
     guarantees: Mapping[Adversary, Guarantee]
@@ -61,9 +61,9 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     """Derive the guarantees of a run again.
 
     Args:
-        directory: of the run.
-        aggregator: as guarantee.json names it.
-        ledger: of the run, open.
+        directory: The directory of the run.
+        aggregator: The aggregator, as guarantee.json names it.
+        ledger: The ledger of the run, open.
 
     Returns:
         The guarantees, and the parts that cannot be derived.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter
 
 from silodp._lazy import find_version
 from silodp.accounting.guarantee import Guarantee
@@ -27,10 +27,10 @@ from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.audit import UNBOUND, AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
-from silodp.runtime.run_directory import GUARANTEE, METRICS, MetricsRow, read_metrics
+from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
 
 _DOUBTS = Path("plots", "doubts.json")
-MOST_BARS = 400
+MAX_BARS = 400
 """Of an `Allocation`, however many persons there are."""
 
 
@@ -41,16 +41,16 @@ class Allocation:
     Attributes:
         silos: S names.
         bars: (S, B), records per person of rank b in each silo, an average over `persons_per_bar[b]` persons of
-            neighboring ranks; B is at most `MOST_BARS`.
+            neighboring ranks; B is at most `MAX_BARS`.
         persons_per_bar: (B,).
-        persons: number of persons U.
-        without_records: persons without any record.
-        in_several_silos: persons with records in more than one silo.
-        most_records: of one person.
+        persons: Number of persons U.
+        without_records: Persons without any record.
+        in_several_silos: Persons with records in more than one silo.
+        most_records: The largest number of records of one person.
     """
 
     silos: tuple[str, ...]
-    bars: tuple[tuple[float, ...], ...]
+    bars: tuple[tuple[FiniteFloat, ...], ...]
     persons_per_bar: tuple[int, ...]
     persons: int
     without_records: int
@@ -63,7 +63,7 @@ class Allocation:
         silos = tuple(names) or tuple(f"silo {s + 1}" for s in range(len(counts)))
         totals = counts.sum(axis=0)
         ranked = np.argsort(-totals, kind="stable")[: int((totals > 0).sum())]
-        groups = [g for g in np.array_split(ranked, min(MOST_BARS, max(len(ranked), 1))) if len(g)]
+        groups = [g for g in np.array_split(ranked, min(MAX_BARS, max(len(ranked), 1))) if len(g)]
         bars = [[round(float(row[group].mean()), 4) for group in groups] for row in counts]
         return cls(
             silos=silos,
@@ -81,17 +81,17 @@ class RunRecord:
     """The files of a finished run.
 
     Attributes:
-        rows: of metrics.jsonl.
-        summary: everything in guarantee.json.
-        guarantees: by adversary.
-        config: text of config.toml; None where there is none.
+        rows: The rows of metrics.jsonl.
+        summary: Everything in guarantee.json.
+        guarantees: The guarantees, by adversary.
+        config: Text of config.toml; None where there is none.
         aggregator: None where no file names it.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
-        allocation: records per person, private; None where they were not kept.
-        doubts: sentences on keys of persons, weights and the loss, private; () where none were kept.
-        audit: result of the comparison with the ledger; None where there is no ledger.
-        budget: privacy budget of the run, if any.
-        written: file time of guarantee.json, which a copy may have changed.
+        allocation: Records per person, private; None where they were not kept.
+        doubts: Sentences on keys of persons, weights and the loss, private; () where none were kept.
+        audit: Result of the comparison with the ledger; None where there is no ledger.
+        budget: Privacy budget of the run, if any.
+        written: File time of guarantee.json, which a copy may have changed.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -112,7 +112,7 @@ def read_run(directory: Path) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
 
     Args:
-        directory: of the run.
+        directory: The directory of the run.
 
     Raises:
         SilodpError: a required file is missing or damaged, or files contradict each other.
@@ -268,27 +268,14 @@ def _read_doubts(path: Path) -> tuple[str, ...]:
 
 def _read_allocation(path: Path) -> Allocation:
     fields = _read_json(path)
-    try:
-        lists = {
-            "silos": tuple(str(name) for name in fields["silos"]),
-            "bars": tuple(tuple(float(value) for value in row) for row in fields["bars"]),
-            "persons_per_bar": tuple(int(value) for value in fields["persons_per_bar"]),
-        }
-        totals = ("persons", "without_records", "in_several_silos", "most_records")
-        numbers = {name: int(fields[name]) for name in totals}
-        records = Allocation(**{**fields, **lists, **numbers})
-        if (
-            not all(math.isfinite(value) for row in records.bars for value in row)
-            or len(records.bars) != len(records.silos)
-            or any(len(row) != len(records.persons_per_bar) for row in records.bars)
-        ):
+    with refuse_unsound(
+        f"{path} is damaged: delete it, and the report is written without that picture.",
+        code="report.damaged",
+    ):
+        records = TypeAdapter(Allocation).validate_python(fields)
+        if list(map(len, records.bars)) != [len(records.persons_per_bar)] * len(records.silos):
             raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise SilodpError(
-            f"{path} is damaged: delete it, and the report is written without that picture.",
-            code="report.damaged",
-        ) from None
-    return records
+        return records
 
 
 def _read_rows(path: Path) -> tuple[MetricsRow, ...]:

@@ -36,12 +36,12 @@ class Checkpoint:
     """The server's state after `round` rounds.
 
     Attributes:
-        run: its id.
-        fingerprint: digest of the settings that a resumed run must share.
-        round: the number of rounds done.
+        run: Its id.
+        fingerprint: Digest of the settings that a resumed run must share.
+        round: The number of rounds done.
         params: (d,), the model.
-        optimizer: state of the server optimizer.
-        method: state of the method.
+        optimizer: State of the server optimizer.
+        method: State of the method.
     """
 
     run: str
@@ -98,8 +98,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
-        path: of the file.
-        fingerprint: digest of the specification of the run.
+        path: The path of the file.
+        fingerprint: Digest of the specification of the run.
 
     Raises:
         SilodpError: it is missing, damaged, of another format, or of a run with other settings.

@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
 from silodp.parsing import UNSOUND, parse_json
-from silodp.runtime.run_directory import MetricsRow
+from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.training.task import Task
@@ -51,15 +52,29 @@ _RESULT, _BEGUN = "result/", "begun/"
 NOTHING_MEASURED: MetricsRow = {"loss": None, "metrics": {}}
 
 
+def measure_records(task: Task, params: Tensor, records: SiloData | None) -> MetricsRow:
+    """Return {"loss", "metrics"} of a model on records, which no ε covers; nothing measured where there are none.
+
+    Args:
+        task: The model, its loss and its metrics.
+        params: (d,), the model, on the device of the task.
+        records: Held-out records.
+    """
+    if records is None or len(records) == 0:
+        return NOTHING_MEASURED
+    values = task.evaluate(params, records.x, records.y)
+    return {"loss": values.pop("loss", None), "metrics": values}
+
+
 class Evaluator:
     """The server's side of the evaluation of a run.
 
     Args:
-        spec: of the run; its `evaluation_spec` is not None.
-        channel: to the silos.
-        store: of the server.
-        randomness: of the server.
-        ledger: of the run. Its budget must hold with the last evaluation from now on.
+        spec: The specification of the run; its `evaluation_spec` is not None.
+        channel: The channel to the silos.
+        store: The store of the server.
+        randomness: The random streams of the server.
+        ledger: The ledger of the run. Its budget must hold with the last evaluation from now on.
     """
 
     def __init__(
@@ -93,8 +108,8 @@ class Evaluator:
         repeated, and not by the same silos. They answer each number about one model, so that number stays spent.
 
         Args:
-            rounds: number of rounds that led to the model.
-            model: its digest.
+            rounds: Number of rounds that led to the model.
+            model: SHA-256 (hex) of its parameters.
         """
         store = self._store.run
         numbers = {
@@ -110,9 +125,9 @@ class Evaluator:
         """Evaluate a model; the same model after the same rounds is evaluated and charged once.
 
         Args:
-            rounds: number of rounds that led to the model.
+            rounds: Number of rounds that led to the model.
             params: (d,), the model as it is released.
-            is_last: whether no further evaluation follows, so that what the budget reserves may be spent.
+            is_last: Whether no further evaluation follows, so that what the budget reserves may be spent.
 
         Returns:
             The metrics, and how large their noise is, for a row of metrics.jsonl; nothing measured where silos send
@@ -151,8 +166,8 @@ def describe_counts(method: EvaluationSums, spec: RunSpec, total: np.ndarray) ->
     """Return the entries of a row of metrics.jsonl that follow from noisy sums.
 
     Args:
-        method: of the evaluation.
-        spec: of the evaluation.
+        method: The method of the evaluation.
+        spec: The specification of the evaluation.
         total: (k,) float64, the sum over silos.
     """
     std = method.count_std(spec.population)
@@ -174,9 +189,9 @@ class EvaluatedSilo:
     """A silo's side of a run and of its evaluation; a `Party`.
 
     Attributes:
-        training: its side of the run.
-        evaluation: its side of the evaluation, which has the held-out records alone.
-        note_model: called with each model that the silo evaluates by itself, and the number of rounds; None where it
+        training: Its side of the run.
+        evaluation: Its side of the evaluation, which has the held-out records alone.
+        note_model: Called with each model that the silo evaluates by itself, and the number of rounds; None where it
             does not.
     """
 
@@ -234,41 +249,39 @@ def make_silo(
     """Return a silo's side of a run, and of its evaluation where there is one.
 
     Args:
-        data: the silo's records; `data.test` are those of the evaluation.
-        task: see `Silo`.
-        spec: of the run; its limits are those of the silo.
-        randomness: see `Silo`.
-        store: see `Silo`.
-        identity: see `Silo`.
-        pins: see `Silo`.
-        ledger: see `Silo`; an evaluation is charged there too.
-        find_exceeded: see `Silo`.
-        metrics: file of what the silo measures for itself alone; None keeps nothing.
-        evaluations: the most that the silo answers; None: the most that the run can have.
+        data: The silo's records; `data.test` are those of the evaluation.
+        task: See `Silo`.
+        spec: The specification of the run; its limits are those of the silo.
+        randomness: See `Silo`.
+        store: See `Silo`.
+        identity: See `Silo`.
+        pins: See `Silo`.
+        ledger: See `Silo`; an evaluation is charged there too.
+        find_exceeded: See `Silo`.
+        metrics: File of what the silo measures for itself alone; None keeps nothing.
+        evaluations: The most that the silo answers; None: the most that the run can have.
     """
-    limits = spec.silo_limits
-    silo = Silo(data, task, spec, randomness, store, identity, pins, ledger, limits, find_exceeded)
+    make = partial(
+        Silo,
+        task=task,
+        store=store,
+        identity=identity,
+        pins=pins,
+        limits=spec.silo_limits,
+        find_exceeded=find_exceeded,
+    )
+    silo = make(data, spec=spec, randomness=randomness, ledger=ledger)
     derived = spec.evaluation_spec
     if derived is None:
         return silo
     if evaluations is not None:
         derived = replace(derived, rounds=min(evaluations, derived.rounds))
     test = data.held_out
-    evaluation = Silo(
-        test,
-        task,
-        derived,
-        randomness.child(PURPOSE),
-        store,
-        identity,
-        pins,
-        EvaluationLedger(ledger),
-        limits,
-        find_exceeded,
+    evaluation = make(
+        test, spec=derived, randomness=randomness.child(PURPOSE), ledger=EvaluationLedger(ledger)
     )
-    if spec.charged_evaluation is not None:
-        return EvaluatedSilo(silo, evaluation)
-    return EvaluatedSilo(silo, evaluation, LocalMetrics(test, task, metrics).note)
+    note_model = None if spec.charged_evaluation is not None else LocalMetrics(test, task, metrics).note
+    return EvaluatedSilo(silo, evaluation, note_model)
 
 
 @dataclass(frozen=True)
@@ -276,9 +289,9 @@ class LocalMetrics:
     """What a silo measures for itself alone: none of it leaves the silo, and no ε covers it.
 
     Attributes:
-        data: held-out records.
-        task: the model, its loss and its metrics.
-        path: a file, one line for each model; None keeps nothing.
+        data: Held-out records.
+        task: The model, its loss and its metrics.
+        path: A file, one line for each model; None keeps nothing.
     """
 
     data: SiloData
@@ -289,17 +302,15 @@ class LocalMetrics:
         """Evaluate a model and append a line to the file, once for each model.
 
         Args:
-            run: id of the evaluation.
+            run: Id of the evaluation.
             params: (d,), the model.
-            rounds: number of rounds that led to it.
+            rounds: Number of rounds that led to it.
         """
         place = {"run": run, "round": rounds}
         if self.path is not None and place in self._list_places():
             return
-        values: dict[str, float] = {}
-        if len(self.data):
-            values = self.task.evaluate(params.to(self.task.device), self.data.x, self.data.y)
-        line = {**place, "records": len(self.data), "loss": values.pop("loss", None), "metrics": values}
+        measured = measure_records(self.task, params.to(self.task.device), self.data)
+        line = {**place, "records": len(self.data), **measured}
         if self.path is not None:
             append_durably(self.path, json.dumps(line).encode(), PRIVATE_FILE)
         _log.info(

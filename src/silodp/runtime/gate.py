@@ -55,19 +55,19 @@ class State:
     """The progress of a silo in a run, stored durably.
 
     Attributes:
-        step: number of messages of the set-up that were answered.
-        session: number of the session begun last; -1 before the first.
-        round: the round of the last request answered, counted from 0; -1 during set-up.
-        prepared: number of messages of `MessageSchedule.prepare` answered in this round.
-        attempt: number of the last attempt answered in this round; -1 before the first.
-        release: the release that this attempt belongs to, counted from 0.
-        roster: the roster of this attempt; a further attempt has a smaller one.
-        asked: digest of the round's model and sample.
-        request: digest of the part of that attempt's update that is the same for all silos; pair masks are bound to it.
-        update: digest of the whole update; this silo's seal is bound to it.
-        opened: whether the release was opened.
-        attempts: number of updates of the run that were answered.
-        charges: number of charges in the silo's ledger at that time.
+        step: Number of messages of the set-up that were answered.
+        session: Number of the session begun last; -1 before the first.
+        round: The round of the last request answered, counted from 0; -1 during set-up.
+        prepared: Number of messages of `MessageSchedule.prepare` answered in this round.
+        attempt: Number of the last attempt answered in this round; -1 before the first.
+        release: The release that this attempt belongs to, counted from 0.
+        roster: The roster of this attempt; a further attempt has a smaller one.
+        asked: Digest of the round's model and sample.
+        request: Digest of the part of that attempt's update that is the same for all silos; pair masks are bound to it.
+        update: Digest of the whole update; this silo's seal is bound to it.
+        opened: Whether the release was opened.
+        attempts: Number of updates of the run that were answered.
+        charges: Number of charges in the silo's ledger at that time.
         answered: (round, digest) of the requests answered in the set-up and in this round. An answer may be
             stored for a request that is not listed here, if the process died before the state was written; such
             a request is checked again before the stored answer is sent.
@@ -106,7 +106,7 @@ def read_state(store: RoundStore) -> State:
     """Return the state that a gate committed last.
 
     Args:
-        store: the silo's durable store of the run.
+        store: The silo's durable store of the run.
     """
     return State.decode(store.run.get(STATE_KEY))
 
@@ -115,14 +115,14 @@ class Gate:
     """Decides what one silo may be asked in one run.
 
     Args:
-        name: the silo's.
-        spec: the run's specification.
-        store: the silo's durable store of this run.
-        counts: the silo's record counts n[s,u] (U,) int64.
-        ledger: ledger of the silo; charged before an update is computed.
-        limits: by adversary, the largest ε at the ledger's δ that the run may spend in this silo's ledger; no
+        name: The silo's.
+        spec: The run's specification.
+        store: The silo's durable store of this run.
+        counts: The silo's record counts n[s,u] (U,) int64.
+        ledger: Ledger of the silo; charged before an update is computed.
+        limits: By adversary, the largest ε at the ledger's δ that the run may spend in this silo's ledger; no
             limit for an adversary that is absent.
-        find_exceeded: returns a phrase about a limit over all runs of this silo that further events would
+        find_exceeded: Returns a phrase about a limit over all runs of this silo that further events would
             exceed, None where all limits hold; None where there are no such limits.
     """
 
@@ -179,7 +179,7 @@ class Gate:
         """Return the state after a request; raise if the request is not allowed in the present state.
 
         Args:
-            request: a request that passed `check_message`.
+            request: A request that passed `check_message`.
 
         Returns:
             the state after the request, to be committed once the answer is stored.

@@ -34,9 +34,9 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
     """Return what the ledger of a run would hold after all T rounds and evaluations, each released once.
 
     Args:
-        spec: of the run.
-        accountant: composes the events.
-        survivors: number of silos that answer every time; None: all.
+        spec: The specification of the run.
+        accountant: Composes the events.
+        survivors: Number of silos that answer every time; None: all.
     """
     releases = [(False, 0, range(spec.rounds))]
     if spec.charged_evaluation is not None and spec.evaluations:
@@ -53,12 +53,18 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
     """Return what is guaranteed against every adversary for the charged rounds and evaluations.
 
     Args:
-        spec: of the run.
-        charges: of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
+        spec: The specification of the run.
+        charges: The charges of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
     """
     views = spec.views()
     # Of all adversaries at once, where one of them is asked for.
-    count_costliest = cache(lambda: _count(spec, charges.releases, RunSpec.costliest_events))
+    count_costliest = cache(
+        lambda: _count(
+            spec,
+            charges.releases,
+            lambda about, number, release: about.costliest_events(number, release),
+        )
+    )
     return {a: DerivedGuarantee(spec, charges, view, count_costliest) for a, view in views.items()}
 
 
@@ -67,10 +73,10 @@ class DerivedGuarantee:
     """The guarantee against one adversary; each part is computed when it is asked for.
 
     Attributes:
-        spec: of the run.
-        charges: of its ledger, or of a plan.
-        view: of the adversary, where all silos answer.
-        count_costliest: returns the events of the charged releases by adversary, each at its largest cost over all
+        spec: The specification of the run.
+        charges: The charges of its ledger, or of a plan.
+        view: The view of the adversary, where all silos answer.
+        count_costliest: Returns the events of the charged releases by adversary, each at its largest cost over all
             numbers of answers.
     """
 
@@ -185,7 +191,7 @@ class DerivedGuarantee:
         """Return all parts, as they are stored.
 
         Args:
-            count_participation: called only where units have privacy budgets.
+            count_participation: Called only where units have privacy budgets.
         """
         spec, charges, epsilon = self.spec, self.charges, self.cost.epsilon
         stated = Guarantee(
@@ -265,9 +271,9 @@ def _count(
     """Return how often each event is charged against each adversary.
 
     Args:
-        spec: of the run.
-        releases: as of `ChargeCounts`.
-        events_in: returns the events of a release.
+        spec: The specification of the run.
+        releases: The releases, as of `ChargeCounts`.
+        events_in: Returns the events of a release.
     """
     found: dict[Adversary, Counter[Event]] = {}
     for is_evaluation, release, numbers in releases:

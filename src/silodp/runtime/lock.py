@@ -23,8 +23,8 @@ def hold_lock(path: Path, folder: Path | None = None) -> Iterator[None]:
     that deletes it could delete the one that another process has just locked.
 
     Args:
-        path: for example DIR/checkpoint/lock; made, with its folder, if it is not there.
-        folder: what it protects; None: the folder above that of the lock.
+        path: For example DIR/checkpoint/lock; made, with its folder, if it is not there.
+        folder: What it protects; None: the folder above that of the lock.
 
     Raises:
         SilodpError: another process holds the lock (code run.in_use).

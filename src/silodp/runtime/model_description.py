@@ -7,16 +7,19 @@ the scaling of a numeric label.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat, StrictBool, TypeAdapter
 
 from silodp._lazy import find_version
 from silodp.data.public import LabelKind
@@ -38,6 +41,8 @@ DESCRIPTION, WEIGHTS, CODE, CARD = "model.json", "model.safetensors", "model.py"
 """Files in the directory of a run; model.py only where the architecture is a user's file."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_Scaling = tuple[FiniteFloat, Annotated[FiniteFloat, Field(gt=0)]]
+"""Center and spread of a label of numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,9 @@ class StoredTensor:
     """One tensor of model.safetensors.
 
     Attributes:
-        shape: its lengths.
+        shape: Its lengths.
         dtype: torch's name of its type, for example "float32".
-        trained: whether it was trained; the others are constants of the model.
+        trained: Whether it was trained; the others are constants of the model.
     """
 
     shape: tuple[int, ...]
@@ -65,28 +70,30 @@ class ModelDescription:
     """The content of model.json.
 
     Attributes:
-        run: random id of the run, as in guarantee.json.
-        labels: kind of label, as in `PublicData`.
-        target: column or columns of the label, or those of event and time; () where there is no schema.
-        classes: names of the classes in the order of their numbers; () for other kinds.
-        record_shape: shape of one input.
-        features: names of the inputs' columns, or () where they have none.
-        inputs: how features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
-        architecture: where the model came from.
-        tensors: by name, what model.safetensors has.
+        run: Random id of the run, as in guarantee.json.
+        labels: Kind of label, as in `PublicData`.
+        target: Column or columns of the label, or those of event and time; () where there is no schema.
+        classes: Names of the classes in the order of their numbers; () for other kinds.
+        record_shape: Shape of one input.
+        features: Names of the inputs' columns, or () where they have none.
+        inputs: How features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
+        architecture: Where the model came from.
+        tensors: The tensors, by name, what model.safetensors has.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
             versions lack this and those below.
-        predicts_labels: whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
+        predicts_labels: Whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
         guarantee: SHA-256 (hex) of guarantee.json.
-        silo_settings: names of the reader's settings that silos had for themselves, for tables written in other ways.
+        silo_settings: Names of the reader's settings that silos had for themselves, for tables written in other ways.
         weights: SHA-256 (hex) of model.safetensors.
-        versions: of silodp, torch and python.
+        versions: The versions of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they were not.
-        is_sealed: whether a digest in the file has shown that it is as it was written; False for earlier versions.
-        targets: number of labels of a record, where it has several.
+        is_sealed: Whether a digest in the file has shown that it is as it was written; False for earlier versions.
+        targets: Number of labels of a record, where it has several.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `TypeAdapter`, which reads model.json
 
     run: str
     labels: LabelKind
@@ -97,16 +104,16 @@ class ModelDescription:
     inputs: Mapping[str, Any] | None
     architecture: Architecture
     tensors: Mapping[str, StoredTensor]
-    weights: str
+    weights: Annotated[str, Field(pattern=f"^{_SHA256.pattern}$")]
     unsaved: str = ""
     attributes: str | None = None
-    predicts_labels: bool = True
+    predicts_labels: StrictBool = True
     guarantee: str | None = None
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     label_typical: Sequence[Any] | None = None
     is_sealed: bool = True
-    targets: int | None = None
+    targets: Annotated[int, Field(strict=True, ge=2)] | None = None
 
     @classmethod
     def of_run(
@@ -122,13 +129,13 @@ class ModelDescription:
         """Describe the model of a run.
 
         Args:
-            spec: of the run.
-            model: as it is stored.
-            architecture: where it came from.
-            loss: that it was trained by.
-            schema: of the tables; None where there is none.
-            weights: content of model.safetensors.
-            guarantee: content of guarantee.json.
+            spec: The specification of the run.
+            model: The model, as it is stored.
+            architecture: Where it came from.
+            loss: The loss that it was trained by.
+            schema: The schema of the tables; None where there is none.
+            weights: Content of model.safetensors.
+            guarantee: Content of guarantee.json.
         """
         data = spec.data
         target: tuple[str, ...] = ()
@@ -210,8 +217,8 @@ class ModelDescription:
         """Refuse the guarantee of another run.
 
         Args:
-            stated: the id of the run in the guarantee; None where it states none.
-            path: of the guarantee.
+            stated: The id of the run in the guarantee; None where it states none.
+            path: The path of the guarantee.
 
         Raises:
             SilodpError: it is another run (code bundle.mixed).
@@ -226,8 +233,8 @@ class ModelDescription:
         """Refuse a file of the run that is not the one described.
 
         Args:
-            content: of model.safetensors or guarantee.json.
-            path: of that file.
+            content: The content of model.safetensors or guarantee.json.
+            path: The path of that file.
 
         Raises:
             SilodpError: it is another (code bundle.mixed).
@@ -241,49 +248,29 @@ class ModelDescription:
             )
 
     @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> ModelDescription:
-        made = {**fields, "architecture": _read_architecture(fields["architecture"])}
-        del made["format"]
-        for name in ("target", "classes", "features"):
-            made[name] = tuple(_check_text(item) for item in fields[name])
-        made["record_shape"] = tuple(int(length) for length in fields["record_shape"])
-        made["tensors"] = {
-            name: StoredTensor(tuple(map(int, one["shape"])), _check_text(one["dtype"]), bool(one["trained"]))
-            for name, one in fields["tensors"].items()
-        }
-        for name in ("run", "labels", "weights", "unsaved"):
-            _check_text(fields[name])
-        for name in ("attributes", "guarantee"):
-            if name in fields:
-                _check_text(fields[name])
-        settings = made.get("silo_settings", [])
-        if made.pop("has_readers", False):  # an earlier version kept no names
-            settings = list(SETTINGS)
-        if not isinstance(settings, list):
+    def _from_fields(cls, fields: dict[str, Any]) -> ModelDescription:
+        del fields["format"]
+        if fields.pop("has_readers", False):  # an earlier version kept no names
+            fields["silo_settings"] = list(SETTINGS)
+        if fields["architecture"].keys() - {one.name for one in dataclasses.fields(Architecture)}:
             raise ValueError
-        made["silo_settings"] = tuple(_check_text(name) for name in settings)
-        if type(fields.get("predicts_labels", False)) is not bool:
+        found = TypeAdapter(cls).validate_python(fields)
+        _check_architecture(found.architecture)
+        labels, targets, typical = found.labels, found.targets, found.label_typical
+        if targets is None and labels == "multilabel":
             raise ValueError
-        if fields["labels"] not in get_args(LabelKind) or not _SHA256.fullmatch(fields["weights"]):
-            raise ValueError
-        targets, is_several = fields.get("targets"), fields["labels"] in ("real", "multilabel")
-        if targets is None:
-            if fields["labels"] == "multilabel":
-                raise ValueError
-        elif (
-            type(targets) is not int
-            or targets < 2
-            or not is_several
-            or len(made["target"]) not in (0, targets)
+        if targets is not None and (
+            labels not in ("real", "multilabel") or len(found.target) not in (0, targets)
         ):
             raise ValueError
-        if fields.get("label_typical") is not None:
-            made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"], targets)
-        made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
-        description = cls(**made)
-        if description.inputs is not None and description.schema.features != description.features:
+        if typical is not None:
+            typical = TypeAdapter(_Scaling | tuple[_Scaling, ...]).validate_python(typical)
+            if labels != "real" or np.shape(typical) != ((2,) if targets is None else (targets, 2)):
+                raise ValueError
+            found = replace(found, label_typical=typical)
+        if found.inputs is not None and found.schema.features != found.features:
             raise ValueError  # the order of columns was lost
-        return description
+        return found
 
     @property
     def schema(self) -> Schema:
@@ -323,36 +310,8 @@ def digest_attributes(model: nn.Module) -> str:
     return digest_tensors(found) if found else ""
 
 
-def _read_architecture(fields: Mapping[str, Any]) -> Architecture:
-    architecture = Architecture(**fields)
-    texts = (architecture.source, architecture.name, architecture.module, architecture.sha256)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(architecture.arguments, Mapping):
-        raise ValueError
-    is_module = architecture.source == "module"
-    if architecture.source not in ("silodp", "file", "module", "caller") or is_module != bool(
-        architecture.module
-    ):
+def _check_architecture(architecture: Architecture) -> None:
+    if (architecture.source == "module") != bool(architecture.module):
         raise ValueError
     if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
         raise ValueError
-    return architecture
-
-
-def _read_scaling(labels: str, values: Any, targets: int | None) -> tuple[Any, ...]:
-    """Return center and spread of a label of numbers, or such a pair for each of several."""
-    if labels != "real" or not isinstance(values, list):
-        raise ValueError
-    if targets is not None:
-        if len(values) != targets:
-            raise ValueError
-        return tuple(_read_scaling(labels, pair, None) for pair in values)
-    center, spread = map(float, values)
-    if not (math.isfinite(center) and 0 < spread < math.inf):
-        raise ValueError
-    return center, spread
-
-
-def _check_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value

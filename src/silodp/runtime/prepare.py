@@ -24,7 +24,6 @@ from silodp.aggregators.base import Aggregator, check_attempts
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
-from silodp.data.identity.linkage import find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup
@@ -50,12 +49,12 @@ def prepare_run(
     """Check a run by its public facts alone, and return its specification.
 
     Args:
-        data: a federation, or its public facts.
-        task: model, loss and metrics; they are tried on made-up records. The public facts of a model are taken as they
+        data: A federation, or its public facts.
+        task: Model, loss and metrics; they are tried on made-up records. The public facts of a model are taken as they
             are: no code of a model is run.
-        method: unit of privacy, clipping and noise.
-        accountant: see `train`.
-        settings: rounds and all others of `assemble_spec`; whether a federation has held-out records is known.
+        method: Unit of privacy, clipping and noise.
+        accountant: See `train`.
+        settings: Rounds and all others of `assemble_spec`; whether a federation has held-out records is known.
 
     Returns:
         The specification; its method is calibrated where units have privacy budgets.
@@ -117,18 +116,18 @@ def assemble_spec(
     """Check every setting of a run by itself, and put them together.
 
     Args:
-        data: public facts of the federation.
-        task: model, loss and metrics, which are tried on made-up records; or the public facts of a model.
-        method: unit of privacy, clipping and noise.
-        rounds: see `train`.
-        aggregator: see `train`.
-        budget: see `train`.
-        seed: see `train`.
-        delta: see `train`.
-        silo_limits: see `train`.
-        tested: whether held-out records, pooled, measure the model.
-        evaluation: see `train`.
-        separate: see `train`.
+        data: Public facts of the federation.
+        task: Model, loss and metrics, which are tried on made-up records; or the public facts of a model.
+        method: Unit of privacy, clipping and noise.
+        rounds: See `train`.
+        aggregator: See `train`.
+        budget: See `train`.
+        seed: See `train`.
+        delta: See `train`.
+        silo_limits: See `train`.
+        tested: Whether held-out records, pooled, measure the model.
+        evaluation: See `train`.
+        separate: See `train`.
 
     Returns:
         The specification, with the default accountant, and a method that is not calibrated. Whether a run can be made
@@ -341,6 +340,8 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
 
     They have private counts: they are for the owner of the records alone.
     """
+    from silodp.data.identity.linkage import find_linkage_doubts
+
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
     silos, keys_differ = len(federation.silos), len(doubts) > 1
     bounds = method.bounds(FederationSize(silos, federation.users))

@@ -347,9 +347,9 @@ def make_ledger(
     """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
 
     Args:
-        spec: the run's specification.
-        path: its file; None: in memory.
-        disclosure: kept in it, for a ledger that is composed with those of other runs.
+        spec: The run's specification.
+        path: Its file; None: in memory.
+        disclosure: Kept in it, for a ledger that is composed with those of other runs.
     """
     accountant = choose_accountant(spec.list_events())
     return Ledger(path, spec.noise_delta, accountant, run=spec.run, disclosure=disclosure)

@@ -14,8 +14,9 @@ from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.noise import Randomness
-from silodp.runtime.evaluation import make_silo
-from silodp.runtime.run_directory import MetricsRow, RunDirectory
+from silodp.runtime.evaluation import make_silo, measure_records
+from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.run_files import MetricsRow
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
@@ -26,10 +27,10 @@ class Connection:
     """The connection of the server of a run.
 
     Attributes:
-        channel: carries signed messages to the silos and back.
-        store: durable memory of the server.
-        randomness: random streams of the server.
-        nonfinite_counts: returns the number of updates that each silo left out of a round (from 0) as not finite; {}
+        channel: Carries signed messages to the silos and back.
+        store: Durable memory of the server.
+        randomness: Random streams of the server.
+        nonfinite_counts: Returns the number of updates that each silo left out of a round (from 0) as not finite; {}
             where silos do not report it, as between organizations.
     """
 
@@ -69,8 +70,8 @@ class Simulation:
     """All silos in this process; the parties of `silodp.train`.
 
     Attributes:
-        federation: the tables of the silos, and the held-out records.
-        task: the model, its loss and its metrics.
+        federation: The tables of the silos, and the held-out records.
+        task: The model, its loss and its metrics.
     """
 
     federation: Federation
@@ -125,11 +126,7 @@ class Simulation:
 
     def evaluate(self, params: Tensor) -> MetricsRow:
         """Measure the model on the held-out records."""
-        test = self.federation.test
-        if test is None or len(test.x) == 0:
-            return {"loss": None, "metrics": {}}
-        values = self.task.evaluate(params, test.x, test.y)
-        return {"loss": values.pop("loss", None), "metrics": values}
+        return measure_records(self.task, params, self.federation.test)
 
     def describe(self) -> MetricsRow:
         """Return the number of persons in 0, 1, 2… silos."""

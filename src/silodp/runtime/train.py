@@ -26,7 +26,8 @@ from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
-from silodp.runtime.run_directory import METRICS, REFUSED_SUM, MetricsRow, RunDirectory
+from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.run_files import METRICS, REFUSED_SUM, MetricsRow
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
@@ -41,11 +42,11 @@ class Result:
 
     Attributes:
         params: (d,), the final global model.
-        model: the final global model as a `torch.nn.Module`.
-        metrics: one row per round. The first row is the untrained model; it also has the number of persons who
+        model: The final global model as a `torch.nn.Module`.
+        metrics: One row per round. The first row is the untrained model; it also has the number of persons who
             have records in 0, 1, 2… silos (private).
-        guarantees: one guarantee for each adversary.
-        stopped: what ended the run: "rounds" (T was reached) or "budget".
+        guarantees: One guarantee for each adversary.
+        stopped: What ended the run: "rounds" (T was reached) or "budget".
     """
 
     params: Tensor
@@ -65,17 +66,17 @@ class RoundResult:
     """What is known after a round; the argument of `on_round`.
 
     Attributes:
-        run: public random id of the run; a resumed run keeps it.
-        round: number of rounds done; 0 is the untrained model.
+        run: Public random id of the run; a resumed run keeps it.
+        round: Number of rounds done; 0 is the untrained model.
         rounds: T.
         epsilon: ε by adversary of everything released so far; None: no guarantee. Without releases it is 0.
-        loss: of the model where it was evaluated in this round, else None.
-        metrics: by name, of the model where it was evaluated in this round, else {}.
-        is_covered: whether ε covers loss and metrics, because they follow from noised sums whose noise is secret, and
+        loss: The loss of the model where it was evaluated in this round, else None.
+        metrics: The metrics, by name, of the model where it was evaluated in this round, else {}.
+        is_covered: Whether ε covers loss and metrics, because they follow from noised sums whose noise is secret, and
             the run has an ε against whoever sees the models. If False, do not send them to anybody who may not see the
             private records that they are computed from.
-        seconds: that the round took; private, because no ε covers it.
-        seconds_left: estimated time until round T; None after the first round of a start. A budget may stop a run
+        seconds: The seconds that the round took; private, because no ε covers it.
+        seconds_left: Estimated time until round T; None after the first round of a start. A budget may stop a run
             earlier.
     """
 
@@ -115,35 +116,35 @@ def train(
     """Train one model over all silos, in one process.
 
     Args:
-        federation: tables of the silos; held-out records in `federation.test` measure the model (not covered by ε).
-        task: model, loss and metrics.
-        method: unit of privacy, clipping and noise, for example `silodp.methods.UldpAvg(...)`.
+        federation: Tables of the silos; held-out records in `federation.test` measure the model (not covered by ε).
+        task: Model, loss and metrics.
+        method: Unit of privacy, clipping and noise, for example `silodp.methods.UldpAvg(...)`.
         rounds: T; a budget may stop the run earlier.
         aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure
             aggregation, with integer noise); "lattice" or "paillier": only the sum, weighted by record counts
             that stay private. For settings other than the defaults pass an object, for example
             `silodp.aggregators.Lattice(...)`.
-        budget: a `Budget`, or a dict with the keys "epsilon", "delta", "adversary"; the run stops before it
+        budget: A `Budget`, or a dict with the keys "epsilon", "delta", "adversary"; the run stops before it
             would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees are not releasable.
         delta: δ at which ε is reported; None: that of the budget, else 1e-5.
         accountant: "pld" (tight; no integer noise), "rdp" (also for integer noise), or an object of a class
             derived from `silodp.Accountant`. None takes "pld" where it can be used, else "rdp".
-        out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
-        resume: continue from the checkpoint in `out`.
-        evaluate_every: number of rounds from one evaluation to the next; the last round is always evaluated.
-        silo_limits: by adversary ("released", "server", "silo"), the largest ε at `delta` that every silo lets
+        out: Directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
+        resume: Continue from the checkpoint in `out`.
+        evaluate_every: Number of rounds from one evaluation to the next; the last round is always evaluated.
+        silo_limits: By adversary ("released", "server", "silo"), the largest ε at `delta` that every silo lets
             the run spend, whatever the server requests. A silo's own ledger charges the largest cost over all
             numbers of silos that may answer. If a round would exceed a limit, the silo refuses it, and the run
             ends with an error; it can be resumed with other limits.
-        evaluation: how the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
+        evaluation: How the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
             example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
             `federation.test`, which ε does not cover.
-        separate: whether silos compute every person (or record, where records are clipped) alone. It is slower, and
+        separate: Whether silos compute every person (or record, where records are clipped) alone. It is slower, and
             then even a model chosen for an attack cannot turn rounding into more than one clip per person. In a
             deployment it should be set; in one process nobody but you chooses models.
-        on_round: called with a `RoundResult` after every round, and once with that of the untrained model. If it
+        on_round: Called with a `RoundResult` after every round, and once with that of the untrained model. If it
             raises an exception, the state after the round is saved, the run ends with that exception, and it can be
             resumed. If the process dies during the call, the round is repeated when the run is resumed, at no cost, and
             so is the call.
@@ -196,12 +197,12 @@ def run(
     """Run the server of a prepared run, from the first round or from a checkpoint to the end.
 
     Args:
-        spec: from `prepare_run`.
-        parties: the silos and the evaluation, for example `Simulation(federation, task)`.
-        out: see `train`.
-        resume: see `train`.
-        evaluate_every: see `train`.
-        on_round: see `train`.
+        spec: The specification, from `prepare_run`.
+        parties: The silos and the evaluation, for example `Simulation(federation, task)`.
+        out: See `train`.
+        resume: See `train`.
+        evaluate_every: See `train`.
+        on_round: See `train`.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -286,18 +287,7 @@ def run(
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = compute_output(state)
             model = task.load(params)
-            directory.write(
-                spec,
-                ledger,
-                metrics.rows,
-                model,
-                guarantees,
-                stopped,
-                parties.is_simulation,
-                task.architecture,
-                task.loss,
-                parties.schema,
-            )
+            directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 
@@ -305,10 +295,10 @@ class _Clock:
     """Estimates how long the rest of a run takes, from the rounds since its start.
 
     Args:
-        run: id of the run.
-        done: number of rounds done at the start.
+        run: Id of the run.
+        done: Number of rounds done at the start.
         rounds: T.
-        is_secret: whether the noise is, so that ε covers what it hides.
+        is_secret: Whether the noise is, so that ε covers what it hides.
     """
 
     def __init__(self, run: str, done: int, rounds: int, is_secret: bool) -> None:

@@ -36,8 +36,8 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
 
     Args:
         text: NAME, which logs into the folder NAME of the run's directory, or NAME=TARGET.
-        directory: of the run.
-        private: see `Tracker`.
+        directory: The directory of the run.
+        private: See `Tracker`.
 
     Raises:
         SilodpError: the name is not known, or its package is not installed.
@@ -54,9 +54,9 @@ def open_trackers(
     """Yield a function that logs a round with trackers that never stop a run; they are closed at the end.
 
     Args:
-        texts: see `make_tracker`.
-        directory: of the run.
-        private: see `Tracker`.
+        texts: See `make_tracker`.
+        directory: The directory of the run.
+        private: See `Tracker`.
 
     Raises:
         SilodpError: as `make_tracker`.

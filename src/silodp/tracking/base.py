@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
@@ -30,8 +30,8 @@ class Tracker(ABC):
     Private numbers are never sent to a server unless the argument `private` says so.
 
     Args:
-        target: a folder or a URI.
-        private: whether private numbers are logged. None: if the target is on this machine.
+        target: A folder or a URI.
+        private: Whether private numbers are logged. None: if the target is on this machine.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Tracker(ABC):
         """Log the numbers of a round; a round that was repeated is logged twice.
 
         Args:
-            run: id of the run, which a resumed run keeps.
-            round_: number of rounds done.
-            numbers: by name.
+            run: Id of the run, which a resumed run keeps.
+            round_: Number of rounds done.
+            numbers: The numbers, by name.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -76,14 +76,22 @@ class Tracker(ABC):
             SilodpError: it is not installed.
         """
         for package in cls.packages:
-            _import(package, cls.name)
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise SilodpError(
+                    f"--log {cls.name} cannot import '{package}' ({describe_exception(error)}): "
+                    f"{name_extra(cls.name)}.",
+                    code="argument.missing",
+                    field="log",
+                ) from None
 
 
 class SafeTracker:
     """A tracker that never stops a run: its first failure is a warning, and nothing is logged after it.
 
     Args:
-        tracker: to be called.
+        tracker: The tracker to be called.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -91,33 +99,32 @@ class SafeTracker:
 
     def __call__(self, result: RoundResult) -> None:
         """Log a round."""
-        if self._tracker is not None:
-            try:
-                self._tracker(result)
-            except Exception as error:
-                self._give_up(error, f"from round {result.round} on")
+        self._try(lambda tracker: tracker(result), f"from round {result.round} on")
 
     def close(self) -> None:
         """Close the tracker."""
-        if self._tracker is not None:
-            try:
-                self._tracker.close()
-            except Exception as error:
-                self._give_up(error, "at the end of the run")
+        self._try(lambda tracker: tracker.close(), "at the end of the run")
 
-    def _give_up(self, error: Exception, since: str) -> None:
-        assert self._tracker is not None
-        name, self._tracker = self._tracker.name, None
-        text = " ".join(str(error).split())[:200]
-        _log.warning("%s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text)
+    def _try(self, act: Callable[[Tracker], None], since: str) -> None:
+        """Call the tracker unless it has failed before; `since` says in a warning what is missing after a failure."""
+        if self._tracker is None:
+            return
+        try:
+            act(self._tracker)
+        except Exception as error:
+            name, self._tracker = self._tracker.name, None
+            text = " ".join(str(error).split())[:200]
+            _log.warning(
+                "%s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text
+            )
 
 
 def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
     """Return the numbers of a round by the names under which they are logged.
 
     Args:
-        result: of the round.
-        private: whether to include numbers that no ε covers.
+        result: The result of the round.
+        private: Whether to include numbers that no ε covers.
     """
     found = {f"epsilon/{name}": value for name, value in result.epsilon.items() if value is not None}
     measured = {"loss": result.loss, **{f"metrics/{name}": value for name, value in result.metrics.items()}}
@@ -134,14 +141,3 @@ def is_local(target: str) -> bool:
     """Return whether a folder or URI is on this machine."""
     parts = urlsplit(target)
     return parts.scheme in _LOCAL_SCHEMES and parts.netloc in ("", "localhost")
-
-
-def _import(package: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise SilodpError(
-            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): {name_extra(extra)}.",
-            code="argument.missing",
-            field="log",
-        ) from None

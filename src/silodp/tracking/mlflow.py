@@ -27,9 +27,9 @@ class MLflow(Tracker):
     and MLFLOW_HTTP_REQUEST_MAX_RETRIES say otherwise.
 
     Args:
-        target: a folder, in which mlflow.db is made, or the URI of a tracking server or a database.
-        experiment: name of the MLflow experiment.
-        private: see `Tracker`.
+        target: A folder, in which mlflow.db is made, or the URI of a tracking server or a database.
+        experiment: Name of the MLflow experiment.
+        private: See `Tracker`.
 
     Raises:
         SilodpError: MLflow is not installed: `pip install 'silodp[mlflow]'`.

@@ -11,7 +11,7 @@ from silodp.accounting.guarantee import format_epsilon
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
 
-_MOST_LINES = 25
+_MAX_LINES = 25
 
 
 def print_progress(result: RoundResult) -> None:
@@ -20,9 +20,9 @@ def print_progress(result: RoundResult) -> None:
     Metrics on private records are private, and so are these lines; see `RoundResult`.
 
     Args:
-        result: of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
+        result: The result of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
     """
-    every = max(1, math.ceil(result.rounds / _MOST_LINES))
+    every = max(1, math.ceil(result.rounds / _MAX_LINES))
     if result.round % every == 0 or result.round == result.rounds:
         line = f"round {result.round}/{result.rounds}  {describe_round(result)}"
         print(line, file=sys.stderr, flush=True)

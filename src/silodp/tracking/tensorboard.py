@@ -12,8 +12,8 @@ class TensorBoard(Tracker):
     """Writes event files; show them with `tensorboard --logdir FOLDER`.
 
     Args:
-        folder: for the event files; a resumed run adds to it.
-        private: see `Tracker`.
+        folder: The folder for the event files; a resumed run adds to it.
+        private: See `Tracker`.
 
     Raises:
         SilodpError: TensorBoard is not installed: `pip install 'silodp[tensorboard]'`.

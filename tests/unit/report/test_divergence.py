@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from silodp.report.divergence import describe_refused, find_divergence
-from silodp.runtime.run_directory import REFUSED_SUM
+from silodp.runtime.run_files import REFUSED_SUM
 
 
 def rows(*losses: float | None, metric: float = 0.5) -> list[dict[str, Any]]:

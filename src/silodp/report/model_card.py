@@ -1,0 +1,281 @@
+"""The model card of a run, MODEL_CARD.md, which may be shared with the model.
+
+It is made of public constants, of what the guarantee covers, and of what the owner declares in the table [card] of the
+configuration. No ε covers metrics on private records, so they are in the card only if the owner declares that they are
+published. What is not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from silodp.accounting.assumptions import HELD_OUT, TECHNICAL
+from silodp.accounting.guarantee import Guarantee
+from silodp.config.schema import CardSection, parse_card
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
+from silodp.data.tables.subgroups import list_group_names
+from silodp.errors import SilodpError
+from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
+from silodp.report.divergence import get_measure, list_quantities
+from silodp.report.formatting import format_code, format_measure, quote_names
+from silodp.report.guarantee_text import collect_texts, describe_cover, describe_guarantee, format_guarantees
+from silodp.report.held_out import HeldOut, Part, read_held_out
+from silodp.report.run_record import RunRecord, read_run
+from silodp.report.templates import render
+from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
+from silodp.runtime.run_files import MetricsRow
+from silodp.wire.files import write_durably
+
+MIN_PERSONS = 20
+"""Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
+
+_HELD_OUT = "records held out for testing: they are not trained on"  # a card may publish no metric on them
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a card is made of."""
+
+    run: RunRecord
+    spec: Mapping[str, Any]
+    description: ModelDescription
+    card: CardSection
+    held_out: HeldOut | None
+    has_readable_config: bool = True
+
+    def list_declared(self) -> list[tuple[str, str]]:
+        """Return column and name of every subgroup that [card.subgroups] declares now."""
+        schema = None if self.description.inputs is None else self.description.schema
+        return [
+            (column, name)
+            for column, values in self.card.subgroups.items()
+            for name in list_group_names(schema, column, values)
+        ]
+
+
+def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
+    """Write DIR/MODEL_CARD.md from the files in DIR.
+
+    Args:
+        directory: The directory of a finished run.
+        run: Its files, where they have been read.
+
+    Returns:
+        The path of the card; None for a run of a version that kept no description of its model.
+
+    Raises:
+        SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
+    """
+    if not (directory / DESCRIPTION).exists():
+        return None
+    run = run or read_run(directory)
+    description = ModelDescription.read(directory / DESCRIPTION)
+    stated = run.summary.get("run", description.run)  # earlier versions did not state it
+    description.check_run(stated, directory / "guarantee.json")
+    spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
+    try:
+        section = _read_section(run.config)
+        facts = _Facts(run, spec, description, section or CardSection(), held_out, section is not None)
+        facts.list_declared()
+    except SilodpError as error:
+        raise SilodpError(
+            f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
+        ) from None
+    path = directory / CARD
+    write_durably(path, _seal(format_card(facts), (directory / DESCRIPTION).read_bytes()).encode())
+    return path
+
+
+def check_card(path: Path, description: bytes) -> None:
+    """Refuse a card that silodp did not write for a model.
+
+    Args:
+        path: The path of the card.
+        description: Content of model.json.
+
+    Raises:
+        SilodpError: it was changed, or is of another run or other rounds (code bundle.mixed).
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if "".join(lines) != _seal("".join(lines[:-2]), description):
+        raise SilodpError(
+            f"{path} is not the card of this model: 'silodp report' on the run's directory writes it again, with what "
+            "the table [card] of config.toml declares; give a text of your own another name.",
+            code="bundle.mixed",
+        )
+
+
+def _seal(card: str, description: bytes) -> str:
+    """Return a card with digests of model.json, which it is about, and of itself."""
+    about = f"- **`{DESCRIPTION}`**: SHA-256 `{hashlib.sha256(description).hexdigest()}`.\n"
+    whole = hashlib.sha256((card + about).encode()).hexdigest()
+    return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
+
+
+def _read_spec(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+        spec: Mapping[str, Any] = parse_json(path.read_bytes())
+        return {
+            "silos": len(spec["data"]["silos"]),
+            "users": spec["data"]["users"],
+            "loss": spec["model"]["loss"],
+        }
+
+
+def _read_section(config: str | None) -> CardSection | None:
+    """Return [card] of config.toml; None where the file is not TOML.
+
+    Raises:
+        SilodpError: the table has a wrong setting.
+    """
+    try:
+        values = parse_toml(config or "")
+    except ValueError:
+        return None
+    return parse_card(values)
+
+
+def format_card(facts: _Facts) -> str:
+    """Return the text of a card."""
+    run, described = facts.run, facts.description
+    private = [guarantee for guarantee in run.guarantees.values() if guarantee.private]
+    tensors = described.tensors.values()
+    text = render(
+        "model_card.jinja",
+        **vars(facts),
+        model=described,
+        schema=None if described.inputs is None else described.schema,
+        min_persons=MIN_PERSONS,
+        released=run.guarantees["released"],
+        guarantees=_describe_guarantees(run),
+        is_private=bool(private),
+        assumptions=_list_once(private, "assumptions"),
+        not_covered=[text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
+        is_counted=any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
+        scaling=_list_scaling(described),
+        inputs=_tabulate_inputs(described),
+        covers=describe_cover(run.guarantees["released"].private),
+        sums=_tabulate_sums(run.rows),
+        names=list_quantities(run.rows),
+        pooled=_tabulate_pooled(facts),
+        arguments=", ".join(f"{name}={value!r}" for name, value in described.architecture.arguments.items()),
+        trained=sum(math.prod(one.shape) for one in tensors if one.trained),
+        constant=sum(math.prod(one.shape) for one in tensors if not one.trained),
+        method=_describe_method(run),
+    )
+    return text + "\n"  # jinja drops the end of the last line
+
+
+def _describe_guarantees(run: RunRecord) -> list[str]:
+    attacks = run.audit.attacks if run.audit else {}
+    guarantees = run.guarantees.values()
+    return [
+        *(describe_guarantee(one, attacks.get(one.adversary)) for one in guarantees),
+        *format_guarantees(list(guarantees)),
+    ]
+
+
+def _list_once(guarantees: Sequence[Guarantee], name: Literal["assumptions", "not_covered"]) -> list[str]:
+    """Return each text once, with the adversaries that it is about where these are not all."""
+    return [
+        ("" if len(against) == len(guarantees) else f"(against {', '.join(against)}) ")
+        + text.removeprefix(TECHNICAL)
+        for text, against in collect_texts(guarantees, name).items()
+    ]
+
+
+def _list_scaling(described: ModelDescription) -> Sequence[Any]:
+    """Return (center, spread) of each label that is scaled; () where none is."""
+    typical = described.label_typical or ()
+    return [typical] if typical and described.targets is None else typical
+
+
+def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
+    """Return column, values and what a missing cell counts as, of every column of features; [] without a schema."""
+    if described.inputs is None:
+        return []
+    schema, rows = described.schema, []
+    for column in schema.feature_columns:
+        if column in schema.categorical:
+            categories = schema.categorical_columns()[column]
+            values, missing = f"one of {quote_names(categories.categories)}", categories.missing
+            policy = "refused" if missing is None else f"count as {quote_names([missing])}"
+        else:
+            constants = schema.numeric_columns()[column]
+            kind = "number" if constants.since is None else f"date, in days since {constants.since}"
+            values = "{}, {:g} to {:g}".format(kind, *constants.range)
+            if constants.typical is not None:
+                values += ", typically {:g} ± {:g}".format(*constants.typical)
+            policy = "refused" if constants.fill is None else f"count as {constants.fill:g}"
+            policy += ", with an input of 1 beside it" if constants.has_indicator else ""
+        rows.append((quote_names([column]), values, policy))
+    return rows
+
+
+def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
+    """Return the last metrics by noisy sums and their round; None where there are none."""
+    for row in reversed(rows):
+        estimates = (row.get("evaluation") or {}).get("estimates")
+        if isinstance(estimates, Mapping) and estimates:
+            table = [
+                (name, f"{format_measure(one.get('value'))} ± {format_measure(one.get('standard_error'))}")
+                for name, one in estimates.items()
+            ]
+            return {"round": row["round"], "rows": table}
+    return None
+
+
+def _tabulate_pooled(facts: _Facts) -> dict[str, Any]:
+    """Return metrics on pooled held-out records: of all silos, of each, and of each declared subgroup."""
+    held_out, last, names = facts.held_out, facts.run.rows[-1], list_quantities(facts.run.rows)
+    declared, parts = facts.list_declared(), () if held_out is None else held_out.parts
+    silos = [part for part in parts if part.of == "silo"]
+    measured = {(part.of, part.name): part for part in parts if part.of != "silo"}
+
+    def make_row(title: str, persons: int, values: Iterable[float | None]) -> tuple[str, ...]:
+        if persons < MIN_PERSONS:
+            return (title, f"fewer than {MIN_PERSONS} persons", *("" for _ in names[1:]))
+        return (title, *map(format_measure, values))
+
+    def make_part(title: str, part: Part) -> tuple[str, ...]:
+        return make_row(title, part.persons, map(part.metrics.get, names))
+
+    # Without the file it is not known of how many persons the records of all silos are.
+    persons = 0 if held_out is None else held_out.persons
+    titles = {one: ": ".join(map(format_code, one)) for one in declared}
+    return {
+        "rows": [
+            make_row("all silos", persons, (get_measure(last, name) for name in names)),
+            *(make_part(f"silo {format_code(part.name)}", part) for part in silos),
+            *(make_part(titles[one], measured[one]) for one in declared if one in measured),
+        ],
+        "has_silos": bool(silos),
+        "has_subgroups": bool(declared),
+        "late": [titles[one] for one in declared if one not in measured],
+    }
+
+
+def _describe_method(run: RunRecord) -> str:
+    """Return the settings of the method as they were declared; all of them for a run without a configuration."""
+    try:
+        declared = parse_toml(run.config or "")["method"]
+        return ", ".join([declared.pop("name"), *_list_settings(declared)])
+    except UNSOUND:
+        return str(run.summary.get("settings", "unknown"))
+
+
+def _list_settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Return "name = value" of each setting in a table of TOML, and in the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _list_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
