@@ -22,7 +22,7 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpSgd
-from silodp.planning.synthetic import Guess
+from silodp.planning.synthetic import SyntheticSettings
 from silodp.planning.tuning import (
     DEFAULT_ROUNDS,
     DEFAULT_STEP,
@@ -73,7 +73,7 @@ def main() -> None:
             spec = replace(spec, data=federation.public())
         task = config.build_task(spec.data)
         for target in targets:
-            found = tune(config, spec, target, guess=Guess(records))
+            found = tune(config, spec, target, guess=SyntheticSettings(records))
             chosen = Candidate(
                 found["chosen"]["rounds"],
                 found["chosen"]["step"],

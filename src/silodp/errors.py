@@ -1,14 +1,14 @@
-"""The error that users read, its stable codes, and the texts that sentences are made of."""
+"""The error that users read, and its stable codes."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
-from reprlib import Repr
 from typing import TypeVar
+
+from silodp.text import shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -228,44 +228,6 @@ CODES: dict[str, str] = {
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""
 
 
-LONGEST_REASON = 200
-"""Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
-
-
-def describe_exception(error: BaseException) -> str:
-    """Return "ValueError: message", the message shortened to its first line and `LONGEST_REASON` characters."""
-    reason = first_line(error)
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, at most `LONGEST_REASON` characters of it."""
-    line = " ".join(str(error).strip().partition("\n")[0].split())
-    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
-
-
-def name_extra(extra: str) -> str:
-    """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
-    return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 round", "1,000 rounds"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def shorten(value: object) -> str:
-    """Return `repr(value)`, of a long one the beginning and the end."""
-    try:
-        return _REPR.repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return f"a {type(value).__name__} of very many digits"
-
-
-_REPR = Repr()
-_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 120, 120, 60
-
-
 def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
     """Return the entry of a registry; "-" and "_" are one character here.
 
@@ -284,13 +246,6 @@ def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
     raise SilodpError(
         f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field
     )
-
-
-def suggest_name(name: str, known: Sequence[str]) -> str | None:
-    """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
-    beginnings = [word for word in known if name and word.startswith(name)]
-    close = get_close_matches(name, known, n=1) or beginnings
-    return f"did you mean '{close[0]}'?" if close else None
 
 
 def require(holds: object, message: str, *, code: str, field: str | None = None) -> None:

@@ -34,7 +34,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
+from silodp.text import shorten
 
 __all__ = [
     "Clip",
@@ -52,12 +53,12 @@ __all__ = [
     "check_value",
 ]
 
-LEAST_REAL, MOST_REAL = 1e-50, 1e38
+MIN_REAL, MAX_REAL = 1e-50, 1e38
 """Magnitudes of real numbers that can be squared and put in float32."""
-MOST_WHOLE = 10**9
+MAX_WHOLE = 10**9
 MAX_SILOS = 100_000
 """The most silos of a run: each is an object, in plans too."""
-MOST_NOISE = 1e6
+MAX_NOISE = 1e6
 """The largest noise multiplier that a method may have and that plans look for: above, accountants take long."""
 
 
@@ -89,7 +90,7 @@ class Range:
         least: the number must not be smaller than this.
         below: the number must be smaller than this.
         most: the number must not be larger than this.
-        limit: the largest number that can be computed with, where it is less than `MOST_REAL`.
+        limit: the largest number that can be computed with, where it is less than `MAX_REAL`.
         what: the noun of the message, for example "ε".
         tip: a last clause of the message, for example "0 means no privacy".
     """
@@ -113,8 +114,8 @@ class Range:
             raise _refuse(name, value, "set a number", "argument.type")
         number: Any = value
         size = abs(number)  # of any kind: a whole number may be too large for a float
-        if size == size and size not in (0, math.inf) and not LEAST_REAL <= size <= MOST_REAL:
-            remedy = f"set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}"
+        if size == size and size not in (0, math.inf) and not MIN_REAL <= size <= MAX_REAL:
+            remedy = f"set a number whose magnitude is between {MIN_REAL:g} and {MAX_REAL:g}"
             raise _refuse(name, value, remedy, "argument.out_of_range")
         ends = {"> ": self.above, "≥ ": self.least, "< ": self.below, "≤ ": self.most}
         wanted = [f"{sign}{end:g}" for sign, end in ends.items() if end is not None]
@@ -143,7 +144,7 @@ class Whole:
     """
 
     least: int = 1
-    limit: int = MOST_WHOLE
+    limit: int = MAX_WHOLE
     most: int | None = None
     what: str = ""
 
@@ -174,7 +175,7 @@ Momentum = Annotated[float, Range(least=0, below=1)]
 Clip = Annotated[float, Range(above=0, what="clip", tip="it is in units of the update's 2-norm")]
 NoiseMultiplier = Annotated[
     float,
-    Range(least=0, limit=MOST_NOISE, what="noise multiplier", tip="0 means no privacy"),
+    Range(least=0, limit=MAX_NOISE, what="noise multiplier", tip="0 means no privacy"),
     Help("σ: standard deviation of the noise divided by the sensitivity."),
 ]
 Count = Annotated[int, Whole()]

@@ -24,9 +24,10 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
-from silodp.errors import SilodpError, counted, shorten, suggest_name
+from silodp.errors import SilodpError
 from silodp.parsing import parse_json, parse_toml
 from silodp.settings import Delta, Positive, Probability, Whole, check_value
+from silodp.text import pluralize, shorten, suggest_name
 
 DELTA = 1e-5
 
@@ -373,7 +374,7 @@ def _compute(charges: list[EventCount], delta: float) -> Cost:
 
 def format_finding(finding: Finding) -> list[str]:
     """Return a finding as lines of text."""
-    rounds = counted(finding.rounds, "round")
+    rounds = pluralize(finding.rounds, "round")
     lines = [f"{finding.framework}: {finding.mechanism}", f"after {rounds}, at δ = {finding.delta:g}:"]
     for adversary in dict.fromkeys(bound.adversary for bound in finding.bounds):
         lines.append(f"  against {adversary}")

@@ -26,7 +26,7 @@ from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import get_measure, list_quantities
@@ -36,6 +36,7 @@ from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.settings import Whole
+from silodp.text import pluralize
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp_experiments.compare_page import format_table, render_comparison
@@ -267,7 +268,7 @@ def _explain(
     ]
     untuned = [method["label"] for method in methods if method["untuned"]]
     found = [
-        f"{counted(count, 'run')} on the same persons: each adds its ε to those before.",
+        f"{pluralize(count, 'run')} on the same persons: each adds its ε to those before.",
         f"Each ε here is at δ = {config.delta:g},"
         f"{' for all records of one person,' if of_persons else ''} and of one run with secret noise; these runs "
         "drew their noise from seeds, so their models are not for release.",

@@ -9,12 +9,12 @@ from typing import Any
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES
-from silodp.errors import counted
 from silodp.report import plots
 from silodp.report.formatting import format_measure
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder
 from silodp.report.templates import render
+from silodp.text import pluralize
 
 Fields = dict[str, Any]
 
@@ -92,7 +92,8 @@ def render_comparison(result: Fields, out: Path) -> str:
         for against, caption in (
             (
                 "round",
-                f"{name} after every round: mean of {counted(result['seeds'], 'run')}, band ± one standard deviation.",
+                f"{name} after every round: mean of {pluralize(result['seeds'], 'run')}, band ± one "
+                "standard deviation.",
             ),
             (
                 "epsilon",

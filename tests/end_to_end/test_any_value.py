@@ -24,7 +24,7 @@ from silodp.data.catalog import find_dataset
 from silodp.errors import CODES, SilodpError
 from silodp.methods import METHODS
 from silodp.planning.plan import format_plan, plan_run
-from silodp.settings import LEAST_REAL, MOST_REAL, MOST_WHOLE
+from silodp.settings import MAX_REAL, MAX_WHOLE, MIN_REAL
 from support.commands import Silodp, assert_sentence
 
 Case = tuple[str, dict[str, Any]]
@@ -43,7 +43,7 @@ OWN: dict[str, dict[str, Any]] = {
     "rpdp-dropout": {**NOISE, **STEPS, "threshold": 1.0},
     "ddp": {**NOISE, **STEPS, "record_sampling": 0.1},
 }
-NUMBERS = [-1, 0, 1, 2, 7, 10**6, MOST_WHOLE, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400, True, False]
+NUMBERS = [-1, 0, 1, 2, 7, 10**6, MAX_WHOLE, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400, True, False]
 REALS = [
     0.5,
     1.0,
@@ -61,7 +61,7 @@ REALS = [
     -math.inf,
     math.nan,
 ]
-REALS += [LEAST_REAL, LEAST_REAL / 2, MOST_REAL, MOST_REAL * 2]
+REALS += [MIN_REAL, MIN_REAL / 2, MAX_REAL, MAX_REAL * 2]
 TEXTS = [
     "",
     "x",
@@ -97,7 +97,7 @@ ALLOWED = [
     2,
     3,
     10**6,
-    MOST_WHOLE,
+    MAX_WHOLE,
     0.0,
     1e-12,
     1e-8,
@@ -108,8 +108,8 @@ ALLOWED = [
     1e3,
     1e6,
     1e12,
-    LEAST_REAL,
-    MOST_REAL,
+    MIN_REAL,
+    MAX_REAL,
 ]
 """Such as the range check of a single field lets through, to meet one another."""
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from silodp.cli._console import UNEXPECTED, describe_failure
-from silodp.errors import CODES, SilodpError, list_codes, shorten
+from silodp.errors import CODES, SilodpError, list_codes
 from silodp.settings import Range, Whole
+from silodp.text import shorten
 from support.commands import CONFIG, Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]

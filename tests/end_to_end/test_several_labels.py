@@ -23,7 +23,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.records import load_records, save_records
 from silodp.methods import UldpSgd
-from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.runtime.prepare import prepare_run
 from silodp.training.losses import (
     LOSSES,
@@ -307,7 +307,7 @@ def test_evaluation_by_sums_of_counts_is_refused_and_within_silos_measures() -> 
 @pytest.mark.parametrize(("labels", "values"), [("multilabel", {0.0, 1.0}), ("real", None)])
 def test_settings_are_tried_on_synthetic_labels_of_the_kind(labels, values) -> None:
     public = PublicData("toy", ("a", "b"), 50, (4,), labels, features=tuple("wxyz"), targets=3)
-    drawn = draw_federation(public, Guess(), 50, np.random.default_rng(0))
+    drawn = draw_federation(public, SyntheticSettings(), 50, np.random.default_rng(0))
     assert (drawn.labels, drawn.targets) == (labels, 3)
     assert drawn.test is not None
     assert values is None or set(np.unique(drawn.test.y)) == values

@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from silodp._lazy import Registry
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import SilodpError, shorten
-from silodp.settings import MOST_REAL, Delta, check_value
+from silodp.errors import SilodpError
+from silodp.settings import MAX_REAL, Delta, check_value
+from silodp.text import shorten
 
 _MAX_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -258,7 +259,7 @@ def compute_delta(
 def _check_not_negative(name: str, value: Any) -> None:
     """Check for a number of at least 0, however small: a total variation distance may be 1e-100."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= MOST_REAL):
+    if not (is_number and 0 <= value <= MAX_REAL):
         raise SilodpError(
             f"{name} = {shorten(value)}: set a number of at least 0.", code="argument.value", field=name
         )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.settings import Delta, Epsilon, check_value
+from silodp.text import pluralize
 
 _TOLERANCE = 0.9e-4  # of ln(parameter): the functions promise 1e-4
 _MIN_NOISE, _MAX_NOISE = 1e-2, 1e6
@@ -155,7 +156,7 @@ def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance
 
 def _unreachable(best: str, rounds: int, target: float, delta: float) -> SilodpError:
     return SilodpError(
-        f"epsilon {target:g} at delta {delta:g} is out of reach in {counted(rounds, 'round')}, even with {best}: "
+        f"epsilon {target:g} at delta {delta:g} is out of reach in {pluralize(rounds, 'round')}, even with {best}: "
         f"allow a larger epsilon or delta, or fewer rounds.",
         code="budget.out_of_reach",
     )

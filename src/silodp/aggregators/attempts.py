@@ -23,8 +23,9 @@ from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.settings import Whole
+from silodp.text import pluralize
 from silodp.wire import schemas
 from silodp.wire.messages import Message
 from silodp.wire.transport import DeliveryFailure
@@ -228,7 +229,7 @@ class ServerAttempts:
         if len(roster) < self.fewest:
             reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
             raise SilodpError(
-                f"round {last.round + 1} has {counted(len(roster), 'silo')} left and needs {self.fewest}: no answer "
+                f"round {last.round + 1} has {pluralize(len(roster), 'silo')} left and needs {self.fewest}: no answer "
                 f"from {reasons}. Mend it and resume: the round will go on where it is.",
                 code="run.too_few_silos",
             )

@@ -16,10 +16,11 @@ import numpy as np
 
 from silodp.accounting.events import Event
 from silodp.accounting.views import ADVERSARIES, Adversary, View
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.roles import MethodState
 from silodp.settings import Settings
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -422,7 +423,7 @@ def check_attempts(aggregator: Aggregator, rounds: int) -> None:
     if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
         raise SilodpError(
             f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
-            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: aggregation.attempts; in "
+            f"{pluralize(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: aggregation.attempts; in "
             "silodp epsilon: --aggregation attempts=N), leaving room for rounds that must be repeated.",
             code="argument.conflict",
             field="rounds",

@@ -26,7 +26,7 @@ from silodp.accounting.views import Adversary
 from silodp.config.task import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
-from silodp.errors import SilodpError, first_line, suggest_name
+from silodp.errors import SilodpError
 from silodp.report.model_card import check_card
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
@@ -40,6 +40,7 @@ from silodp.runtime.model_description import (
 )
 from silodp.runtime.run_files import GUARANTEE
 from silodp.settings import check_path, check_type
+from silodp.text import first_line, suggest_name
 from silodp.training.losses import flatten_outputs
 from silodp.training.task import compute_outputs, make_tensor
 

@@ -20,7 +20,8 @@ import typer
 
 from silodp.cli._console import Config, Json, Names, Set, Trackers, format_command, log, show
 from silodp.cli._logging import LEVELS, log_lines
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -300,7 +301,7 @@ def accept_command(
         log(f"warning: {describe_shortfall(short, policy.lifetime_epsilon)}")
     persons = len(set(records.user.tolist()))
     lines = [
-        f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
+        f"Read {pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
     result = {"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}
@@ -352,7 +353,9 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(counted=counted, describe_unit=describe_unit, format_epsilon=format_epsilon)
+    environment.globals.update(
+        pluralize=pluralize, describe_unit=describe_unit, format_epsilon=format_epsilon
+    )
     budget = agreed["budget"]
     whole = None if budget is None else agreed["epsilon"][budget["adversary"]]
     text = environment.get_template("agreement.txt").render(
@@ -652,7 +655,9 @@ def audit_log(folder: Folder, as_json: Json = False) -> None:
         for one in entries
     ]
     if cut_off:
-        log(f"note: {counted(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there")
+        log(
+            f"note: {pluralize(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there"
+        )
     spent = read_spent(folder, entries)
     text = [*(text or ["nothing has left this silo"]), *_format_spent(spent)]
     show({"entries": entries, "spent": spent}, as_json, text)
@@ -666,7 +671,7 @@ def _format_spent(spent: dict[str, Any] | None) -> list[str]:
         return []
     unit = f" for {describe_unit(spent['unit'])}" if spent["unit"] in ("user", "record") else ""
     lines = [
-        f"spent in {counted(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"
+        f"spent in {pluralize(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"
     ]
     for adversary, epsilon in spent["epsilon"].items():
         limit = spent["limits"][adversary]

@@ -16,7 +16,8 @@ from click.core import ParameterSource
 
 from silodp._lazy import load
 from silodp.cli._console import Config, Json, Names, Set, log, show
-from silodp.errors import SilodpError, counted, require
+from silodp.errors import SilodpError, require
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
@@ -147,7 +148,7 @@ def _tune(
 ) -> None:
     """Choose settings for a target ε, and show them."""
     from silodp.planning.epsilon import list_delta_remarks
-    from silodp.planning.synthetic import Guess
+    from silodp.planning.synthetic import SyntheticSettings
     from silodp.planning.tuning import format_tuning, tune
     from silodp.settings import Positive, check_value
 
@@ -177,7 +178,7 @@ def _tune(
         resolved,
         spec,
         target,
-        guess=Guess(records, prevalence=prevalence),
+        guess=SyntheticSettings(records, prevalence=prevalence),
         accountant=resolved.accountant,
         on_progress=_make_progress(),
         give_up=cast(Any, give_up),  # checked there
@@ -404,7 +405,7 @@ def epsilon(
         colluding=colluding,
         knows_sample=knows_sample,
     )
-    after = f"after {counted(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
+    after = f"after {pluralize(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
     line = f"ε = {format_epsilon(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"

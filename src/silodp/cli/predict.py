@@ -22,7 +22,8 @@ from silodp.cli._console import (
     list_reader_settings,
     show,
 )
-from silodp.errors import SilodpError, counted, name_file
+from silodp.errors import SilodpError, name_file
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +121,7 @@ def predict(
         result,
         as_json,
         [
-            f"{out}: {counted(len(predictions), 'row')} with {', '.join(model.columns)}.",
+            f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
         ],
     )

@@ -21,7 +21,7 @@ from silodp.config.resolve import ResolvedRun, load_config
 from silodp.config.schema import RunConfig
 from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
@@ -36,6 +36,7 @@ from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
+from silodp.text import pluralize
 from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, format_duration, print_progress
 from silodp.wire.files import write_durably
@@ -112,7 +113,7 @@ def _run_config(
             is_estimated = True
             if done.seconds_left > _LONG_SECONDS:
                 log(
-                    f"note: at this speed the other {counted(done.rounds - done.round, 'round')} take about "
+                    f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
                     f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
                 )
         log_round(done)
@@ -238,7 +239,7 @@ def _warn_retired(method: Method, rounds: int) -> list[str]:
     if planned is None or rounds <= planned:
         return []
     return [
-        f"privacy budgets were planned for {counted(planned, 'round')} and there were {rounds:,}: records "
+        f"privacy budgets were planned for {pluralize(planned, 'round')} and there were {rounds:,}: records "
         "retired when their budgets were used up, many of them soon after that, and later rounds trained on fewer "
         "records or none (without method.rounds, the number is that of the run)"
     ]
@@ -284,7 +285,7 @@ def _summarize(
 def format_summary(summary: dict[str, Any]) -> list[str]:
     """Return a summary as lines of text."""
     results = {"loss": summary["loss"], **summary["metrics"]}
-    head = f"{summary['method']}, {counted(summary['rounds'], 'round')}"
+    head = f"{summary['method']}, {pluralize(summary['rounds'], 'round')}"
     if summary["stopped"] == "budget":
         head += " (stopped by the privacy budget)"
     head += "".join(f", {name} {value:.4g}" for name, value in results.items() if value is not None)
@@ -296,7 +297,7 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
     persons = ", ".join(
-        f"{persons:,} in {counted(silos, 'silo') if silos else 'no silo'}"
+        f"{persons:,} in {pluralize(silos, 'silo') if silos else 'no silo'}"
         for silos, persons in summary["persons_by_silos"].items()
     )
     lines.append(f"Persons with training records (private, not for release): {persons}.")
@@ -424,6 +425,6 @@ def _explain_rounds(method: Method, previous: ResolvedRun | None) -> str:
         return ""
     table = "method.personal" if method.budgets.unit == "user" else "method"
     return (
-        f" Its privacy budgets were planned for {counted(before, 'round')}, and spent ε cannot be planned again: "
+        f" Its privacy budgets were planned for {pluralize(before, 'round')}, and spent ε cannot be planned again: "
         f"resume with rounds = {before}, or with {table}.rounds = {before}."
     )

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from silodp.config.plugins import find_plugin
-from silodp.errors import SilodpError, shorten, suggest_name
+from silodp.errors import SilodpError
 from silodp.settings import read_hints
+from silodp.text import shorten, suggest_name
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

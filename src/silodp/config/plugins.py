@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from silodp._lazy import Registry
-from silodp.errors import SilodpError, describe_exception, first_line, lookup
+from silodp.errors import SilodpError, lookup
+from silodp.text import describe_exception, first_line
 
 T = TypeVar("T")
 

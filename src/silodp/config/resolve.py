@@ -31,7 +31,7 @@ from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.prepare import assemble_spec, choose_delta, describe_model, prepare_run
-from silodp.settings import MAX_SILOS, MOST_WHOLE, Whole
+from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -283,7 +283,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(
         dataset.loader, values, f"the data source '{config.data['source']}'", "data"
     )
-    for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
+    for name, least, most in (("users", 1, MAX_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])
     return dataset, arguments

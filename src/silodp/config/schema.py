@@ -15,8 +15,9 @@ from silodp.accounting.views import Adversary
 from silodp.config.arguments import convert_validation_error, make_unknown_error
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
-from silodp.errors import SilodpError, shorten
-from silodp.settings import MOST_WHOLE
+from silodp.errors import SilodpError
+from silodp.settings import MAX_WHOLE
+from silodp.text import shorten
 
 
 class _Section(BaseModel):
@@ -63,13 +64,13 @@ class RunConfig(_Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
-    rounds: Annotated[int, Field(ge=0, le=MOST_WHOLE)]
+    rounds: Annotated[int, Field(ge=0, le=MAX_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: str | None = None
     aggregator: str = "plain"
     aggregation: TomlTable = Field(default_factory=dict)
-    evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
+    evaluate_every: Annotated[int, Field(ge=1, le=MAX_WHOLE)] = 1
     separate: bool | None = None
     data: TomlTable
     task: TaskSection = Field(default_factory=TaskSection)

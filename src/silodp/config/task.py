@@ -14,7 +14,8 @@ from silodp.config.plugins import execute_code, import_reference, is_reference, 
 from silodp.config.schema import TaskSection
 from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, describe_exception, lookup
+from silodp.errors import SilodpError, lookup
+from silodp.text import describe_exception
 from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, name_linear_model

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.parsing import NestedTooDeepError, parse_toml
+from silodp.text import shorten
 
 TomlTable = dict[str, Any]
 

@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
-from silodp.errors import SilodpError, require, shorten
+from silodp.errors import SilodpError, require
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.text import shorten
 
 # Every signature and commitment begins with the version and its purpose, so that none passes for another one.
 VERSION = "silodp secure aggregation 2"

@@ -17,8 +17,9 @@ from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, 
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
 from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError, shorten
-from silodp.settings import MOST_WHOLE, Settings
+from silodp.errors import SilodpError
+from silodp.settings import MAX_WHOLE, Settings
+from silodp.text import shorten
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +74,9 @@ class Federation(Settings):
             if (
                 isinstance(value, bool)
                 or not isinstance(value, Integral)
-                or not least <= int(value) <= MOST_WHOLE
+                or not least <= int(value) <= MAX_WHOLE
             ):
-                raise self._refusal(f"{name} is {value!r}; give a whole number from {least} to {MOST_WHOLE}")
+                raise self._refusal(f"{name} is {value!r}; give a whole number from {least} to {MAX_WHOLE}")
             object.__setattr__(self, name, int(value))  # json does not write numpy's integers
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays
 from silodp.data.public import LabelKind
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.settings import check_choice, check_list
+from silodp.text import shorten
 
 MAX_NAME_LENGTH = 100
 """Characters of a silo's name: it is part of what silos sign and send each other."""

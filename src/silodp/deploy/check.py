@@ -20,8 +20,9 @@ from silodp.deploy.https import listen_at
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import check_participation, find_name, load_identity
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
+from silodp.text import shorten
 from silodp.wire.transport import SERVER
 
 _MAX_CLOCK_SECONDS = 300.0

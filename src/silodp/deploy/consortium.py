@@ -33,8 +33,9 @@ from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json, refuse_unsound
+from silodp.text import shorten
 from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 

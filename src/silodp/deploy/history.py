@@ -19,8 +19,9 @@ from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.data.tables.schema import text_of
 from silodp.deploy.consortium import Consortium
-from silodp.errors import SilodpError, counted, shorten
+from silodp.errors import SilodpError
 from silodp.runtime.gate import read_state
+from silodp.text import pluralize, shorten
 from silodp.wire.files import make_private_folder
 from silodp.wire.store import RoundStore, Store
 
@@ -80,7 +81,7 @@ def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, list
     ):
         if found < expected:
             raise SilodpError(
-                f"the ledger of run {run} in {folder} is an old copy: it has {counted(found, 'charge')}, and {what} "
+                f"the ledger of run {run} in {folder} is an old copy: it has {pluralize(found, 'charge')}, and {what} "
                 f"beside it lists {expected}, so what was spent is not known; restore the newest ledgers, or if there "
                 "are none read 'Backup' in docs/deployment_admin.md; nothing is answered until then.",
                 code="gate.set_back",

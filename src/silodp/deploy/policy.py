@@ -18,7 +18,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy.agreement import JOIN_BYTES
-from silodp.errors import SilodpError, require, shorten
+from silodp.errors import SilodpError, require
+from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (

@@ -27,7 +27,7 @@ from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.deploy.status import STATUS, StatusFile, read_status
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.model_card import write_card
@@ -37,6 +37,7 @@ from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
+from silodp.text import describe_exception
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp.wire.store import RoundStore

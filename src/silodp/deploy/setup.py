@@ -38,11 +38,12 @@ from silodp.deploy.lifetime import compute_lifetime_cost
 from silodp.deploy.policy import Policy, accept_digest
 from silodp.deploy.records import check_index, save_records
 from silodp.deploy.silo import check_participation, find_name, save_identity
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.lock import hold_lock
+from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 

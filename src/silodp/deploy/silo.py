@@ -41,11 +41,12 @@ from silodp.deploy.lifetime import LifetimeLedger
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.deploy.records import load_records
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
+from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, RoundStore, set_once
@@ -256,7 +257,7 @@ class SiloService:
         """
         if self.lifetime.charged_runs >= self._max_runs:
             raise SilodpError(
-                f"silo '{self.name}' was charged in {counted(self.lifetime.charged_runs, 'run')}; its policy allows "
+                f"silo '{self.name}' was charged in {pluralize(self.lifetime.charged_runs, 'run')}; its policy allows "
                 f"{self._max_runs} (most_runs); nothing was sent.",
                 code="gate.run",
                 field="most_runs",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -22,6 +22,7 @@ from silodp.mechanisms.clipping import (
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +135,7 @@ def check_batch(data: PublicData, batch: float) -> None:
     for name, records in zip(data.silos, data.record_counts or (), strict=False):
         if 0 < records < batch:
             raise SilodpError(
-                f"silo '{name}' has {counted(records, 'record')}, fewer than expected_batch_size = {batch:g}: "
+                f"silo '{name}' has {pluralize(records, 'record')}, fewer than expected_batch_size = {batch:g}: "
                 "lower that, or leave the silo out.",
                 code="data.too_few_records",
                 field="expected_batch_size",

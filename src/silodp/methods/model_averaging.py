@@ -16,9 +16,10 @@ from silodp.accounting.assumptions import NOT_COVERED
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.accounting.guarantee import Guarantee
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods.ddp.method import CLAIM
 from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,7 +91,7 @@ def average_models(
         noise = [noise_multiplier] * len(given)
     if len(noise) != len(given):
         raise SilodpError(
-            f"noise_multiplier has {counted(len(noise), 'value')} for {counted(len(given), 'model')}: give one for "
+            f"noise_multiplier has {pluralize(len(noise), 'value')} for {pluralize(len(given), 'model')}: give one for "
             "each, or one for all.",
             code="argument.shape",
             field="noise_multiplier",

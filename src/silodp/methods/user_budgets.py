@@ -25,9 +25,10 @@ from silodp.accounting.events import (
     list_nested,
 )
 from silodp.accounting.views import Adversary, View
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets
 from silodp.settings import Count, Epsilon, Probability, Settings
+from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.accounting.budget_curve import EpsilonCurve
@@ -94,7 +95,7 @@ class UserBudgets(Settings, prefix="personal."):
         return (
             f"every person's budget is public and says nothing of their records; so is {learns[self.by]}",
             TECHNICAL
-            + f"budgets are met against '{self.adversary}', over {counted(self.rounds, 'round')}; ε is that of a "
+            + f"budgets are met against '{self.adversary}', over {pluralize(self.rounds, 'round')}; ε is that of a "
             f"person with the largest budget, {self.largest_budget:g}",
         )
 
@@ -236,7 +237,7 @@ class BudgetCalibration(UnitBudgets):
         if largest == 0:
             raise SilodpError(
                 f"personal.largest_budget = {personal.largest_budget:g} is met by no {_WHAT[personal.by]} in "
-                f"{counted(personal.rounds, 'round')}: raise it, or noise_multiplier.",
+                f"{pluralize(personal.rounds, 'round')}: raise it, or noise_multiplier.",
                 code="budget.out_of_reach",
                 field="personal.largest_budget",
             )

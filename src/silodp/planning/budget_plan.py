@@ -17,9 +17,10 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import View
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.report.guarantee_text import format_requested
+from silodp.text import pluralize
 
 if TYPE_CHECKING:  # matplotlib is imported only where a picture is drawn
     from silodp.report.plots import SamplingCurve
@@ -140,7 +141,7 @@ def draw_epsilon_by_sampling(
         curves,
         levels,
         f"{_sampling_field(method).replace('_', ' ')} probability q",
-        f"ε after {counted(rounds, 'round')}, accountant {accountant.name}",
+        f"ε after {pluralize(rounds, 'round')}, accountant {accountant.name}",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)

@@ -19,7 +19,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import EvaluationSums
 from silodp.planning.budget_plan import (
@@ -31,6 +31,7 @@ from silodp.planning.budget_plan import (
 )
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from silodp.text import pluralize
 
 MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
@@ -270,7 +271,7 @@ def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
 
 def format_plan(result: Mapping[str, Any]) -> list[str]:
     """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
-    head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
+    head = f"{result['method']}, {pluralize(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
     whom = describe_unit(result["unit"])
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
@@ -296,7 +297,7 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
         asked = (name for name in target if name not in _ABOUT_TARGETS)
         lines += [f"  {name}{_format_solution(name, target)}" for name in asked]
     users = "" if result["unit"] == "record" else f", U = {result['users']:,}"
-    size = f"{counted(result['silos'], 'silo')}{users}, d = {result['dimension']:,}"
+    size = f"{pluralize(result['silos'], 'silo')}{users}, d = {result['dimension']:,}"
     lines.append(f"aggregator {result['aggregator']}, {size}:")
     lines += _format_facts(result["aggregation"], "  ")
     return lines + [
@@ -306,12 +307,12 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
 
 def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
     most = limit["rounds"]
-    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
+    enough = f"enough for {pluralize(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
     return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 
 def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
-    times = counted(evaluation["times"], "evaluation")
+    times = pluralize(evaluation["times"], "evaluation")
     if evaluation["across"] == "local":
         return [f"{times} within each silo: nothing leaves a silo, so no ε"]
     spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in evaluation["epsilon"].items())

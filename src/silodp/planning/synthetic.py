@@ -22,7 +22,7 @@ _TEST_RECORDS = 2000
 
 
 @dataclass(frozen=True)
-class Guess:
+class SyntheticSettings:
     """Assumed properties of private records; each is a public constant that somebody wrote down.
 
     Attributes:
@@ -39,7 +39,7 @@ class Guess:
 
 
 def draw_federation(
-    public: PublicData, guess: Guess, users: int, generator: np.random.Generator
+    public: PublicData, guess: SyntheticSettings, users: int, generator: np.random.Generator
 ) -> Federation:
     """Draw a federation whose columns, silos and kind of label are the declared ones.
 
@@ -138,7 +138,7 @@ def _group_categories(features: tuple[str, ...]) -> list[list[int]]:
 
 def _draw_labels(
     public: PublicData,
-    guess: Guess,
+    guess: SyntheticSettings,
     x: NDArray[np.float32],
     codes: NDArray[np.int64],
     generator: np.random.Generator,

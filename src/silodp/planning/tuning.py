@@ -22,13 +22,14 @@ from silodp.config.task import build_task
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
 from silodp.data.tables.schema import UNSCALED_LABEL
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
-from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.settings import check_choice
+from silodp.text import pluralize
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
@@ -91,7 +92,7 @@ def tune(
     spec: RunSpec,
     target: float,
     *,
-    guess: Guess | None = None,
+    guess: SyntheticSettings | None = None,
     federations: int = FEDERATIONS,
     seed: int = 0,
     accountant: Accountant | str | None = None,
@@ -111,7 +112,7 @@ def tune(
         resolved: its model and metric are tried.
         spec: its `build_public_spec()`.
         target: ε against the adversary of the budget, or "released".
-        guess: what the schema does not say; None for the defaults of `Guess`.
+        guess: what the schema does not say; None for the defaults of `SyntheticSettings`.
         federations: how many are drawn, at least 2.
         seed: of the federations and the trainings; nothing of it is in the run.
         accountant: None takes the tightest that knows the noise.
@@ -144,7 +145,7 @@ def tune(
     for adversary in give_up:
         check_choice("give_up", adversary, ADVERSARIES)
     options = resolved.config.task.loss_options or {}
-    guess = replace(guess or Guess(), typical_time=float(options.get("typical_time", 1.0)))
+    guess = replace(guess or SyntheticSettings(), typical_time=float(options.get("typical_time", 1.0)))
     tuner = _Tuner(resolved, spec, target, guess, federations, seed, accountant, on_progress, give_up)
     return tuner.run()
 
@@ -157,7 +158,7 @@ class _Tuner:
         resolved: ResolvedRun,
         spec: RunSpec,
         target: float,
-        guess: Guess,
+        guess: SyntheticSettings,
         federations: int,
         seed: int,
         accountant: Accountant | str | None,
@@ -460,9 +461,9 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
     """Return the choice as lines of text, with the tables of a configuration that make it."""
     chosen, loss, metric = result["chosen"], result["loss"], result["metric"]
     lines = [
-        f"tuned for ε = {result['epsilon']:g} ({result['adversary']}) by {counted(result['trainings'], 'training')} on "
-        f"{result['federations']} synthetic federations of the declared schema (U = {result['users']:,}); no private "
-        "row was read",
+        f"tuned for ε = {result['epsilon']:g} ({result['adversary']}) by {pluralize(result['trainings'], 'training')} "
+        f"on {result['federations']} synthetic federations of the declared schema (U = {result['users']:,}); no "
+        "private row was read",
         f"  expected shortfall in {metric} against the best settings of each federation: {loss['mean']:.3f}, at most "
         f"{loss['largest']:.3f} there",
     ]

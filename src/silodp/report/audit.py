@@ -28,10 +28,11 @@ from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.report.comparison import find_contradiction, is_covered
 from silodp.report.rederive import JOINED, rederive_guarantees
 from silodp.runtime.run_files import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
+from silodp.text import pluralize
 
 UNBOUND = (
     "whether model, guarantee, metrics and config.toml are those that the run wrote (an earlier version of silodp "
@@ -221,7 +222,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     steps = min(ledger.rounds, _MAX_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
     if len(rows) != ledger.rounds + 1:
-        return f"it has {counted(len(rows) - 1, 'round')} after the untrained model, and the ledger {ledger.rounds:,}"
+        return f"it has {pluralize(len(rows) - 1, 'round')} after the untrained model, and the ledger {ledger.rounds:,}"
     for adversary in ADVERSARIES:
         claimed = [(row.get("epsilon") or {}).get(adversary) for row in rows]
         if all(value is None for value in claimed):
@@ -238,7 +239,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
             if spent is None:
                 return f"{stated}, and there is no guarantee"
             if not is_covered(value, spent):
-                return f"{stated}, and {counted(known, 'round')} cost {spent:.6g}"
+                return f"{stated}, and {pluralize(known, 'round')} cost {spent:.6g}"
     return None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from silodp.errors import counted
 from silodp.report.formatting import as_number
 from silodp.runtime.run_files import REFUSED_SUM
+from silodp.text import pluralize
 
 _DIVERGED = 10.0
 """A run has diverged where its last loss is so many times that of the untrained model."""
@@ -66,7 +66,7 @@ def describe_refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     charged, refused = _count_refused_sums(rows)
     if 0 < refused < charged:
         sentences.append(
-            f"{refused:,} of {counted(charged, 'round')} did not change the model: {_NOT_FINITE}. {_COST}"
+            f"{refused:,} of {pluralize(charged, 'round')} did not change the model: {_NOT_FINITE}. {_COST}"
         )
     by_silo: dict[str, int] = {}
     for row in rows:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from silodp.accounting.guarantee import format_epsilon
-from silodp.errors import counted
+from silodp.text import pluralize
 from silodp.tracking.progress import format_duration
 
 _UNINFORMATIVE_ACCURACY = 0.999
@@ -135,7 +135,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "without_folders": without_folders,
     "delta": format_delta,
     "clause": as_clause,
-    "counted": counted,
+    "pluralize": pluralize,
     "duration": format_duration,
     "one_line": join_lines,
     "code": format_code,

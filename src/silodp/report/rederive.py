@@ -24,7 +24,7 @@ from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.report.comparison import is_same
@@ -32,6 +32,7 @@ from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
+from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
 
@@ -126,14 +127,14 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
     over = 0 if stored is None else Message.decode(stored).round
     if over > ledger.rounds:
         raise SilodpError(
-            f"the files in {directory} are of different rounds: its ledger has {counted(ledger.rounds, 'round')}, "
+            f"the files in {directory} are of different rounds: its ledger has {pluralize(ledger.rounds, 'round')}, "
             f"and by the store of the server {over} are complete; restore the newest ledger.",
             code="report.contradicted",
         )
     kept, found = count_charges(store), len(ledger.history)
     if kept > found:
         raise SilodpError(
-            f"the files in {directory} are of different moments: its ledger has {counted(found, 'charge')}, and the "
+            f"the files in {directory} are of different moments: its ledger has {pluralize(found, 'charge')}, and the "
             f"store of the server lists {kept}; restore the newest ledger.",
             code="report.contradicted",
         )

@@ -36,7 +36,8 @@ from silodp.accounting.ledger import find_exceeded_limit
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import common_digest, model_and_sample, state_of
 from silodp.aggregators.run_spec import RunSpec
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
+from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
@@ -199,7 +200,7 @@ class Gate:
         if request.round >= self._spec.rounds:
             self._refuse(
                 "gate.rounds",
-                f"was asked for round {request.round + 1} of a run of {counted(self._spec.rounds, 'round')}",
+                f"was asked for round {request.round + 1} of a run of {pluralize(self._spec.rounds, 'round')}",
             )
         state = self._enter_round(request, state)
         if request.kind in self._prepare:
@@ -338,7 +339,7 @@ class Gate:
         if max_attempts is not None and state.attempts >= max_attempts:
             self._refuse(
                 "gate.attempts",
-                f"has answered the {counted(max_attempts, 'attempt')} that the run's encryption was chosen for",
+                f"has answered the {pluralize(max_attempts, 'attempt')} that the run's encryption was chosen for",
             )
         state = replace(state, attempts=state.attempts + 1)
         if self.script.open is None:
@@ -363,7 +364,7 @@ class Gate:
             self._refuse(
                 "gate.roster",
                 f"was asked to add up with {list(roster)}: it takes part only with itself and at least "
-                f"{counted(min_survivors - 1, 'other silo')}",
+                f"{pluralize(min_survivors - 1, 'other silo')}",
             )
         if state.roster and not set(roster) < set(state.roster):
             self._refuse(

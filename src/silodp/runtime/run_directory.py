@@ -15,7 +15,7 @@ from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
 from silodp.aggregators.registry import AggregatorRecord
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
@@ -32,6 +32,7 @@ from silodp.runtime.run_files import (
     digest_file,
     digest_rows,
 )
+from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.store import DirectoryStore, MemoryStore, Store
 
@@ -79,7 +80,7 @@ class RunDirectory:
             state = load_checkpoint(self._checkpoint(self.path), spec.digest)
             if spec.rounds < state.round:
                 raise SilodpError(
-                    f"rounds = {spec.rounds}, and the run in {self.path} has done {counted(state.round, 'round')}, "
+                    f"rounds = {spec.rounds}, and the run in {self.path} has done {pluralize(state.round, 'round')}, "
                     f"which cannot be undone: resume with rounds ≥ {state.round}, or begin another run.",
                     code="run.rounds_done",
                     field="rounds",
@@ -191,7 +192,7 @@ class RunDirectory:
         ) as ledger:
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
-                    f"ledger {path} has {counted(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
+                    f"ledger {path} has {pluralize(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
                     "copies from different rounds, and it is not known what was released: begin a new run, which adds "
                     "its ε to that of this run.",
                     code="checkpoint.mismatch",

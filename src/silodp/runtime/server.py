@@ -14,13 +14,14 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.roles import MethodState
 from silodp.methods.weights import compute_user_weights
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
+from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule
 from silodp.wire.store import RoundStore
@@ -270,7 +271,7 @@ class Server:
         kept, found = count_charges(self.store.run), len(self.ledger.history)
         if found < kept:
             raise SilodpError(
-                f"the ledger of this run is an old copy: it has {counted(found, 'charge')}, and the server's store "
+                f"the ledger of this run is an old copy: it has {pluralize(found, 'charge')}, and the server's store "
                 f"lists {kept}; restore the newest ledger, or begin a new run, which adds its own ε.",
                 code="checkpoint.mismatch",
             )

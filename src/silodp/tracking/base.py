@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from silodp.errors import SilodpError, describe_exception, name_extra
+from silodp.errors import SilodpError
+from silodp.text import describe_exception, name_extra
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_pytree_node
 
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.errors import SilodpError
+from silodp.text import describe_exception, first_line
 from silodp.training.model_runs import seeded
 from silodp.training.model_state import model_error
 

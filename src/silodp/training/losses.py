@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError
 from silodp.settings import Positive, check_value
+from silodp.text import describe_exception
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError
+from silodp.text import describe_exception
 from silodp.training.losses import Loss, loss_error
 from silodp.training.model_runs import call_model, seeded
 from silodp.training.model_state import (

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from silodp.data.inputs import NamedArrays
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError
+from silodp.text import describe_exception
 from silodp.training.model_state import model_error
 
 

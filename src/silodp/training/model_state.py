@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError
+from silodp.text import first_line
 
 # Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
 # whose contents are compared by name.

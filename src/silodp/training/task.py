@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.data.inputs import NamedArrays, map_arrays
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError
 from silodp.settings import check_type
+from silodp.text import describe_exception
 from silodp.training.gradients import select_user_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric

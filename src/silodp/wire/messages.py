@@ -12,8 +12,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
+from silodp.text import shorten
 
 _BLOB = "blob:"  # before the names of byte strings on the wire
 _MAX_NAME = 400  # characters of a kind, a run id, or the name of an entry

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError
+from silodp.text import shorten
 from silodp.wire.messages import Message
 
 _HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside the entries' names

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from silodp.data.allocation import USER_EXPONENT, Indices, draw_silos, zipf_weights
-from silodp.errors import SilodpError, counted
-from silodp.settings import MOST_WHOLE, Range, Whole, check_choice
+from silodp.errors import SilodpError
+from silodp.settings import MAX_WHOLE, Range, Whole, check_choice
+from silodp.text import pluralize
 
 Scheme = Literal["uniform", "zipf", "own"]
 
@@ -85,7 +86,7 @@ def _draw_users(
     values, label = np.unique(np.asarray(labels), return_inverse=True)
     if labels_per_user < 1 or labels_per_user * users < len(values):
         raise SilodpError(
-            f"labels_per_user is {labels_per_user} with {counted(users, 'user')}, too few to hold all {len(values)} "
+            f"labels_per_user is {labels_per_user} with {pluralize(users, 'user')}, too few to hold all {len(values)} "
             "labels; raise users or labels_per_user",
             code="argument.value",
             field="labels_per_user",
@@ -289,7 +290,7 @@ def allocate(
         per_silo = law(sizes, users, generator, pairs)
         return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
     if silos is not None:
-        Whole(-MOST_WHOLE).check("silos", silos)  # below 1 it is refused as missing
+        Whole(-MAX_WHOLE).check("silos", silos)  # below 1 it is refused as missing
     if records is None or silos is None or silos < 1:
         raise SilodpError(
             f"records is {records} and silos is {silos}; give both, or sizes for fixed silos",

@@ -16,7 +16,7 @@ from silodp.data.public import PublicData
 from silodp.data.tables.columns import CategoricalColumn
 from silodp.data.tables.reader import Schema, read_inputs
 from silodp.data.tables.subgroups import find_groups
-from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from support.refusals import refused
 
 ROWS = (
@@ -185,7 +185,7 @@ def test_a_synthetic_federation_has_codes_of_the_declared_categories(labels, has
         described = replace(described, categorical={"diagnosis": described.categorical["diagnosis"]})
     public = replace(public_of(described), users=30, labels=labels)
     public = public if labels == "classes" else replace(public, classes=None)
-    drawn = draw_federation(public, Guess(20.0), 30, np.random.default_rng(1))
+    drawn = draw_federation(public, SyntheticSettings(20.0), 30, np.random.default_rng(1))
     assert drawn.public().inputs == public.inputs
     codes = np.concatenate([silo.x["codes"] for silo in drawn.silos])
     assert np.unique(codes[:, 0]).tolist() == [0, 1, 2, 3]
@@ -198,7 +198,7 @@ def test_synthetic_labels_depend_on_codes():
     )
     spreads = []
     for seed in range(5):
-        test = draw_federation(public, Guess(), 30, np.random.default_rng(seed)).test
+        test = draw_federation(public, SyntheticSettings(), 30, np.random.default_rng(seed)).test
         frequent = [c for c in range(4) if (test.x["codes"][:, 0] == c).sum() > 50]
         shares = [test.y[test.x["codes"][:, 0] == code].mean() for code in frequent]
         spreads.append(max(shares) - min(shares))

@@ -21,7 +21,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd
 from silodp.planning import tuning
 from silodp.planning.plan import plan_run
-from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.planning.tuning import Candidate, format_tuning, train_without_parties, tune
 from silodp.runtime.train import train
 from silodp.training.sgd import LocalTraining
@@ -313,7 +313,7 @@ def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
     assert_sentence(silodp("plan", configured(tmp_path), "--tune"), "give --target-epsilon")
     images = PublicData("images", ("a",), 5, (1, 28, 28), "classes", 10)
     with refused("plan.no_table"):
-        draw_federation(images, Guess(), 5, np.random.default_rng(0))
+        draw_federation(images, SyntheticSettings(), 5, np.random.default_rng(0))
     digits = Path(__file__).parents[3] / "examples" / "mnist.toml"
     assert_sentence(silodp("plan", digits, "--tune", "--target-epsilon", 3, "--json"), code="plan.no_table")
 
@@ -345,8 +345,8 @@ def test_fewer_persons_with_less_noise_have_the_same_noise_in_their_mean():
     """What is drawn for 2,000 of many persons: σ·2000/U, so that σ/U is as it will be."""
     task = logistic_task()
     public = PublicData("table", ("a", "b"), 400, (4,), "classes", 2)
-    federation = draw_federation(public, Guess(records=0.01), 400, np.random.default_rng(0))
-    small = draw_federation(public, Guess(records=0.01), 100, np.random.default_rng(0))
+    federation = draw_federation(public, SyntheticSettings(records=0.01), 400, np.random.default_rng(0))
+    small = draw_federation(public, SyntheticSettings(records=0.01), 100, np.random.default_rng(0))
     moved = []
     for drawn, sigma in ((federation, 4000.0), (small, 1000.0)):
         ends = [
@@ -362,7 +362,9 @@ def test_fewer_persons_with_less_noise_have_the_same_noise_in_their_mean():
 def test_a_synthetic_federation_has_the_declared_columns(labels):
     features = ("age", "ward=a", "ward=b", "ward=c", "dose")
     public = PublicData("t", ("n", "s"), 30, (5,), labels, 2 if labels == "classes" else None, features)
-    federation = draw_federation(public, Guess(20.0, prevalence=0.2), 30, np.random.default_rng(1))
+    federation = draw_federation(
+        public, SyntheticSettings(20.0, prevalence=0.2), 30, np.random.default_rng(1)
+    )
     assert federation.public().silos == public.silos
     assert federation.labels == labels
     assert federation.counts().sum() == 600
@@ -371,14 +373,14 @@ def test_a_synthetic_federation_has_the_declared_columns(labels):
     assert np.isin(x[:, 1:4], (0, 1)).all()
     if labels == "classes":
         assert federation.test.y.mean() == pytest.approx(0.2, abs=0.05)
-    again = draw_federation(public, Guess(20.0, prevalence=0.2), 30, np.random.default_rng(1))
+    again = draw_federation(public, SyntheticSettings(20.0, prevalence=0.2), 30, np.random.default_rng(1))
     assert [silo.digest() for silo in again.silos] == [silo.digest() for silo in federation.silos]
 
 
 def test_synthetic_times_are_in_the_unit_of_the_loss(tmp_path):
     public = PublicData("t", ("n", "s"), 30, (2,), "survival", None, ("age", "dose"))
     one, many = (
-        draw_federation(public, Guess(typical_time=time), 30, np.random.default_rng(1)).test.y
+        draw_federation(public, SyntheticSettings(typical_time=time), 30, np.random.default_rng(1)).test.y
         for time in (1.0, 60.0)
     )
     np.testing.assert_allclose(many[:, 1], 60 * one[:, 1], rtol=1e-5)
@@ -403,7 +405,7 @@ def test_survival_is_tuned_with_the_configured_loss(tmp_path, monkeypatch):
         return real(method, task, federation, rounds, randomness)
 
     monkeypatch.setattr(tuning, "train_without_parties", watch)
-    found = tune(config, spec, 2.0, guess=Guess(records=1.0), federations=2)
+    found = tune(config, spec, 2.0, guess=SyntheticSettings(records=1.0), federations=2)
     assert seen == {("exponential_survival", True)}
     assert found["metric"] == "concordance"
 

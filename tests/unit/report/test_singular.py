@@ -9,16 +9,17 @@ import pytest
 
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Gaussian
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
 from silodp.methods import UserBudgets
 from silodp.methods.ddp.clients import PER_CLIENT, expand_per_client
+from silodp.text import pluralize
 from support.commands import Silodp
 
 WRONG = re.compile(r"(?<![\d.,/])1 (?!is\b|has\b|was\b)[a-z]{2,}s\b")
 
 
 def test_counts() -> None:
-    assert [counted(n, "round") for n in (0, 1, 2, 1000)] == [
+    assert [pluralize(n, "round") for n in (0, 1, 2, 1000)] == [
         "0 rounds",
         "1 round",
         "2 rounds",

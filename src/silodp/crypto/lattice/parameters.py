@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from silodp.crypto.lattice._digits import LimbGroup
 from silodp.crypto.lattice.ring import Ring
-from silodp.errors import SilodpError, counted, require
+from silodp.errors import SilodpError, require
+from silodp.text import pluralize
 
 ERROR_ETA = 21  # centered binomial errors: standard deviation √(η/2) = 3.24
 STANDARD_128 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
@@ -340,7 +341,7 @@ def search_parameters(
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
     ]
     raise SilodpError(
-        f"no lattice holds {counted(users, 'user')} with up to {counted(count_cap, 'record')} a silo at C/g = "
+        f"no lattice holds {pluralize(users, 'user')} with up to {pluralize(count_cap, 'record')} a silo at C/g = "
         f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
         "weight bits",
         code="crypto.parameters",

@@ -13,8 +13,8 @@ from silodp.data.identity.linkage import MANY_ROWS, MANY_TIMES, find_many_rows, 
 from silodp.data.identity.profile import IdentityProfile
 from silodp.data.identity.spellings import REASONS, Refusal, compact
 from silodp.data.tables.columns import Reader
-from silodp.errors import counted
 from silodp.settings import check_type
+from silodp.text import pluralize
 
 MAX_ROWS = 10
 """Rows or identifiers that a check lists of each kind."""
@@ -119,27 +119,27 @@ class IdentityCheck:
         """Return the result as lines of text; identifiers only where `show_identifiers` asks for them."""
         profile = self.profile
         least, middle, most = self.rows_per_person
-        each = counted(most, "row") if least == most else f"{least:,} to {most:,} rows"
+        each = pluralize(most, "row") if least == most else f"{least:,} to {most:,} rows"
         lines = [
             f"Agreement code: {profile.agreement_code}",
             f"  (study {profile.study}; every silo must see the same code: compare it by telephone)",
-            f"{self.table}, column {self.column!r}: {counted(self.rows, 'row')}, {counted(self.persons, 'person')}, "
-            f"{each} per person (median {middle:g})",
+            f"{self.table}, column {self.column!r}: {pluralize(self.rows, 'row')}, "
+            f"{pluralize(self.persons, 'person')}, {each} per person (median {middle:g})",
         ]
         verdict = (
             "fits" if self.fits_population else "does NOT fit: agree on a profile with a larger population"
         )
-        lines.append(f"FederationSize {profile.population:,}: {verdict}")
+        lines.append(f"Population {profile.population:,}: {verdict}")
         if self.dropped:
             lines.append(
-                f"Dropped, because missing = 'drop': {counted(self.dropped, 'row')} without an identifier"
+                f"Dropped, because missing = 'drop': {pluralize(self.dropped, 'row')} without an identifier"
             )
-        lines.append(f"Refused: {counted(sum(self.refused.values()), 'row')}")
+        lines.append(f"Refused: {pluralize(sum(self.refused.values()), 'row')}")
         lines += [f"  {number:,} where the cell {REASONS[reason]}" for reason, number in self.refused.items()]
         lines += [f"  data row {row} {REASONS[reason]}" for row, reason in self.first_refused]
         lines += [] if self.suspicions else ["Suspicious: nothing"]
         for found in self.suspicions:
-            lines.append(f"Suspicious: {counted(found.persons, 'identifier')} {SUSPICIONS[found.kind]}")
+            lines.append(f"Suspicious: {pluralize(found.persons, 'identifier')} {SUSPICIONS[found.kind]}")
             where = ", ".join(map(str, found.rows))
             lines.append(
                 f"  first seen in data row {where}" + (" and others" if found.persons > MAX_ROWS else "")

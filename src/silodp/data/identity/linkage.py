@@ -19,7 +19,7 @@ import numpy as np
 
 from silodp.data.federation import Federation
 from silodp.data.identity.spellings import to_ascii_digit
-from silodp.errors import counted
+from silodp.text import pluralize
 
 MANY_TIMES, MANY_ROWS = 20, 50
 """A key has very many rows where it has this many times the median, and at least this many."""
@@ -83,22 +83,22 @@ def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
         odd = sum(map(_has_odd_characters, table))
         if odd:
             doubts.append(
-                f"{counted(odd, 'person key')} (in {name}) with invisible characters, or with digits and letters in "
+                f"{pluralize(odd, 'person key')} (in {name}) with invisible characters, or with digits and letters in "
                 "another shape than in plain text: write them plainly in all tables, because only equal keys are one "
                 "person"
             )
         none = list(_find_placeholders(table))
         if none:
             doubts.append(
-                f"{counted(len(none), 'person key')} (in {name}) as programs write for unknown persons, such as 0, -1, "
-                f"9999 or unknown, with {sum(table[key] for key in none):,} of {rows:,} rows: where several people "
+                f"{pluralize(len(none), 'person key')} (in {name}) as programs write for unknown persons, such as 0, "
+                f"-1, 9999 or unknown, with {sum(table[key] for key in none):,} of {rows:,} rows: where several people "
                 "stand behind one of them, all of them count as one person, so give each row the key of its person, "
                 "or leave these rows out"
             )
         many = set(_find_outlying(table)) - set(none)
         if many:
             doubts.append(
-                f"{counted(len(many), 'person key')} (in {name}) with far more rows than all others there, "
+                f"{pluralize(len(many), 'person key')} (in {name}) with far more rows than all others there, "
                 f"{sum(table[key] for key in many):,} of {rows:,}: where several people stand behind one of them, all "
                 "of them count as one person, so give each row the key of its person, or leave these rows out"
             )

@@ -31,9 +31,10 @@ from silodp.data.identity.spellings import (
     has_letters,
     read_text,
 )
-from silodp.errors import SilodpError, first_line, shorten, suggest_name
+from silodp.errors import SilodpError
 from silodp.parsing import parse_toml
 from silodp.settings import Count, Settings, Whole, check_path
+from silodp.text import first_line, shorten, suggest_name
 
 FORMAT = 1
 """Version of identity.toml, and of the settings that its digest covers."""

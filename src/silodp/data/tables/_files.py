@@ -16,7 +16,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from silodp.data.tables.columns import Reader, header_text
-from silodp.errors import SilodpError, counted, first_line, name_extra
+from silodp.errors import SilodpError
+from silodp.text import first_line, name_extra, pluralize
 
 TEXT = {".csv": ",", ".tsv": "\t"}
 """Endings of text files, and what separates their cells unless a reader says otherwise."""
@@ -247,8 +248,8 @@ def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[
             above = ", or delete the lines above the names of the columns" if is_title else ""
             raise _make_error(
                 path,
-                f"the header has {counted(len(header), 'cell')} and data row {len(found)} has {len(row)}; correct the "
-                f"row, and put text that holds a comma in quotes (numbers take a decimal point){above}",
+                f"the header has {pluralize(len(header), 'cell')} and data row {len(found)} has {len(row)}; correct "
+                f"the row, and put text that holds a comma in quotes (numbers take a decimal point){above}",
             )
         found.append(list(map(known.setdefault, row, row)))  # equal cells share their memory
     while not found[-1]:

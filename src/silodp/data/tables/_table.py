@@ -43,7 +43,8 @@ from silodp.data.tables._files import (
 )
 from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text
 from silodp.data.tables.schema import Schema, is_test_person, text_of, to_cell
-from silodp.errors import SilodpError, counted, suggest_name
+from silodp.errors import SilodpError
+from silodp.text import pluralize, suggest_name
 
 _log = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ class Table:
             return
         row, others = int(np.argmax(rows)), int(rows.sum()) - 1
         name = self.mapping.columns.get(column, column)
-        more = f" (wrong in {counted(others, 'other row')}, too)" if others else ""
+        more = f" (wrong in {pluralize(others, 'other row')}, too)" if others else ""
         fault = SilodpError(
             f"{self.path}: column {name!r} is {short(self.columns[column][row])} in data row {row + 1}{more}, "
             f"which {why}; {remedy}",
@@ -534,7 +535,7 @@ class Table:
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
             self._refuse(column, outside, why, self._advise(remedy, fixed))
         elif outside.any():
-            values_outside = counted(int(outside.sum()), "value")
+            values_outside = pluralize(int(outside.sum()), "value")
             _log.warning("%s: column %r: %s clipped to %g..%g", self.path, column, values_outside, low, high)
         scaled = constants.scale(values)
         return [scaled, missing.astype(np.float32)] if constants.has_indicator else [scaled]

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.silo_data import scale_to_range
-from silodp.errors import SilodpError, shorten, suggest_name
+from silodp.errors import SilodpError
+from silodp.text import shorten, suggest_name
 
 MAX_SPREADS = 1e6
 """The widest range, as a multiple of the spread. Models cannot be trained on larger scaled values."""

@@ -33,8 +33,9 @@ from silodp.data.tables.columns import (
     read_reader,
     refuse_schema,
 )
-from silodp.errors import SilodpError, first_line, suggest_name
+from silodp.errors import SilodpError
 from silodp.settings import Range, check_choice, check_type
+from silodp.text import first_line, suggest_name
 
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 ASSUMES_SPLIT = (

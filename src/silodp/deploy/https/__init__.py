@@ -9,7 +9,8 @@ A silo proves at the beginning of a connection that it has its long-term key: it
 server, and gets a token for its further calls. Only the validity of certificates depends on clocks.
 """
 
-from silodp.errors import SilodpError, name_extra
+from silodp.errors import SilodpError
+from silodp.text import name_extra
 
 try:
     from silodp.deploy.https._client import HttpsClient

@@ -18,8 +18,9 @@ import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy.https import _protocol
 from silodp.deploy.mailbox import answer_request
-from silodp.errors import CODES, SilodpError, shorten
+from silodp.errors import CODES, SilodpError
 from silodp.parsing import parse_texts
+from silodp.text import shorten
 from silodp.wire.transport import Endpoint
 
 _log = logging.getLogger(__name__)

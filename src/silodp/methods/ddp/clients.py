@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
+from silodp.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def expand_per_client(settings: Mapping[str, Any], silos: int) -> tuple[Client, 
         value = settings[name]
         if isinstance(value, tuple) and len(value) != silos:
             raise SilodpError(
-                f"{name} has {counted(len(value), 'value')} for {counted(silos, 'client')}: give one for each, or one "
-                "number for all.",
+                f"{name} has {pluralize(len(value), 'value')} for {pluralize(silos, 'client')}: give one for each, "
+                "or one number for all.",
                 code="argument.shape",
                 field=name,
             )

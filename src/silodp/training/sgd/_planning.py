@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError
+from silodp.text import pluralize
 from silodp.training.sgd._packing import StepTime, find_widest, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 
@@ -169,7 +170,7 @@ def plan_chunks(
         taken = hold(first)
         if budget - block < taken + step and memory_budget is not None:
             raise SilodpError(
-                f"memory_budget {memory_budget} bytes cannot hold one user with {counted(longest, 'record')}, "
+                f"memory_budget {memory_budget} bytes cannot hold one user with {pluralize(longest, 'record')}, "
                 f"which takes about {(taken + step) * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: "
                 "raise it, or set a smaller batch_size",
                 code="argument.value",

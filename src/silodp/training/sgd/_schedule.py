@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from silodp.settings import MOST_REAL, Momentum, Positive, Range, Settings, Whole
+from silodp.settings import MAX_REAL, Momentum, Positive, Range, Settings, Whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-_Count = Annotated[int, Range(), Whole(limit=int(MOST_REAL))]  # by Range(), a text is of a wrong type
+_Count = Annotated[int, Range(), Whole(limit=int(MAX_REAL))]  # by Range(), a text is of a wrong type
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Parts of sentences for users: shortened values, other programs' messages, numbers with their nouns, close names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from reprlib import Repr
+
+MAX_REASON_CHARACTERS = 200
+"""Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return "ValueError: message", the message shortened to its first line and `MAX_REASON_CHARACTERS` characters."""
+    reason = first_line(error)
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, at most `MAX_REASON_CHARACTERS` characters of it."""
+    line = " ".join(str(error).strip().partition("\n")[0].split())
+    return line if len(line) <= MAX_REASON_CHARACTERS else line[: MAX_REASON_CHARACTERS - 1] + "…"
+
+
+def name_extra(extra: str) -> str:
+    """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
+    return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return a number with its noun, for example "1 round" or "1,000 rounds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shorten(value: object) -> str:
+    """Return `repr(value)`, of a long one the beginning and the end."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return f"a {type(value).__name__} of very many digits"
+
+
+_REPR = Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 120, 120, 60
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str | None:
+    """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
+    beginnings = [word for word in known if name and word.startswith(name)]
+    close = get_close_matches(name, known, n=1) or beginnings
+    return f"did you mean '{close[0]}'?" if close else None
