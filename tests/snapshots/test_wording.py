@@ -43,14 +43,35 @@ def codes_in(call: ast.Call) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str) and node.value in CODES]
 
 
+def makers(tree: ast.Module) -> dict[str, list[str]]:
+    """The functions that return an error about the reason which they are given, with the codes that it can have."""
+    return {
+        node.name: [
+            inner.value
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Constant) and inner.value in CODES
+        ]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(node.returns, ast.Name)
+        and node.returns.id == "SilodpError"
+    }
+
+
 def error_sentences() -> Iterator[str]:
-    """Code and sentence of every error that is written down where its code is."""
-    for path in SOURCE.parent.glob("silodp*/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Code and sentence of every error that is written down where its code is, or given to a maker of errors."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.parent.glob("silodp*/**/*.py")]
+    shared = {
+        name: codes for tree in trees for name, codes in makers(tree).items() if not name.startswith("_")
+    }
+    for tree in trees:
+        known = {**shared, **makers(tree)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 texts = [text_of(argument) for argument in node.args]
+                made_by = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
                 for text in (text for text in texts if text and " " in text):
-                    yield from (f"{code}: {text}" for code in codes_in(node))
+                    yield from (f"{code}: {text}" for code in codes_in(node) or known.get(made_by, ()))
 
 
 def headings() -> Iterator[str]:

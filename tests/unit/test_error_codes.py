@@ -48,14 +48,15 @@ def called(call: ast.Call) -> str:
     return getattr(call.func, "id", "") or getattr(call.func, "attr", "")
 
 
-def helpers(tree: ast.Module) -> dict[str, int]:
-    """Functions that are given a code, with its place among their positional arguments (without self)."""
+def helpers(tree: ast.Module) -> dict[str, tuple[int, ast.expr | None]]:
+    """Functions that are given a code: its place among their positional arguments (without self), and its default."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [argument.arg for argument in node.args.args if argument.arg != "self"]
             if "code" in names:
-                found[node.name] = names.index("code")
+                defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
+                found[node.name] = names.index("code"), defaults.get("code")
     return found
 
 
@@ -95,7 +96,7 @@ def joined(parts: Iterable[list[str] | None]) -> list[str] | None:
 def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
     """Line and codes of every `SilodpError` that a module makes, itself or through a helper of its own."""
     shared = {"require": None, "refuse_unsound": None, "model_error": 1, "loss_error": 1}
-    by_helper = {**helpers(tree), **shared}
+    by_helper = {**helpers(tree), **{name: (place, None) for name, place in shared.items()}}
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -106,7 +107,8 @@ def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
         if isinstance(node, ast.Call) and called(node) == "SilodpError":
             yield node.lineno, literals(code_of(node), id(node) in inside)
         elif isinstance(node, ast.Call) and called(node) in by_helper:
-            yield node.lineno, literals(code_of(node, by_helper[called(node)]), id(node) in inside)
+            place, default = by_helper[called(node)]
+            yield node.lineno, literals(code_of(node, place) or default, id(node) in inside)
 
 
 def test_every_error_has_a_code_that_can_be_looked_up():
