@@ -115,10 +115,10 @@ def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_silo_with_another_cap_does_not_take_part(name, monkeypatch):
-    def other(data, task, spec, *more):
+    def other(data, *, spec, **more):
         cap = 2 if data.name == "silo1" else spec.aggregator.count_cap
         aggregator = replace(spec.aggregator, count_cap=cap)
-        return Silo(data, task, replace(spec, aggregator=aggregator), *more)
+        return Silo(data, spec=replace(spec, aggregator=aggregator), **more)
 
     monkeypatch.setattr("silodp.runtime.evaluation.Silo", other)
     with pytest.raises(SilodpError, match=r"the transcript of silo 'silo1'.*does not hold"):

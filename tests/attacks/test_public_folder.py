@@ -386,6 +386,7 @@ def test_modules_that_may_be_named_have_nothing_that_reads_files_or_starts_progr
         "silodp.training",
         "silodp.errors",
         "silodp.settings",
+        "silodp.text",
         "typing",
         "collections.abc",
         "dataclasses",

@@ -219,9 +219,7 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
     assert "ε ≤ 9.0 at δ = 0.00001 against" in page
     told = Path("a/guarantee.json")
     told.write_text(told.read_text().replace('"delta": 1e-05', '"delta": 5e-06'))
-    assert_sentence(
-        silodp("report", "a"), "delta = 5e-06, and the ledger says 5e-06 for noise, a part of 0.5"
-    )
+    assert_sentence(silodp("report", "a"), "delta = 5e-06, and by its ledger and settings it is 1e-05")
 
 
 def _view(config: ResolvedRun) -> tuple[Any, Any]:

@@ -120,10 +120,10 @@ def test_a_smaller_epsilon_is_refused_and_a_larger_one_is_not(directory: Path, a
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"delta": 1e-6}, "delta = 1e-06, and the ledger says 1e-05"),
-        ({"delta": 1e-4}, "delta = 0.0001, and the ledger says 1e-05"),
-        ({"rounds": ROUNDS - 1}, "rounds = 6, and the ledger says 7"),
-        ({"accountant": "rdp"}, "accountant = rdp, and the ledger says pld"),
+        ({"delta": 1e-6}, "delta = 1e-06, and by its ledger and settings it is 1e-05"),
+        ({"delta": 1e-4}, "delta = 0.0001, and by its ledger and settings it is 1e-05"),
+        ({"rounds": ROUNDS - 1}, "rounds = 6, and by its ledger and settings it is 7"),
+        ({"accountant": "rdp"}, "accountant = rdp, and by its ledger and settings it is pld"),
     ],
 )
 def test_another_setting_is_refused(directory: Path, fields: dict[str, Any], says: str) -> None:
@@ -211,9 +211,9 @@ def test_an_untouched_run_is_borne_out_and_resumes(silodp: Silodp, about_records
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"unit": "user"}, "unit = user, and the ledger says record"),
-        ({"unit": None}, "unit = None, and the ledger says record"),
-        ({"method": "uldp-avg"}, "method = uldp-avg, and the ledger says ddp"),
+        ({"unit": "user"}, "unit = user, and by its ledger and settings it is record"),
+        ({"unit": None}, "unit = None, and by its ledger and settings it is record"),
+        ({"method": "uldp-avg"}, "method = uldp-avg, and by its ledger and settings it is ddp"),
         ({"releasable": True}, "may be released, and by the ledger its noise follows from a seed"),
         ({"persons": []}, "no ε of a person with 2 records"),
         ({"persons": [[2, 1e6], [4, 1e6], [16, 1e6]]}, "no ε of a person with 8 records"),

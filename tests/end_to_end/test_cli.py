@@ -360,7 +360,7 @@ def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path
     assert found["epsilon"] < 5
     assert found["releasable"] is True
     assert all(guarantee["private"] for guarantee in found["guarantees"].values())
-    assert main._is_run_of(main.load_demo(), Path("d"))
+    assert main._is_run_of(main.load_demo().config, Path("d"))
     Path("d/thesis.docx").touch()
     assert_sentence(silodp("demo", "--out", "d"), "not empty")
     assert Path("d/thesis.docx").exists()

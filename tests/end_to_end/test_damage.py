@@ -253,7 +253,7 @@ def test_an_epsilon_where_nothing_is_promised_is_refused(tmp_path: Path) -> None
 def test_of_many_rounds_none_can_say_less_than_earlier_ones_cost(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.report.audit._MOST_EXACT", 2)  # rounds 0, 2 and 4
+    monkeypatch.setattr("silodp.report.audit._MAX_EXACT", 2)  # rounds 0, 2 and 4
     rows = rows_of(directory)
     rows[3]["epsilon"]["released"] = rows[2]["epsilon"]["released"]
     write_rows(directory, rows)

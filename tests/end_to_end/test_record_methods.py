@@ -321,7 +321,7 @@ def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
     text = Path("pictures/q.svg").read_text()
     for sigma in ("1.25", "2.5", "5", "10", "20"):
         assert f"σ = {sigma}<" in text
-    for budget in ("0.500", "1.00", "5.00"):
+    for budget in ("0.5", "1", "5"):
         assert f">{budget}<" in text
     assert (
         ">ε after 2 rounds, accountant pld<" in text
@@ -451,7 +451,7 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
     head, _, *rows = table.splitlines()
     assert "ε requested → charged" in head
     assert all(row.count("|") == head.count("|") for row in rows[:7])
-    assert re.search(r"\| rpdp \|.* 0\.500 → 0\.\d+, 1\.00 → ", table)
+    assert re.search(r"\| rpdp \|.* 0\.5 → 0\.\d+, 1 → ", table)
     assert re.search(r"rpdp-dropout:threshold=1 .*single records", table)
     page = Path("cmp/compare.html").read_text()
     assert page.count("protects single records") == 4

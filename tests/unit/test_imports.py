@@ -154,7 +154,7 @@ def test_epsilon_imports_what_it_uses():
     """Half of silodp was imported for one number once: registries, and packages, import what is asked for."""
     question = "epsilon --method uldp-avg --rounds 10 --noise-multiplier 5"
     imported = _after_commands(question.split(" "))
-    assert len([name for name in imported if name.partition(".")[0] == "silodp"]) <= 55
+    assert len([name for name in imported if name.partition(".")[0] == "silodp"]) <= 60
 
 
 def test_a_report_of_a_finished_run_imports_no_torch(tmp_path):

@@ -52,7 +52,8 @@ def is_same(one: Any, other: Any) -> bool:
 def _compare_facts(stated: Guarantee, derived: Guarantee) -> str | None:
     for name in ("method", "unit", "delta", "accountant", "rounds"):
         if getattr(stated, name) != getattr(derived, name):
-            return f"{name} = {getattr(stated, name)}, and the ledger says {getattr(derived, name)}"
+            by_ledger = getattr(derived, name)
+            return f"{name} = {getattr(stated, name)}, and by its ledger and settings it is {by_ledger}"
     if stated.releasable and not derived.releasable:
         return "that the model may be released, and by the ledger its noise follows from a seed"
     if stated.releasable and stated.epsilon is None:
