@@ -60,7 +60,8 @@ def start_parties(folder: Path, processes: Processes, *options: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["masked", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked", "plain"])
 def test_the_courier_of_the_page_trains_the_model_of_the_simulation(name: str, tmp_path: Path) -> None:
     text = {"masked": MASKED, "plain": PLAIN}[name]
     simulated = simulate(tmp_path, text)

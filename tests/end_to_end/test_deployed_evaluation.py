@@ -42,9 +42,8 @@ def assert_charged(processes: Processes, evaluations: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "text", [MASKED, pytest.param(PLAIN, marks=pytest.mark.slow)], ids=["masked", "plain"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [MASKED, PLAIN], ids=["masked", "plain"])
 def test_sums_over_tls_are_those_of_the_simulation(text: str, tmp_path: Path) -> None:
     simulated = simulate(tmp_path, text + SUMS)
     with start_consortium(tmp_path, text + SUMS) as processes:

@@ -206,6 +206,7 @@ def test_a_second_run_in_the_same_folders_adds_up(consortia: Consortia) -> None:
     assert "gate.budget" in third.err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_server_that_was_started_again_shows_what_was_released(tmp_path: Path) -> None:
     """While it waits for a silo, its status and its metrics would else say that nothing was spent."""
@@ -234,6 +235,7 @@ def test_a_server_that_was_started_again_shows_what_was_released(tmp_path: Path)
         assert 0 <= float(found[1]) - status["epsilon"]["released"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_renewal_and_new_keys_keep_the_ledgers(consortia: Consortia) -> None:
     """Both change the digest alone: what was spent stays counted in the same folder."""
@@ -256,6 +258,7 @@ def test_a_renewal_and_new_keys_keep_the_ledgers(consortia: Consortia) -> None:
     assert consortia.spent("south")["runs"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_party_comes_and_another_one_goes(consortia: Consortia) -> None:
     """Only the new party makes keys; the one that left has no key in the roster, and keeps its ledgers."""
