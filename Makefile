@@ -100,7 +100,7 @@ listings: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(CHECK)
-	@echo "Installing silodp and what it needs to run into $(VENV): 55 packages, 360 MB to download with the CPU build"
+	@echo "Installing silodp and what it needs to run into $(VENV): about 60 packages, 360 MB to download with the CPU build"
 	@echo "of torch (several GB with the default one on Linux: see docs/quickstart.md). A folder of its own: 'make clean' removes it."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable .
