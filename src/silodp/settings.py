@@ -199,15 +199,15 @@ class Settings:
         cls._prefix, cls._error_code = prefix or cls._prefix, error_code or cls._error_code
 
     def __post_init__(self) -> None:
-        """Check every field that is an argument and does not hold its default.
+        """Check every field that is an argument; None passes where it is the default.
 
         Raises:
             SilodpError: as `check_value`.
         """
-        for field, name, default, declared in _list_fields(cast(Any, type(self))):
+        for field, name, default, allowed in _list_fields(cast(Any, type(self))):
             value = getattr(self, field)
             try:
-                if value is not default:
+                for declared in () if value is None and default is None else allowed:
                     check_value(name, value, declared)
             except SilodpError as error:
                 error.code = self._error_code or error.code
@@ -284,23 +284,41 @@ def read_hints(kind: type) -> Mapping[str, Any]:
     return hints
 
 
-def find_mark(hint: Any, mark: type[Any]) -> Any:
-    """Return the mark of a kind in an annotation, or in a member of it; None where there is none."""
+def find_mark(hint: Any, mark: type[Any] | tuple[type[Any], ...]) -> Any:
+    """Return the mark of a kind (or of several) in an annotation or in a member of it; None where there is none."""
     if isinstance(hint, mark):
         return hint
     return next((found for part in get_args(hint) if (found := find_mark(part, mark)) is not None), None)
 
 
 @lru_cache(maxsize=256)
-def _list_fields(kind: Any) -> list[tuple[str, str, Any, Any]]:
-    """Return (field, name in messages, default, annotation) of a class's fields that are arguments."""
+def _list_fields(kind: Any) -> list[tuple[str, str, Any, list[Any]]]:
+    """Return (field, name in messages, default, annotations) of a class's fields that are arguments."""
     hints = read_hints(kind)
     named = {name: find_mark(hint, Named) for name, hint in hints.items()}
     return [
-        (f.name, named[f.name].name if named[f.name] else f"{kind._prefix}{f.name}", f.default, hints[f.name])
+        (
+            f.name,
+            named[f.name].name if named[f.name] else f"{kind._prefix}{f.name}",
+            f.default,
+            [hints[f.name], *_find_inherited_range(kind, f.name)],
+        )
         for f in fields(kind)
         if f.init
     ]
+
+
+def _find_inherited_range(kind: type, field: str) -> list[Any]:
+    """Return the annotation of a base class whose range holds on, because the class itself states none.
+
+    A subclass of a method that declares `noise_multiplier: float = 5.0` anew means another default, not another range.
+    """
+    for base in kind.__mro__:
+        if field in vars(base).get("__annotations__", {}):
+            hint = read_hints(base)[field]
+            if find_mark(hint, (Range, Whole)) is not None or get_origin(hint) is Literal:
+                return [] if hint is read_hints(kind)[field] else [hint]
+    return []
 
 
 # --- checks by name -------------------------------------------------------------------------------------------------

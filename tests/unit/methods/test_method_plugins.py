@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -315,9 +315,37 @@ def test_a_configuration_refers_to_plug_ins_of_a_file():
 
 
 @pytest.mark.parametrize(
-    "earlier", ["state_problem", "weights_problem", "read_sum", "max_rounds", "event_for_largest_budget"]
+    "earlier",
+    ["state_problem", "weights_problem", "read_sum", "max_rounds", "budget_report", "retires_after"],
 )
 def test_a_class_written_for_earlier_names_is_refused_and_not_ignored(earlier):
     """A check of the server's state, or a limit of rounds, that nobody asks for would be no protection."""
     with pytest.raises(TypeError, match=earlier):
         type("Old", (UldpAvg,), {earlier: None})
+    with pytest.raises(TypeError, match=earlier):  # also from a class beside it
+        type("Old", (type("Checks", (), {earlier: None}), UldpAvg), {})
+    with pytest.raises(TypeError, match=earlier):
+        type("Old", (UldpAvg,), {"__annotations__": {earlier: "int"}})
+
+
+@pytest.mark.parametrize(("field", "values"), {
+    "noise_multiplier": (-1.0, math.nan, math.inf, 1e9, "x", True),
+    "clip": (-1.0, 0.0, math.nan, math.inf),
+    "user_sampling": (0.0, -0.5, 1.5, math.nan),
+}.items())  # fmt: skip
+def test_another_default_is_not_another_range(field, values):
+    """A subclass that declares a field anew, for its default, keeps what may be given for it, and its default too."""
+
+    @dataclass(frozen=True, repr=False)
+    class Own(UldpAvg):
+        noise_multiplier: float = 5.0
+        user_sampling: "Unknown" = 0.5  # noqa: F821  a name that only type checkers have
+        clip: float = 0.1
+
+    Own()
+    for value in values:
+        with refused("argument.value", "argument.type", "argument.out_of_range"):
+            Own(**{field: value})
+        made = type("Own", (Own,), {"__annotations__": {field: "float"}, field: value})
+        with refused("argument.value", "argument.type", "argument.out_of_range"):
+            dataclass(frozen=True, repr=False)(made)()
