@@ -317,7 +317,7 @@ def _find_inherited_range(kind: type, field: str) -> list[Any]:
         if field in vars(base).get("__annotations__", {}):
             hint = read_hints(base)[field]
             if find_mark(hint, (Range, Whole)) is not None or get_origin(hint) is Literal:
-                return [] if hint is read_hints(kind)[field] else [hint]
+                return [] if hint == read_hints(kind)[field] else [hint]
     return []
 
 

@@ -43,20 +43,6 @@ if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
     from silodp.config.schema import RunConfig
 
-_RUN_FILES = {
-    "config.toml",
-    "metrics.jsonl",
-    "run_spec.json",
-    "guarantee.json",
-    "model.safetensors",
-    "model.json",
-    "model.py",
-    "MODEL_CARD.md",
-    "report.html",
-    "plots",
-    "checkpoint",
-}
-
 # With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
 typer.core.HAS_RICH = False
 
@@ -275,13 +261,14 @@ def _train(
 def _is_run_of(config: RunConfig, directory: Path) -> bool:
     """Return whether a directory has only a run of a configuration with the same name and data."""
     from silodp.config.resolve import load_config
+    from silodp.runtime.run_files import RUN_FILES
 
     with contextlib.suppress(SilodpError, OSError):
         old = load_config(directory / "config.toml").config
         return (
             old.name == config.name
             and old.data == config.data
-            and {p.name for p in directory.iterdir()} <= _RUN_FILES
+            and {p.name for p in directory.iterdir()} <= RUN_FILES
         )
     return False
 

@@ -1,4 +1,4 @@
-"""The data of the silos: tables, benchmarks and data sets as plug-ins; how they are read, allocated and fetched.
+"""The data of the silos: tables, persons' identifiers, and data sets as plug-ins.
 
 A new data set is a `Dataset` in a file; see docs/extending.md.
 """

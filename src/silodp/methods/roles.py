@@ -93,9 +93,13 @@ class Sampling:
     def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
         """Return the probability with which a user takes part in a round, by one coin for all silos.
 
-        It is a function of public constants: one number for all users, or (U,) one each.
+        It is a function of public constants: one number for all users, or (U,) one each. By default it is
+        `common_sampling_rate`; a method whose users have rates of their own defines both.
         """
-        return 1.0
+        rate = self.common_sampling_rate
+        if rate is None:
+            raise NotImplementedError("users have rates of their own: define sampling_rates")
+        return rate
 
     @property
     def samples_silos(self) -> bool:

@@ -3,11 +3,11 @@
 A silo treats its server as an adversary. From the run's public constants the gate knows what may be asked at all, and
 from its durable state what may be asked next:
 
-    state                       may be asked                                     leads to
-    set-up, step i              `MessageSchedule.setup[i]`, once                          set-up, step i + 1
+    state                       may be asked (of its `MessageSchedule`)          leads to
+    set-up, step i              `setup[i]`, once                                 set-up, step i + 1
     set-up, after any "hello"   "hello" of a later session, before any round     the step after "hello"
-    set-up complete             `MessageSchedule.prepare[0]`, or an update of round 0     round 0
-    round r                     the next of `MessageSchedule.prepare`, before an update   round r
+    set-up complete             `prepare[0]`, or an update of round 0            round 0
+    round r                     the next of `prepare`, before an update          round r
                                 an update: attempt and roster as below           round r, attempt a
                                 "open" of the attempt masked last                round r, release opened
                                 the first message of a later round < T           that round

@@ -15,7 +15,7 @@ from typing import Any
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, parse_toml
-from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS
+from silodp.runtime.model_description import CARD, CODE, DESCRIPTION, WEIGHTS
 from silodp.wire.files import append_durably, write_durably
 
 RUN_SPEC = "run_spec.json"
@@ -24,6 +24,22 @@ CONFIG = "config.toml"
 """Of a run of the command line."""
 GUARANTEE, METRICS = "guarantee.json", "metrics.jsonl"
 LEDGER = Path("checkpoint") / "ledger.jsonl"
+RUN_FILES = frozenset(
+    {
+        CONFIG,
+        METRICS,
+        RUN_SPEC,
+        GUARANTEE,
+        WEIGHTS,
+        DESCRIPTION,
+        CODE,
+        CARD,
+        "report.html",
+        "plots",
+        "checkpoint",
+    }
+)
+"""All that `silodp run` writes into the directory of a run."""
 
 MetricsRow = dict[str, Any]
 """One row of metrics.jsonl, for one round; round 0 is the untrained model."""

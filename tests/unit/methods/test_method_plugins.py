@@ -21,7 +21,15 @@ from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.methods import (
+    FederationSize,
+    LocalContext,
+    ServerAdam,
+    ServerSgd,
+    TailAverage,
+    UldpAvg,
+    UldpNaive,
+)
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
@@ -349,3 +357,21 @@ def test_another_default_is_not_another_range(field, values):
         made = type("Own", (Own,), {"__annotations__": {field: "float"}, field: value})
         with refused("argument.value", "argument.type", "argument.out_of_range"):
             dataclass(frozen=True, repr=False)(made)()
+
+
+def test_a_method_that_states_one_rate_for_all_draws_users_at_it():
+    """Its event counts on the sample: a rate that only the event knew would be no sample at all."""
+
+    @dataclass(frozen=True, repr=False)
+    class Sampled(UldpNaive):
+        user_sampling: float | None = 0.25
+
+        @property
+        def common_sampling_rate(self):
+            return self.user_sampling
+
+    method = Sampled(noise_multiplier=5.0, clip=0.1)
+    assert method.samples_users
+    assert method.sampling_rates(FederationSize(3, 10)) == 0.25
+    with pytest.raises(NotImplementedError, match="sampling_rates"):
+        replace(method, user_sampling=None).sampling_rates(FederationSize(3, 10))

@@ -97,7 +97,7 @@ def test_the_segments_in_memory_are_bounded(monkeypatch):
     task = make_trainer(local).task
     x, y, user = ragged([1 + n % 5 for n in range(600)], 0)
     gc.collect()
-    gc.freeze()  # what is there already is not looked at again at every step, which would take a thousand times longer
+    gc.freeze()  # what is there already is not looked at at every step, which took most of the test's time
     alive = []
     run = Trainer._run
 
