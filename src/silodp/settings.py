@@ -309,9 +309,9 @@ def _list_fields(kind: Any) -> list[tuple[str, str, Any, list[Any]]]:
 
 
 def _find_inherited_range(kind: type, field: str) -> list[Any]:
-    """Return the annotation of a base class whose range holds on, because the class itself states none.
+    """Return the annotation of a base class whose range still applies, because the class itself states none.
 
-    A subclass of a method that declares `noise_multiplier: float = 5.0` anew means another default, not another range.
+    A subclass that declares `noise_multiplier: float = 5.0` again changes the default, and not the range.
     """
     for base in kind.__mro__:
         if field in vars(base).get("__annotations__", {}):

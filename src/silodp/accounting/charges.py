@@ -100,8 +100,9 @@ class ChargeCounts:
         rounds: number of charged rounds.
         charged: by adversary, how often each event was charged, for rounds and evaluations.
         evaluations: by adversary, the part of it that was charged for evaluations.
-        releases: what was charged, in order. Each entry says whether they are evaluations, which release of each it
-            is, and the numbers of the rounds or evaluations, from 0; a plan has a range of them (`count_events`).
+        releases: what was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
+            evaluations, counted from 0, whose release with this number was charged; of a plan they are a range
+            (`count_events`).
         reported: ε by adversary that was reported earlier; no later ε is smaller.
         is_beyond_plan: whether events may be larger than those which constants of the aggregator were chosen for.
     """

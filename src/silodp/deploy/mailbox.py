@@ -146,13 +146,13 @@ class Mailbox:
             return True
 
     def mark_seen(self, silo: str) -> None:
-        """Note that a silo was heard of at this moment."""
+        """Store the present time as the time when the silo was last seen."""
         with self._changed:
             self._seen[silo] = time.monotonic()
             self._changed.notify_all()
 
     def seconds_since_seen(self) -> dict[str, float | None]:
-        """Return for each silo the seconds since it was heard of; None before the first time."""
+        """Return for each silo the seconds since it was last seen; None before the first time."""
         now = time.monotonic()
         return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
 
@@ -168,7 +168,7 @@ class Mailbox:
         """Tell the silos that the run is over, where the courier can."""
 
     def wait_for_silos(self, timeout: float | None = None) -> None:
-        """Wait until every silo was heard of.
+        """Wait until every silo was seen once.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.

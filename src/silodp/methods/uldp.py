@@ -78,7 +78,7 @@ class UldpAvg(Method):
     noise_multiplier: NoiseMultiplier
     clip: Clip = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts 1 in the place of None
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
-    weighting: Annotated[Weighting, Help("uniform, present, records or home.")] = "uniform"
+    weighting: Annotated[Weighting, Help("Weights of a person in the silos.")] = "uniform"
     user_sampling: Annotated[Probability, Help("Sampling probability q of a person in a round.")] = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0

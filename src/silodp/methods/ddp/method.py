@@ -76,9 +76,7 @@ class Ddp(Method):
     expected_batch_size: Positive
     local_learning_rate: Positive | tuple[Positive, ...]
     local_momentum: Momentum = 0.0
-    trajectory: Annotated[
-        Trajectory, Help("decoupled, local or paper, for ddp: the noise of the local models.")
-    ] = "decoupled"
+    trajectory: Annotated[Trajectory, Help("Noise of the local models, for ddp.")] = "decoupled"
     trajectory_ratio: Annotated[
         Positive, Help("R, for decoupled: noise of the local models divided by that of the sum.")
     ] = 2.0
