@@ -97,8 +97,10 @@ def _listen(path: Path, group: str | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_abandoned(path)
+        # Linux makes the socket with these permissions; elsewhere they follow, still before anybody can connect.
+        with suppress(OSError):
+            os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
-        # Nobody can connect before listen(), so that there is no moment with other permissions.
         path.chmod(0o600)
         if group is not None:
             _give_to_group(path, group)

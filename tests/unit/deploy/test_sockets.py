@@ -151,6 +151,19 @@ def test_the_user_alone_or_a_group_may_connect(tmp_path: Path) -> None:
     assert caught.value.field == "socket_group"
 
 
+def test_a_socket_never_has_wider_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `chmod` would narrow later was seen by whoever looked between the two calls."""
+    seen = []
+
+    def look(path: Path, mode: int) -> None:
+        seen.append((stat.S_IMODE(path.stat().st_mode), mode))
+
+    monkeypatch.setattr(Path, "chmod", look)
+    with serving(tmp_path / "s", Echo()):
+        pass
+    assert seen == [(0o600, 0o600)]
+
+
 def test_a_group_of_which_the_user_is_no_member_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
