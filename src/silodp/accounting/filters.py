@@ -1,0 +1,157 @@
+"""Privacy filters: limits on ε that hold when the next release is chosen after the earlier ones were seen.
+
+ε of a list of charges that was fixed beforehand is what an accountant says. Where somebody picks the next run by the
+last model, refusing what would bring that ε beyond a limit is no guarantee: two mechanisms whose trade-off curves
+cross, and the choice between them by the first outcome, have more δ at the limit than either list (Tran et al. 2026).
+A filter is a rule, fixed before the first release, that is (ε, δ)-DP whatever is chosen (docs/privacy.md, section 12).
+
+Source: Rogers et al. 2016 (Privacy odometers and filters); Feldman and Zrnic 2021 (Individual privacy accounting via a
+Rényi filter); Tran, Räisä, Koskela and Honkela 2026 (arXiv 2602.06756).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from silodp.accounting._gaussian import solve_epsilon
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import Event, Gaussian
+from silodp.accounting.rdp import compute_rdp
+from silodp.accounting.steps import Steps, flatten_per_unit
+from silodp.errors import SilodpError
+from silodp.text import shorten
+
+PLAN, GAUSSIAN, ORDER = "plan", "gaussian", "order-"
+DEFAULT_CERTIFICATES = (PLAN, GAUSSIAN, "order-4", "order-8", "order-20")
+
+_DISCLOSURE_SHARE = 0.01
+"""Of δ: kept for what ciphertexts disclose (a total variation distance), so that the rest is known beforehand."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A limit on ε at δ, for all releases together, that holds however each is chosen after the earlier ones.
+
+    It has several certificates, each a valid filter at its own part of δ, and admits a release while at least one still
+    holds after it (docs/privacy.md, section 12: the excess over ε, summed over the certificate that holds at the end,
+    is at most the sum of their parts of δ). A certificate is:
+
+    - "plan": the releases are among a multiset that was fixed beforehand, charged by its accountant. Order and early
+      stopping are free.
+    - "gaussian": all are unsampled Gaussian releases, with Σ 1/σ² at most μ².
+    - "order-A" (a whole number A of at least 2): the sum of the Rényi divergences of this one order is bounded.
+
+    The plan's certificate has half of δ, and the others share the rest equally.
+
+    Attributes:
+        delta: δ in (0, 1).
+        certificates: distinct names, at least one.
+        plan: the releases of the plan with counts; empty where none was fixed.
+    """
+
+    delta: float
+    certificates: tuple[str, ...] = DEFAULT_CERTIFICATES
+    plan: Mapping[Event, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.certificates or len(set(self.certificates)) < len(self.certificates):
+            raise _certificate_error(self.certificates, "name one or more, each once")
+        for name in self.certificates:
+            _parse_order(name)
+
+    def epsilon(self, charges: Mapping[Event, int], disclosure: float = 0.0) -> float:
+        """Return the smallest limit at which the filter admits these releases; infinity where there is none.
+
+        It is no guarantee by itself: ε must have been fixed before the first release.
+
+        Args:
+            charges: all releases with counts.
+            disclosure: the total variation distance of what ciphertexts disclose beside them, summed over the runs.
+        """
+        certified = self._certified(charges)
+        return certified if self._leaves_room(certified, disclosure) else math.inf
+
+    def admits(self, charges: Mapping[Event, int], limit: float, disclosure: float = 0.0) -> bool:
+        """Return whether all these releases together stay within the limit ε.
+
+        Args:
+            charges: all releases with counts, the next one included.
+            limit: ε, fixed before the first release.
+            disclosure: as in `epsilon`.
+        """
+        return self._leaves_room(limit, disclosure) and self._certified(charges) <= limit
+
+    def _leaves_room(self, limit: float, disclosure: float) -> bool:
+        # A distance of TV adds (1 + e^ε)·TV to δ, whatever is chosen (docs/privacy.md, section 3).
+        return (
+            disclosure == 0
+            or (1 + math.exp(min(limit, 700.0))) * disclosure <= _DISCLOSURE_SHARE * self.delta
+        )
+
+    def _certified(self, charges: Mapping[Event, int]) -> float:
+        spent = {event: count for event, count in charges.items() if count}
+        if not spent:
+            return 0.0
+        planned = self.plan or {}
+        in_plan = all(count <= planned.get(event, 0) for event, count in spent.items())
+        by_plan = self._price_plan() if in_plan and PLAN in self.certificates else math.inf
+        units = flatten_per_unit(spent.items())
+        return min(by_plan, max(self._certify(steps) for steps in units))
+
+    def _certify(self, steps: Steps | None) -> float:
+        """Return the smallest ε that a certificate other than the plan's gives for the steps of one kind of unit."""
+        if steps is None:
+            return math.inf
+        found = math.inf
+        for name in self.certificates:
+            if name == GAUSSIAN:
+                gaussians = [(step.noise_multiplier, n) for step, n in steps if isinstance(step, Gaussian)]
+                if len(gaussians) == len(steps):
+                    mu = math.sqrt(sum(count / sigma**2 for sigma, count in gaussians))
+                    found = min(found, solve_epsilon(mu, self._part(name)) if mu else 0.0)
+            elif (order := _parse_order(name)) is not None:
+                rho = sum(count * float(compute_rdp(step, (float(order),))[0]) for step, count in steps)
+                found = min(found, convert_rdp(order, rho, self._part(name)))
+        return found
+
+    def _price_plan(self) -> float:
+        charges = (self.plan or {}).items()
+        return compute_epsilon(charges, self._part(PLAN), choose_accountant(event for event, _ in charges))
+
+    def _part(self, certificate: str) -> float:
+        """Return the part of δ of one certificate."""
+        available = (1 - _DISCLOSURE_SHARE) * self.delta
+        others = len(self.certificates) - (PLAN in self.certificates)
+        if PLAN in self.certificates and others:
+            available /= 2
+        return available if certificate == PLAN else available / others
+
+
+def convert_rdp(order: float, rho: float, delta: float) -> float:
+    """Return ε at δ of Rényi differential privacy ρ at one order α > 1.
+
+    ε = ρ + ln((α − 1)/α) − (ln δ + ln α)/(α − 1), and at least 0.
+
+    Source: Canonne, Kamath and Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12.
+    """
+    return max(0.0, rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
+
+
+def _parse_order(name: str) -> int | None:
+    """Return the order of a Rényi certificate, None for the other kinds."""
+    if name in (PLAN, GAUSSIAN):
+        return None
+    number = name.removeprefix(ORDER) if isinstance(name, str) and name.startswith(ORDER) else ""
+    if not (number.isascii() and number.isdigit() and 2 <= int(number) <= 1024):
+        raise _certificate_error(
+            name, f"set '{PLAN}', '{GAUSSIAN}' or '{ORDER}A' with a whole A from 2 to 1024"
+        )
+    return int(number)
+
+
+def _certificate_error(found: object, wanted: str) -> SilodpError:
+    return SilodpError(
+        f"certificates holds {shorten(found)}: {wanted}.", code="argument.value", field="certificates"
+    )
