@@ -31,9 +31,8 @@ from silodp.aggregators._weight_shares import ServerShares
 from silodp.aggregators.attempts import MaskedSilo, ServerAttempts
 from silodp.aggregators.base import SiloContext
 from silodp.crypto.keys import HandshakeState, Identity, Session
-from silodp.crypto.lattice._plaintexts import Plaintexts
 from silodp.crypto.lattice.parameters import search_parameters
-from silodp.crypto.lattice.scheme import LatticeServer
+from silodp.crypto.lattice.scheme import LatticeServer, Plaintexts
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
@@ -460,7 +459,7 @@ def offers():
 
 @case
 def attempts():
-    return ServerAttempts(parties().spec, parties().server, 3), server_secrets()
+    return ServerAttempts(parties().spec, parties().server), server_secrets()
 
 
 @case

@@ -26,23 +26,14 @@ _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 def key_agreement_kinds(names: tuple[str, ...], silo: str) -> tuple[MessageType, MessageType, MessageType]:
     """Return the messages of the key agreement as the named silo is asked them; `names`: all silos, in order."""
     order, peers = list(names), [name for name in names if name != silo]
+    signatures = {f"signature/{name}": _SIGNATURE for name in names}
+    hellos = MessageSchema({"order": lambda value: value == order}, blobs=dict.fromkeys(names, _GREETING))
+    seen = MessageSchema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}})
+    confirm = MessageSchema(blobs={**signatures, **{f"sealed/{name}": _SEALED for name in peers}})
     return (
         MessageType(HELLO, answer=MessageSchema(blobs={"hello": _GREETING})),
-        MessageType(
-            "roster",
-            MessageSchema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
-            MessageSchema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
-        ),
-        MessageType(
-            "confirm",
-            MessageSchema(
-                blobs={
-                    **{f"signature/{name}": _SIGNATURE for name in names},
-                    **{f"sealed/{name}": _SEALED for name in peers},
-                }
-            ),
-            MessageSchema({"session": is_digest}),
-        ),
+        MessageType("roster", hellos, seen),
+        MessageType("confirm", confirm, MessageSchema({"session": is_digest})),
     )
 
 
@@ -111,31 +102,21 @@ def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 
     Raises:
         SilodpError: the silos have computed different session ids.
     """
-    answers = ask(_to_all(names, Message(HELLO, run, attempt=number)))
+    answers = ask(dict.fromkeys(names, Message(HELLO, run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
-    seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
-    confirm = {
-        name: Message(
-            "confirm",
-            run,
-            attempt=number,
-            blobs={
-                **{f"signature/{peer}": seen[peer].blobs["signature"] for peer in names},
-                **{f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name},
-            },
-        )
-        for name in names
-    }
+    roster = Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)
+    seen = ask(dict.fromkeys(names, roster))
+    confirm: dict[str, Message] = {}
+    for name in names:
+        blobs = {f"signature/{peer}": seen[peer].blobs["signature"] for peer in names}
+        blobs |= {f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name}
+        confirm[name] = Message("confirm", run, attempt=number, blobs=blobs)
     sessions = {answer.fields["session"] for answer in ask(confirm).values()}
     if len(sessions) != 1:
         raise SilodpError(
             "the silos ended their set-up in different sessions: begin a new run.", code="session.altered"
         )
     return str(sessions.pop())
-
-
-def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
-    return {name: message for name in names}
 
 
 @dataclass(frozen=True)
@@ -200,8 +181,7 @@ class SiloKeyAgreement:
 
     def _hello(self, request: Message) -> Message:
         opening = HandshakeState.fresh(self.identity, request.run)
-        secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
-        secret |= {"seal": opening.seal, "contribution": opening.contribution}
+        secret = {name: getattr(opening, name) for name in ("ephemeral", "nonce", "seal", "contribution")}
         kept = Message("opening", request.run, blobs=secret).encode()
         # Secrets are on disk before their public part is sent: a repeated request gets the same greeting.
         self.store.put(f"session/opening/{request.attempt}", kept)
@@ -220,8 +200,7 @@ class SiloKeyAgreement:
         kept = Message("group", request.run, blobs={"group": group})
         self.store.put(f"session/group/{request.attempt}", kept.encode())
         self.store.put("session/confirmed", str(request.attempt).encode())
-        answer = request.reply()
-        return replace(answer, fields={"session": session.transcript.hex()})
+        return replace(request.reply(), fields={"session": session.transcript.hex()})
 
     def _load_session(self, run: str, number: int) -> Session:
         """Return a session from the store.

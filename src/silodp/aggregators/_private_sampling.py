@@ -96,45 +96,28 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
         raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
 
 
-@dataclass(frozen=True)
-class HiddenSampleTypes:
-    """The types of what is sent for a sample that nobody knows.
+CHOICE_SETUP = (
+    session_type("choice base", answer={"offer": Blob.of(ot.OFFER_BYTES)}),
+    session_type("choice keys", {"reply": Blob.of(ot.REPLY_BYTES)}),
+)
+"""The types of the two set-up messages for base transfers; they are sent to silo 0 only."""
 
-    Attributes:
-        spec: The public constants of the run.
-        ratio: The sampling rate k/P; a table has P entries.
-        entry: Size in bytes of the entry that silo 0 passes on to each other silo for each user.
-    """
 
-    spec: RunSpec
-    ratio: SamplingRatio
-    entry: int
+def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
+    """Return the type of silo 0's request for its entries of a round; a table has P entries."""
+    return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
-    @property
-    def setup(self) -> tuple[MessageType, MessageType]:
-        """The two set-up messages for base transfers; they are sent to silo 0 only."""
-        return (
-            session_type("choice base", answer={"offer": Blob.of(ot.OFFER_BYTES)}),
-            session_type("choice keys", {"reply": Blob.of(ot.REPLY_BYTES)}),
-        )
 
-    @property
-    def choice(self) -> Blob:
-        """Silo 0's request for its entries of a round."""
-        return Blob.of(lookup.request_bytes(self.spec.population.users, self.ratio.denominator))
+def sealed_sample_blob(spec: RunSpec, entry: int) -> Blob:
+    """Return the type of what silo 0 seals for one other silo: `entry` bytes for each user."""
+    return Blob.of(spec.population.users * entry + OVERHEAD_BYTES)
 
-    @property
-    def chosen(self) -> MessageType:
-        """The message that sends silo 0 the tables from which it chooses."""
-        words = -(-self.entry // 8)
-        tables = lookup.answer_bytes(self.spec.population.users, self.ratio.denominator, words)
-        sealed = {f"to/{name}": self.sealed_sample for name in self.spec.names[1:]}
-        return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 
-    @property
-    def sealed_sample(self) -> Blob:
-        """What silo 0 seals for one other silo."""
-        return Blob.of(self.spec.population.users * self.entry + OVERHEAD_BYTES)
+def chosen_type(spec: RunSpec, ratio: SamplingRatio, entry: int) -> MessageType:
+    """Return the type of the message that sends silo 0 the tables of entries of `entry` bytes, and of its answer."""
+    tables = lookup.answer_bytes(spec.population.users, ratio.denominator, -(-entry // 8))
+    sealed = {f"to/{name}": sealed_sample_blob(spec, entry) for name in spec.names[1:]}
+    return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from silodp.accounting.views import Adversary, View
 from silodp.aggregators import attempts, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
-from silodp.aggregators._private_sampling import HiddenSampleTypes, OtClient, OtServer, sampling_ratio
+from silodp.aggregators._private_sampling import (
+    CHOICE_SETUP,
+    OtClient,
+    OtServer,
+    choice_blob,
+    chosen_type,
+    sampling_ratio,
+    sealed_sample_blob,
+)
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -146,6 +154,10 @@ class PrivateWeighting(attempts.MaskedAggregator):
             SilodpError: there are none for these constants.
         """
 
+    @abstractmethod
+    def grid(self, spec: RunSpec) -> Quantizer:
+        """Return the grid of the rows, of all silos; raise if there is none for these constants."""
+
     def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
 
@@ -175,8 +187,13 @@ class PrivateWeighting(attempts.MaskedAggregator):
         """Return the messages that exchange counts, as silo 0, the first, or another silo is asked them."""
 
     @abstractmethod
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the request "sample" to silo 0 in a round; `choice`: blobs of its answer where nobody knows it."""
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the request "sample" to silo 0 in a round, () if there is none.
+
+        Args:
+            spec: public constants.
+            choice: further blobs of its answer where nobody knows the sample; {} where the server draws it.
+        """
 
     @abstractmethod
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
@@ -185,16 +202,15 @@ class PrivateWeighting(attempts.MaskedAggregator):
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, the exchange of counts; then, of silo 0, a round's sample, and attempts."""
         ratio, is_first = self.sampling_ratio(spec.method), name == spec.names[0]
-        hidden = None if ratio is None else HiddenSampleTypes(spec, ratio, self.entry_bytes(spec))
         setup, (blobs, answer) = self.setup_types(spec, is_first), self.update_types(spec)
-        prepare: tuple[MessageType, ...] = ()
-        if is_first:
-            sample = self.sample_type(spec, {} if hidden is None else {"choice": hidden.choice})
-            prepare = () if sample is None else (sample,)
-        if hidden is not None and is_first:
-            setup, prepare = (*setup, *hidden.setup), (*prepare, hidden.chosen)
-        elif hidden is not None:
-            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample
+        choice: dict[str, Blob] = {}
+        chosen: tuple[MessageType, ...] = ()
+        if ratio is not None and is_first:
+            setup, choice = (*setup, *CHOICE_SETUP), {"choice": choice_blob(spec, ratio)}
+            chosen = (chosen_type(spec, ratio, self.entry_bytes(spec)),)
+        elif ratio is not None:
+            blobs[base.SEALED_SAMPLE_BLOB] = sealed_sample_blob(spec, self.entry_bytes(spec))
+        prepare = (*self.sample_types(spec, choice), *chosen) if is_first else ()
         return self.attempt_script(
             spec, name, MessageSchema(blobs=answer), setup=setup, prepare=prepare, blobs=blobs
         )
@@ -239,8 +255,10 @@ class PrivateWeightingServer(attempts.MaskedServer):
 class PrivateWeightingSilo(attempts.MaskedSilo):
     """A silo's side: its rows on the grid and its noise, multiplied and hidden as a subclass does it."""
 
+    _aggregator: PrivateWeighting
+
     def __init__(self, aggregator: PrivateWeighting, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(spec, context)
+        super().__init__(aggregator, spec, context)
         ratio = aggregator.sampling_ratio(spec.method)
         self._choices: OtClient | None = None
         if ratio is not None:
@@ -266,14 +284,10 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
         refused = [0]
-        rows = integer_rows(update, self.grid(update.bounds), refused)
+        rows = integer_rows(update, self._aggregator.grid(self._spec), refused)
         # Consumes `rows`, which counts into `refused`.
         blobs = self.multiply(request, session, attempt, rows, drawn)
         return request.reply(**blobs), refused[0]
-
-    @abstractmethod
-    def grid(self, bounds: Bounds) -> Quantizer:
-        """Return the grid of the rows."""
 
     @abstractmethod
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:

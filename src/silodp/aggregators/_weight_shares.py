@@ -80,7 +80,7 @@ class ServerShares:
         offered = offers.ask(info, "base", offer=base.offer)
         receiver = sampling.blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
-        counts = self.context.ask_all({name: request for name in self.spec.names})
+        counts = self.context.ask_all(dict.fromkeys(self.spec.names, request))
         group, _ = _make_count_group(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M

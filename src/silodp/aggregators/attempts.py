@@ -151,12 +151,10 @@ class ServerAttempts:
     Attributes:
         spec: The public constants of the run.
         context: The server.
-        fewest: m, the smallest number of silos in a sum.
     """
 
     spec: RunSpec
     context: base.ServerContext
-    fewest: int
 
     def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
         """Make attempts until one succeeds.
@@ -176,23 +174,12 @@ class ServerAttempts:
             if not self.context.affords(round_, now.release, len(now.roster)):
                 return None  # asked before the silos charge the release in their ledgers
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
-            request = Message(
-                "update",
-                self.spec.run,
-                round_,
-                now.attempt,
-                fields,
-                dict(sent.arrays),
-                dict(sent.blobs(now)),
-            )
-            requests = {
-                name: replace(
-                    request, blobs={**request.blobs, base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
-                )
-                if name in sent.sealed_samples
-                else request
-                for name in now.roster
-            }
+            arrays, blobs = dict(sent.arrays), dict(sent.blobs(now))
+            request = Message("update", self.spec.run, round_, now.attempt, fields, arrays, blobs)
+            requests = dict.fromkeys(now.roster, request)
+            for name in sent.sealed_samples.keys() & requests.keys():
+                own = {base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
+                requests[name] = replace(request, blobs=blobs | own)
             answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
@@ -202,13 +189,12 @@ class ServerAttempts:
                 return None
             about = {**fields, "request": request.digest()}
             opening = Message("open", self.spec.run, round_, now.attempt, about)
-            opened, failures = self.context.ask({name: opening for name in now.roster})
+            opened, failures = self.context.ask(dict.fromkeys(now.roster, opening))
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._drop_silos(now, failures, now.release + 1)
                 continue
-            return OpenedAttempt(
-                now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
-            )
+            seals = {name: answer.blobs["seal"] for name, answer in opened.items()}
+            return OpenedAttempt(now, answers, seals)
 
     def _progress(self, round_: int) -> RoundAttempt:
         stored = self.context.store.round(round_).get(_PROGRESS)
@@ -226,10 +212,11 @@ class ServerAttempts:
                     f"silo '{name}' refused: {failure.reason}", code=failure.code or "run.refused"
                 )
         roster = tuple(name for name in last.roster if name not in failures)
-        if len(roster) < self.fewest:
+        fewest = self.spec.population.min_survivors
+        if len(roster) < fewest:
             reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
             raise SilodpError(
-                f"round {last.round + 1} has {pluralize(len(roster), 'silo')} left and needs {self.fewest}: no answer "
+                f"round {last.round + 1} has {pluralize(len(roster), 'silo')} left and needs {fewest}: no answer "
                 f"from {reasons}. Mend it and resume: the round will go on where it is.",
                 code="run.too_few_silos",
             )
@@ -265,8 +252,7 @@ class MaskedServer(ABC):
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
         import torch
 
-        attempts = ServerAttempts(self.spec, context, self.spec.population.min_survivors)
-        result = attempts.collect(round_, self.request(context, round_, arrays))
+        result = ServerAttempts(self.spec, context).collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 
     def request(
@@ -286,8 +272,8 @@ class MaskedSilo(ABC):
     It draws noise once for a release, and opens the seal of the attempt that it masked last.
     """
 
-    def __init__(self, spec: RunSpec, context: base.SiloContext) -> None:
-        self._spec, self._context = spec, context
+    def __init__(self, aggregator: MaskedAggregator, spec: RunSpec, context: base.SiloContext) -> None:
+        self._aggregator, self._spec, self._context = aggregator, spec, context
         self._member = _key_agreement.SiloKeyAgreement(
             context.identity, context.pins, spec.digest, context.store.run
         )

@@ -43,36 +43,22 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
         SilodpError: the evaluation is not proven for this run, or its counts say nothing of its labels
             (codes evaluation.*).
     """
-    run = spec.run and name_evaluation(spec.run)
+    # The evaluation has no evaluation, and its charges are in the ledger of the run, which alone has a budget.
+    base_spec = replace(spec, evaluation=None, budget=None, run=spec.run and name_evaluation(spec.run))
     if settings.across == "local":
-        return replace(
-            spec,
-            method=LocalEvaluation(spec.method.unit),
-            aggregator=ModelBroadcast(),
-            evaluation=None,
-            budget=None,
-            run=run,
-        )
+        return replace(base_spec, method=LocalEvaluation(spec.method.unit), aggregator=ModelBroadcast())
     _check_sums(spec)
     aggregator = _find_aggregator(spec)
 
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
         method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec.data, settings))
-        return replace(
-            spec,
-            method=method,
-            aggregator=aggregator,
-            rounds=spec.most_evaluations,
-            evaluation=None,
-            budget=None,
-            run=run,
-        )
+        return replace(base_spec, method=method, aggregator=aggregator, rounds=spec.most_evaluations)
 
-    if settings.noise_multiplier is not None:
-        derived = with_noise(settings.noise_multiplier)
-    else:
-        derived = with_noise(_calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta))
+    noise_multiplier = settings.noise_multiplier
+    if noise_multiplier is None:
+        noise_multiplier = _calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta)
+    derived = with_noise(noise_multiplier)
     aggregator.check(derived)
     _check_promise(spec, derived)
     return derived

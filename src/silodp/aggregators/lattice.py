@@ -14,7 +14,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,10 @@ class Lattice(_private_weights.PrivateWeighting):
         """Return the total variation by which errors of decryption, which the server alone sees, betray more."""
         return {"server": 2.0 ** self.parameters(spec).log2_tv}
 
+    def grid(self, spec: RunSpec) -> Quantizer:
+        """Return the grid that the encryption's parameters are for."""
+        return Quantizer(self.bounds_of(spec).clip, self.parameters(spec).clip_units)
+
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
         p = self.parameters(spec)
@@ -161,13 +165,13 @@ class Lattice(_private_weights.PrivateWeighting):
         """Return the messages by which server and silos come to share the weights."""
         return _weight_shares.weight_types(spec, self.constants(spec), is_first)
 
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the server's lookup of the sampled shares in silo 0's tables; None where everyone takes part."""
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the server's lookup of the sampled shares in silo 0's tables; () where everyone takes part."""
         if not spec.method.samples_users:
-            return None
+            return ()
         ratio = self.sampling_ratio(spec.method)
         entries = 2 if ratio is None else ratio.denominator
-        return _weight_shares.lookup_type("sample", spec.population.users, entries, choice)
+        return (_weight_shares.lookup_type("sample", spec.population.users, entries, choice),)
 
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
         """Return the parts of the server's request, and the masked ciphertexts of the answer."""
@@ -263,12 +267,12 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
         p = self.aggregator.parameters(self.spec)
         values = [
-            self._digits(name, result.answers[name]) for name in self.spec.names if name in result.answers
+            blame_silo(name, partial(p.digits.from_bytes, answer.blobs["masked"]))
+            for name, answer in result.answers.items()
         ]
         server = LatticeServer(p, self._key(context, result.attempt))
         total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
-        clip = self.aggregator.bounds_of(self.spec).clip
-        return total * (clip / p.clip_units / 2.0**p.weight_bits)
+        return total * (self.aggregator.grid(self.spec).step / 2.0**p.weight_bits)
 
     def _shares(self, context: base.ServerContext) -> _weight_shares.ServerShares:
         return _weight_shares.ServerShares(self.spec, self.aggregator.constants(self.spec), context)
@@ -307,11 +311,6 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
         counted = {"made": counted["made"] + 1, "last": this}
         context.store.run.put("attempts made", Message("attempts", self.spec.run, fields=counted).encode())
 
-    def _digits(self, name: str, answer: Message) -> np.ndarray:
-        group = self.aggregator.parameters(self.spec).digits
-        digits: np.ndarray = blame_silo(name, lambda: group.from_bytes(answer.blobs["masked"]))
-        return digits
-
 
 def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     """Return the context that the ciphertexts of an attempt are bound to."""
@@ -326,9 +325,6 @@ class _Silo(_private_weights.PrivateWeightingSilo):
             spec, constants, self._member, context.store, context.counts, self._choices
         )
         self.handlers = {**self.handlers, **self._weights.handlers}
-
-    def grid(self, bounds: Bounds) -> Quantizer:
-        return Quantizer(bounds.clip, self._parameters.clip_units)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         share = draw_skellam(self._spec.sum_size, noise_std(bounds, self._parameters) ** 2, stream)

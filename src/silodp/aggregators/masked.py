@@ -139,9 +139,7 @@ class _PairwiseMaskServer(attempts.MaskedServer):
 
 
 class _Silo(attempts.MaskedSilo):
-    def __init__(self, aggregator: Masked, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(spec, context)
-        self._aggregator = aggregator
+    _aggregator: Masked
 
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn

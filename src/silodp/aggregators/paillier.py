@@ -158,9 +158,9 @@ class Paillier(_private_weights.PrivateWeighting):
         counts = {"counts": Blob.of(spec.population.users * self.key_bits // 8)}
         return (session_type("blinded counts", key, counts),)
 
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the request for silo 0's choice; None where the server draws the sample, and encrypts by it."""
-        return session_type("sample", answer=choice) if choice else None
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the request for silo 0's choice; () where the server draws the sample, and encrypts by it."""
+        return (session_type("sample", answer=choice),) if choice else ()
 
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
         """Return the ciphertexts of the inverses, unless silo 0 passes them on, and those of the answer."""
@@ -189,7 +189,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
         named = {"session": session.session}
         request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
-        answers = context.ask_all({name: request for name in self.spec.names})
+        answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
         context.store.run.put("paillier", server.pack())
 
@@ -220,9 +220,8 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         sealed = group.zero()
         for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.compute_scaled_sum(
-            [answer.blobs["answer"] for answer in result.answers.values()], sealed
-        )
+        answers = [answer.blobs["answer"] for answer in result.answers.values()]
+        scaled = server.compute_scaled_sum(answers, sealed)
         total: np.ndarray = server.round_sum(scaled) * self.aggregator.grid(self.spec).step
         return total
 
@@ -260,16 +259,13 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
 class _Silo(_private_weights.PrivateWeightingSilo):
     def __init__(self, aggregator: Paillier, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context)
-        self._aggregator = aggregator
+        self._parameters = aggregator.parameters(spec)
         sample = {} if self._choices is None else {"sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **sample}
 
-    def grid(self, bounds: Bounds) -> Quantizer:
-        return self._aggregator.grid(self._spec)
-
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        p = self._aggregator.parameters(self._spec)
-        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, self.grid(bounds)), stream)
+        p, grid = self._parameters, self._aggregator.grid(self._spec)
+        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, grid), stream)
         uniform = np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)
         return {"noise": noise, "uniform": uniform}
 
@@ -289,13 +285,14 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        p = self._aggregator.parameters(self._spec)
-        return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
+        return unpack_ciphertexts(self._parameters, part.entries(answer, self._parameters.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session_of(request)
-        p, key = self._aggregator.parameters(self._spec), request.blobs["key"]
-        verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
+        key = request.blobs["key"]
+        verify_modulus(
+            PublicKey.from_bytes(key, self._parameters.key_bits), request.blobs["proof"], session.transcript
+        )
         self._context.store.run.put("paillier key", key)
         silo = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(silo.public.n))
@@ -305,9 +302,9 @@ class _Silo(_private_weights.PrivateWeightingSilo):
 
     def _party(self, run: str, session: Session) -> PaillierSilo:
         return PaillierSilo(
-            self._aggregator.parameters(self._spec),
+            self._parameters,
             session.roster.index(session.name),
-            np.minimum(self._context.counts, self._aggregator.count_cap),
+            np.minimum(self._context.counts, self._parameters.count_cap),
             self._context.store.run.get("paillier key") or b"",
             self._member.group_secret(run),
             session.transcript,

@@ -91,7 +91,7 @@ class PlainServer:
         sampled = self.spec.method.samples_users
         fields = {"session": _key_agreement.current_session(context.store.run).session} if sampled else {}
         request = Message("update", self.spec.run, round_, fields=fields, arrays=dict(arrays))
-        answers = context.ask_all({name: request for name in self.spec.names})
+        answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         # In the order of the names: float addition depends on it.
         return self.combine(
             torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])

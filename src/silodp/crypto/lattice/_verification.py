@@ -6,8 +6,7 @@ noise was sized for. So every block is checked against random polynomials modulo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,23 +34,16 @@ class VerifiedProducts:
     Args:
         parameters: public constants.
         key: secret, from which T follows; whoever knew it could make wrong blocks pass.
-        executor: shares the blocks; None: one after the other.
 
     Attributes:
         repeated: blocks that had to be computed in pieces.
     """
 
-    def __init__(
-        self,
-        parameters: LatticeParameters,
-        key: bytes,
-        executor: Executor | None = None,
-    ):
+    def __init__(self, parameters: LatticeParameters, key: bytes):
         self.repeated = 0
         self._ring = parameters.ring
         self._pieces = parameters.pieces
         self._transform = FourierTransform(parameters.ring_size)
-        self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
         # 16-bit pieces keep the products with ciphertexts exact; together they are uniform modulo 2^64.
@@ -70,29 +62,19 @@ class VerifiedProducts:
             SilodpError: a block is not exact even in pieces; nothing of `total` may be sent (code crypto.parameters).
         """
         blocks = multipliers.shape[1]
+        # Tiles of blocks, so that the spectra of a product stay small whatever the size of the vector.
         tiles = [slice(b, min(b + _BLOCKS_AT_A_TIME, blocks)) for b in range(0, blocks, _BLOCKS_AT_A_TIME)]
-        sums: dict[int, Any] = {}
-        expected = np.zeros(blocks, np.uint64)
-
         # Sums are kept as spectra: one inverse transform for each block, whatever the number of users.
+        sums: list[Any] = [0] * len(tiles)
+        expected = np.zeros(blocks, np.uint64)
         for users in _groups(len(multipliers)):
             spectrum = self._transform.forward(elements(users))
             digests = self._digests(spectrum)
-
-            def multiply(
-                tile: slice, some: NDArray[np.int32] = multipliers[users], b: Any = spectrum, y: Any = digests
-            ) -> None:
-                expected[tile] += _inner(y, some[:, tile])
-                product = self._product(some[:, tile], b)
-                if tile.start in sums:
-                    sums[tile.start] += product
-                else:
-                    sums[tile.start] = product
-
-            list(self._map(multiply, tiles))
-
-        def finish(tile: slice) -> None:
-            rows = self._transform.inverse(sums.pop(tile.start))
+            for i, tile in enumerate(tiles):
+                expected[tile] += _inner(digests, multipliers[users, tile])
+                sums[i] += self._product(multipliers[users, tile], spectrum)
+        for i, tile in enumerate(tiles):
+            rows, sums[i] = self._transform.inverse(sums[i]), None  # each spectrum is freed when it was read
             wrong = np.flatnonzero(self._digest(rows) != expected[tile])
             if wrong.size:
                 self.repeated += wrong.size
@@ -105,8 +87,6 @@ class VerifiedProducts:
                 )
             total[tile] += rows.reshape(total[tile].shape)
             self._ring.balance(total[tile])
-
-        list(self._map(finish, tiles))
 
     def _product(self, multipliers: NDArray[np.int32], spectrum: Any) -> Any:
         """Return the spectrum of Σ_u M_u·b_u."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from silodp.crypto.lattice._digits import LimbGroup
-from silodp.crypto.lattice.ring import Ring
+from silodp.crypto.lattice.ring import LimbGroup, Ring
 from silodp.errors import SilodpError, require
 from silodp.text import pluralize
 
@@ -279,59 +278,39 @@ class LatticeParameters:
         return self.ring_size * (0.4 * math.log2(self.ring_size) * transforms + 0.27 * products)
 
 
-def search_parameters(
-    *,
-    dimension: int,
-    users: int,
-    silos: int,
-    count_cap: int,
-    noise_multiplier: float,
-    attempts: int,
-    epsilon: float,
-    delta: float,
-    weight_bits: int = 20,
-    clip_units: int | None = None,
-) -> LatticeParameters:
+def search_parameters(clip_units: int | None = None, **constants: Any) -> LatticeParameters:
     """Return the cheapest encryption that meets every rule.
 
     Encryptions of at most `MAX_BYTES_UP` come first; among these, the one of least work.
 
     Args:
-        dimension, users, silos, count_cap, noise_multiplier, attempts, epsilon, delta, weight_bits: as in
-            `LatticeParameters`.
         clip_units: C/g. None: the finest grid C/g ≤ 2^17 for which there is an encryption, not below 64√d, so that the
             charge for rounding stays small.
+        constants: the fields `dimension` to `weight_bits` of `LatticeParameters`, by name.
 
     Raises:
         SilodpError: none passes; it names the rules that the nearest one breaks (code crypto.parameters).
     """
-    positive = (dimension, users, silos, count_cap, attempts, delta, weight_bits, clip_units or 1)
+    start = LatticeParameters(
+        clip_units=clip_units or 1 << 17,
+        ring_size=0,
+        limb_bits=0,
+        limbs=0,
+        plaintext_bits=0,
+        dropped=0,
+        **constants,
+    )
+    positive = ("dimension", "users", "silos", "count_cap", "attempts", "delta", "weight_bits", "clip_units")
     require(
-        all(x > 0 for x in positive),
+        all(getattr(start, name) > 0 for name in positive),
         "the constants of a private weighting must be positive; check users, silos, caps and delta",
         code="argument.value",
     )
     # The finest grid comes first; below 64√d steps, truncation would add more than 1/64 to the sensitivity.
-    grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(dimension)]
+    grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(start.dimension)]
     tried: list[LatticeParameters] = []
     for units in [clip_units] if clip_units else grids or [1 << 17]:
-        start = LatticeParameters(
-            dimension=dimension,
-            users=users,
-            silos=silos,
-            count_cap=count_cap,
-            clip_units=units,
-            noise_multiplier=noise_multiplier,
-            attempts=attempts,
-            epsilon=epsilon,
-            delta=delta,
-            weight_bits=weight_bits,
-            ring_size=0,
-            limb_bits=0,
-            limbs=0,
-            plaintext_bits=0,
-            dropped=0,
-        )
+        start = replace(start, clip_units=units)
         tried = list(_encryptions(replace(start, plaintext_bits=math.floor(start.sum_bits) + 2)))
         passing = [one for one in tried if all(rule.holds for rule in one.rules())]
         if passing:
@@ -341,9 +320,9 @@ def search_parameters(
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
     ]
     raise SilodpError(
-        f"no lattice holds {pluralize(users, 'user')} with up to {pluralize(count_cap, 'record')} a silo at C/g = "
-        f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
-        "weight bits",
+        f"no lattice holds {pluralize(start.users, 'user')} with up to {pluralize(start.count_cap, 'record')} a silo "
+        f"at C/g = {nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer "
+        "rounds or weight bits",
         code="crypto.parameters",
     )
 

@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._digits import LimbGroup
-from silodp.crypto.lattice._plaintexts import Chunk, Plaintexts, add_own_part
 from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import FourierTransform, Ring
+from silodp.crypto.lattice.ring import FourierTransform, LimbGroup, Ring
 from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret
 from silodp.errors import require
+from silodp.settings import check_shape
 
 _USERS_AT_A_TIME = 32
+
+Chunk = tuple[Integers, NDArray[Any]]
+"""Owners (r,), and their rows (r, d) of grid units."""
 
 
 def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
@@ -155,6 +155,77 @@ class LatticeServer:
 
 
 @dataclass(frozen=True)
+class Plaintexts:
+    """The plaintexts M_u = n[s,u]·Δ_u of one silo in one round, in batches and within their public bounds.
+
+    The flooding margin and the sensitivity rest on these bounds, so they are checked here, whoever else checked them.
+
+    Attributes:
+        parameters: The public constants.
+        counts: The silo's numbers of records n[s,u], shape (U,), each in 0..n_max.
+
+    Raises:
+        SilodpError: counts of another shape, or out of range.
+    """
+
+    parameters: LatticeParameters
+    counts: Integers = field(repr=False)
+
+    def __post_init__(self) -> None:
+        counts, cap = self.counts, self.parameters.count_cap
+        check_shape("counts", counts, self.parameters.users, kind="iu")
+        require(
+            counts.min(initial=0) >= 0 and counts.max(initial=0) <= cap,
+            f"counts must lie between 0 and the public cap of {cap}; cap them before the first round",
+            code="argument.value",
+            field="counts",
+        )
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Integers, NDArray[np.int32]]]:
+        """Yield owners (b,) and their M (b, B, N), padded with zeros; each is valid until the next one is asked for.
+
+        Raises:
+            SilodpError: an owner is no user or comes twice; a row is not integer, not (d,), or longer than C/g.
+        """
+        parameters = self.parameters
+        held = np.zeros((parameters.batch_users, parameters.blocks * parameters.ring_size), np.int32)
+        owners: list[int] = []
+        seen = np.zeros(parameters.users, bool)
+
+        def batch() -> tuple[Integers, NDArray[np.int32]]:
+            shape = (len(owners), parameters.blocks, parameters.ring_size)
+            return np.array(owners, np.int64), held[: len(owners)].reshape(shape)
+
+        for some, rows in chunks:
+            require(
+                rows.shape == (len(some), parameters.dimension) and rows.dtype.kind in "iu",
+                f"rows must be integers of shape ({len(some)}, {parameters.dimension})",
+                code="method.rows",
+            )
+            for owner, row in zip(some.tolist(), rows, strict=True):
+                require(
+                    0 <= owner < parameters.users and not seen[owner],
+                    "every owner must be a user of the common index, with one row; check the rows",
+                    code="method.rows",
+                )
+                seen[owner] = True
+                norm2 = float(np.einsum("d,d->", row, row, dtype=np.float64))  # exact as far as the bound
+                require(
+                    norm2 <= float(parameters.clip_units) ** 2,
+                    f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero",
+                    code="method.rows",
+                )
+                into = held[len(owners), : parameters.dimension]
+                np.multiply(row, self.counts[owner], out=into, dtype=np.int32, casting="unsafe")
+                owners.append(owner)
+                if len(owners) == len(held):
+                    yield batch()
+                    owners.clear()
+        if owners:
+            yield batch()
+
+
+@dataclass(frozen=True)
 class LatticeSilo:
     """A silo's side: it multiplies encrypted shares by its users' vectors.
 
@@ -163,12 +234,10 @@ class LatticeSilo:
         claim: A function that stores a seed durably and returns whether it was new. It is called before anything is
             computed, and a seed that is not new is refused: two encryptions under one seed would betray the difference
             of their plaintexts.
-        workers: The number of threads that share the blocks of a large vector.
     """
 
     parameters: LatticeParameters
     claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
-    workers: int = 1
 
     def __post_init__(self) -> None:
         self.parameters.check()
@@ -226,15 +295,14 @@ class LatticeSilo:
             sent = np.frombuffer(request["public key"], np.uint8)
             return np.concatenate([ring.from_bytes(sent), ring.uniform(derive_key(seed, "public key"))])[None]
 
-        with ThreadPoolExecutor(self.workers) if self.workers > 1 else nullcontext() as executor:
-            products = VerifiedProducts(parameters, derive_key(key, "tests"), executor)
-            for owners, multipliers in batches:
-                ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
-                products.add_to(total, multipliers, ciphertexts)
-                add_own_part(own, shares[owners], multipliers)
-            # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
-            fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
-            products.add_to(total, fresh, public_key)
+        products = VerifiedProducts(parameters, derive_key(key, "tests"))
+        for owners, multipliers in batches:
+            ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
+            products.add_to(total, multipliers, ciphertexts)
+            _add_own_part(own, shares[owners], multipliers)
+        # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
+        fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
+        products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
         own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
         # What the silo knows itself is added in clear to c0, at the place of plaintexts.
@@ -261,6 +329,12 @@ class _Ciphertexts:
         sent = np.frombuffer(self.packed, np.uint8).reshape(-1, size)[owners]
         halves = np.stack([ring.uniform(derive_key(self.seed, owner)) for owner in owners.tolist()])
         return np.concatenate([ring.from_bytes(sent), halves], axis=1)
+
+
+def _add_own_part(own: Words, shares: Words, multipliers: NDArray[np.int32]) -> None:
+    """Add Σ_u share_u·M_u modulo 2^64 to `own` (B, N) in place; shares (u,), multipliers (u, B, N)."""
+    for block, part in enumerate(own):
+        part += np.einsum("u,un->n", shares, multipliers[:, block].astype(np.int64).view(np.uint64))
 
 
 def _validate(vector: NDArray[Any], name: str, size: int) -> None:
