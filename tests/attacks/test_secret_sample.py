@@ -19,7 +19,7 @@ from end_to_end.test_masked import AVG
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
-from silodp.crypto.coins import PersonCoins
+from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import derive_key
 from silodp.data.federation import Federation
 from silodp.methods import UldpAvg, UserBudgets

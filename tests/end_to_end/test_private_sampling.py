@@ -22,10 +22,10 @@ from silodp.accounting.events import (
 )
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
-from silodp.crypto import private_sampling
+from silodp.crypto import sampling
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.errors import SilodpError
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
@@ -232,7 +232,7 @@ def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator,
 
     first, second = received(), received()
     monkeypatch.setattr(
-        private_sampling, "derive_silo_cells", lambda secret, session, users, law, round: np.zeros(users, int)
+        sampling, "derive_silo_cells", lambda secret, session, users, law, round: np.zeros(users, int)
     )
     zeros = received()
     assert [v.size for v in first] == [v.size for v in second] == [v.size for v in zeros]

@@ -17,9 +17,9 @@ from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import private_sampling
+from silodp.crypto import sampling
 from silodp.crypto.keys import Identity
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize
@@ -86,8 +86,8 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
     """Looks over both parties' shoulders, one round after the other."""
     seen, places, shifts = (
         Hidden(law, {}, {}),
-        private_sampling.draw_server_cells,
-        private_sampling.derive_silo_cells,
+        sampling.draw_server_cells,
+        sampling.derive_silo_cells,
     )
 
     def cells(users, law):
@@ -99,8 +99,8 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
         return seen.shifts[round]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_sampling, "draw_server_cells", cells)
-        patch.setattr(private_sampling, "derive_silo_cells", shifted)
+        patch.setattr(sampling, "draw_server_cells", cells)
+        patch.setattr(sampling, "derive_silo_cells", shifted)
         yield seen
 
 

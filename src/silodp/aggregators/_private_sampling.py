@@ -25,11 +25,11 @@ from typing import TypeVar
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators.base import SEALED_SAMPLE_BLOB, Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.keys import OVERHEAD_BYTES
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.private_sampling import MAX_CELLS, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.sampling import MAX_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -282,8 +282,11 @@ class OtClient:
             receiver = ot.TransferReceiver.unpack(self._load_stored(request, "choices"), 0)
             secret = self.member.group_secret(request.run)
             session, users = self.member.session(request.run).transcript, self.spec.population.users
-            return private_sampling.ask(receiver, secret, session, users, self.ratio, request.round).pack()
+            cells = sampling.derive_silo_cells(secret, session, users, self.ratio, request.round)
+            counter = sampling.transfer_counter(request.round)
+            return Lookup.ask(receiver, counter, cells, self.ratio.denominator).pack()
 
+        # Stored before it is sent: two requests for one round would show combinations of the choices.
         return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
 
     def _load_stored(self, request: Message, what: str) -> bytes:

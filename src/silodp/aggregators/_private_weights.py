@@ -34,7 +34,7 @@ from silodp.crypto.keys import Session
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.aggregators import _private_sampling as sampling
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
+from silodp.aggregators._private_sampling import OtClient, OtServer, blame_silo, load_transfers
 from silodp.aggregators.base import ServerContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, reciprocals
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
@@ -75,10 +75,10 @@ class ServerShares:
     def set_up(self, info: SessionInfo) -> None:
         """Collect masked counts, make base transfers, and look up one reciprocal per user."""
         plan, run = self.constants.lookup_parameters(self.spec, info.session), self.spec.run
-        zero, offers = self.spec.names[0], sampling.OtServer(self.spec, self.context)
+        zero, offers = self.spec.names[0], OtServer(self.spec, self.context)
         base = ot.BaseTransfers(plan.session, reciprocals.SERVER_CHOOSES)
         offered = offers.ask(info, "base", offer=base.offer)
-        receiver = sampling.blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
+        receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all(dict.fromkeys(self.spec.names, request))
         group, _ = _make_count_group(plan, self.spec.names)
@@ -86,7 +86,7 @@ class ServerShares:
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = reciprocals.ReciprocalServer(plan, receiver).set_up(counted)
         answer = offers.ask(info, "reciprocals", request=awaited.message)
-        shares = sampling.blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
         blobs, counter = {"receiver": receiver.pack()}, {"counter": receiver.counter}
         kept = Message("kept", run, fields=counter, arrays={"shares": shares}, blobs=blobs)
         self.context.store.run.put(_SHARES, kept.encode())
@@ -106,10 +106,10 @@ class ServerShares:
         """Return the shares of a round and, where nobody knows the sample, what silo 0 sealed; asked for once."""
 
         def ask() -> bytes:
-            kept, offers = self._load_kept(), sampling.OtServer(self.spec, self.context)
+            kept, offers = self._load_kept(), OtServer(self.spec, self.context)
             awaited = self._load_or_make_lookup(round_, drawn, kept)
             asked = offers.request_sample(round_, request=awaited.message)
-            shares = sampling.blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
+            shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
             sealed: dict[str, bytes] = {}
             if isinstance(drawn, SamplingRatio):
                 weights = kept.arrays["shares"]
@@ -171,7 +171,7 @@ class SiloWeights:
     member: SiloKeyAgreement
     store: RoundStore
     counts: NDArray[np.int64] = field(repr=False)
-    choices: sampling.OtClient | None
+    choices: OtClient | None
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:
@@ -263,7 +263,7 @@ class SiloWeights:
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = sampling.load_transfers(self.store.run, self._transfers_key(request), session.name)
+        packed = load_transfers(self.store.run, self._transfers_key(request), session.name)
         return reciprocals.FirstSilo(self._shares(request.run), ot.TransferSender.unpack(packed, 0))
 
 

@@ -24,13 +24,13 @@ from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
-from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
+from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
@@ -237,7 +237,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         run, store = self.spec.run, context.store.round(round_)
 
         def draw() -> bytes:
-            places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
+            places = sampling.draw_server_cells(self.spec.population.users, ratio)
             blobs = {"pairs": server.encrypt_pairs()}
             return Message("kept", run, arrays={"places": places}, blobs=blobs).encode()
 

@@ -17,8 +17,8 @@ from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto.coins import PersonCoins
 from silodp.crypto.keys import Identity
+from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import KEY_BYTES, derive_key
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey, PublicKey
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.streams import Integers, Words, derive_key
 from silodp.errors import require
 from silodp.settings import check_shape
@@ -35,12 +35,19 @@ Rows = Iterable[tuple[Integers, Integers]]
 
 
 class PaillierServer:
-    """The server's side: it holds the private key of one session and (r_u·N[u])⁻¹, never N[u]."""
+    """The server's side: it holds the private key of one session and (r_u·N[u])⁻¹, never N[u].
 
-    def __init__(self, parameters: PaillierParameters):
-        self.parameters = parameters
-        self._key = PrivateKey.generate(parameters.key_bits)
-        self._inverses: list[int] | None = None
+    Args:
+        parameters: public constants.
+        key: the private key; None draws one.
+        inverses: (r_u·N[u])⁻¹ mod n of every user; None before the counts were received.
+    """
+
+    def __init__(
+        self, parameters: PaillierParameters, key: PrivateKey | None = None, inverses: list[int] | None = None
+    ):
+        self.parameters, self._inverses = parameters, inverses
+        self._key = PrivateKey.generate(parameters.key_bits) if key is None else key
 
     def pack(self) -> bytes:
         """Return key and inverses, secret: for the server's durable store."""
@@ -52,10 +59,7 @@ class PaillierServer:
         """Return the server that was stored."""
         width = parameters.key_bits // 8
         p, q, *inverses = (int.from_bytes(stored[i : i + width], "big") for i in range(0, len(stored), width))
-        server = cls.__new__(cls)
-        server.parameters, server._key = parameters, PrivateKey(mpz(p), mpz(q))
-        server._inverses = inverses or None
-        return server
+        return cls(parameters, PrivateKey(mpz(p), mpz(q)), inverses or None)
 
     def public_key(self) -> bytes:
         """Return the modulus n, for every silo."""
@@ -231,7 +235,6 @@ class PaillierSilo:
         blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
         self._blinding = scheme.draw_residues(blinding, parameters.users, self.public.n)  # r_u
         self._counted = False
-        self._blanks: list[mpz] = []
         self._used_masks: set[bytes] = set()
 
     def blind_counts(self, masks: Sequence[int]) -> bytes:
@@ -252,10 +255,6 @@ class PaillierSilo:
             (r * (c + dummy) + m) % n for r, c, m in zip(self._blinding, self._counts, masks, strict=True)
         ]
         return scheme.residues_to_bytes(blinded, self.parameters.key_bits // 8)
-
-    def precompute(self, rounds: int = 1) -> None:
-        """Blanks for so many rounds ahead, which need no data; `answer` makes those that are missing."""
-        self._blanks += [self.public.blank() for _ in range(rounds * (self.parameters.ciphertexts + 1))]
 
     def answer(
         self,
@@ -288,9 +287,8 @@ class PaillierSilo:
         bases = [
             self._weight(*of_user) for of_user in zip(requests, self._blinding, self._counts, strict=True)
         ]
-        shape = p.users, p.dimension
         products = scheme.MultiExponentiation(
-            public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits
+            public.n_squared, public.blank(), (p.users, p.dimension), p.row_bound, p.slots, p.slot_bits
         )
         absent = set(range(p.users))
         for owners, rows in chunks:
@@ -323,10 +321,7 @@ class PaillierSilo:
 
     def _refresh(self, ciphertext: mpz) -> mpz:
         """Return the same plaintext under fresh randomness; from the old, the server could test guesses at rows."""
-        return ciphertext * self._blank() % self.public.n_squared
-
-    def _blank(self) -> mpz:
-        return self._blanks.pop() if self._blanks else self.public.blank()
+        return ciphertext * self.public.blank() % self.public.n_squared
 
     def _take_masks(self, masks: Sequence[int], count: int) -> list[int]:
         """Return masks in range, once: two messages under one mask give the server their difference."""
