@@ -249,7 +249,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
         seen = []
         for round_ in (0, 1):
             parties.run_round(round_)
-            weights = [parties.silos[name]._side._weights for name in parties.names]
+            weights = [parties.silos[name]._side for name in parties.names]
             asked = [parties.last("update", name, round_) for name in parties.names]
             shares = [w.round_shares(request) for w, request in zip(weights, asked, strict=True)]
             assert not any(shares[0][:4].tobytes() in m.blobs["sampled"] for m in asked[1:]), (

@@ -10,14 +10,15 @@ Source: docs/protocols.md, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
-from silodp.aggregators._private_sampling import OtClient, OtServer, blame_silo, load_transfers
-from silodp.aggregators.base import ServerContext
+from silodp.aggregators import _private_weights
+from silodp.aggregators._key_agreement import SessionInfo, current_session
+from silodp.aggregators._private_sampling import OtServer, blame_silo, load_transfers
+from silodp.aggregators.base import ServerContext, SiloContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, reciprocals
 from silodp.crypto import oblivious_transfer as ot
@@ -27,7 +28,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, 
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, MessageSchema, MessageType, is_digest, session_type
-from silodp.wire.store import RoundStore, get_or_make
+from silodp.wire.store import get_or_make
 
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
@@ -91,16 +92,20 @@ class ServerShares:
         kept = Message("kept", run, fields=counter, arrays={"shares": shares}, blobs=blobs)
         self.context.store.run.put(_SHARES, kept.encode())
 
-    def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
-        """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
-        if sample is None:
-            return self._load_kept().arrays["shares"]
-        return self._look_up(round_, sample).arrays["shares"]
+    def round_shares(
+        self, round_: int, sample: NDArray[np.bool_] | SamplingRatio | None
+    ) -> tuple[Shares, Mapping[str, bytes]]:
+        """Return this round's shares (U,), and silo 0's part, sealed for each other silo ({} where it has none).
 
-    def private_round_shares(self, round_: int, ratio: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
-        """Return shares (U,) of β_u·v_u for a sample nobody knows, and silo 0's part, sealed for each other silo."""
-        done = self._look_up(round_, ratio)
-        return done.arrays["shares"], done.blobs
+        Args:
+            round_: counted from 0.
+            sample: None: shares of v_u = ⌊2^k/N[u]⌋. β (U,): of β_u·v_u. A rate: of β_u·v_u for a sample that nobody
+                knows.
+        """
+        if sample is None:
+            return self._load_kept().arrays["shares"], {}
+        found = self._look_up(round_, sample)
+        return found.arrays["shares"], found.blobs
 
     def _look_up(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio) -> Message:
         """Return the shares of a round and, where nobody knows the sample, what silo 0 sealed; asked for once."""
@@ -153,47 +158,33 @@ class ServerShares:
         return Message.decode(stored)
 
 
-@dataclass(frozen=True)
-class SiloWeights:
+class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
     """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round.
 
-    Attributes:
-        spec: The public constants of the run.
-        constants: The public constants of the shares.
-        member: The silo's side of the key agreement.
-        store: The silo's store.
-        counts: The silo's numbers of records n[s,u], shape (U,).
-        choices: Silo 0's choices of a hidden sample; None where the server draws the sample.
+    Args:
+        aggregator, spec, context: as for every silo.
+        constants: the public constants of the shares.
     """
 
-    spec: RunSpec
-    constants: ShareConstants
-    member: SiloKeyAgreement
-    store: RoundStore
-    counts: NDArray[np.int64] = field(repr=False)
-    choices: OtClient | None
-
-    @property
-    def handlers(self) -> dict[str, Callable[[Message], Message]]:
-        """The functions that answer the requests for shares, by kind of request."""
-        return {
-            "masked counts": self._counts,
-            "base": self._base,
-            "reciprocals": self._reciprocals,
-            "sample": self._sample,
-        }
-
-    @property
-    def capped_counts(self) -> NDArray[np.int64]:
-        """min(n[s,u], n_max) (U,)."""
-        return np.minimum(self.counts, self.constants.count_cap)
+    def __init__(
+        self,
+        aggregator: _private_weights.PrivateWeighting,
+        spec: RunSpec,
+        context: SiloContext,
+        constants: ShareConstants,
+    ) -> None:
+        super().__init__(aggregator, spec, context)
+        self._constants = constants
+        self._capped_counts = np.minimum(context.counts, constants.count_cap)  # min(n[s,u], n_max) (U,)
+        answered = {"masked counts": self._counts, "base": self._base, "reciprocals": self._reciprocals}
+        self.handlers = {**self.handlers, **answered, "sample": self._sample}
 
     def round_shares(self, request: Message) -> Shares:
         """Return this silo's shares (U,) of v_u, or of β_u·v_u, for the round of a request."""
-        if self.choices is not None:
-            return np.frombuffer(self.choices.round_entries(request), "<u8").astype(np.uint64)
+        if self._choices is not None:
+            return np.frombuffer(self._choices.round_entries(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if self.spec.method.samples_users else silo.shares()
+        return silo.masks(request.round, _USE) if self._spec.method.samples_users else silo.shares()
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         """Return the shares that silo 0 opened of the server's answer, 8 bytes for each user."""
@@ -201,34 +192,34 @@ class SiloWeights:
         return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> reciprocals.SiloShares:
-        session = self.member.session(run)
+        session = self._member.session(run)
         return reciprocals.SiloShares(
-            self.constants.lookup_parameters(self.spec, session.transcript.hex()),
-            self.member.group_secret(run),
+            self._constants.lookup_parameters(self._spec, session.transcript.hex()),
+            self._member.group_secret(run),
         )
 
     def _counts(self, request: Message) -> Message:
-        session, silo = self.member.session_of(request), self._shares(request.run)
+        session, silo = self._member.session_of(request), self._shares(request.run)
         group, attempt = _make_count_group(silo.parameters, session.roster)
-        value = group.from_integers(self.capped_counts)
+        value = group.from_integers(self._capped_counts)
         # Pair masks cancel in the sum; ρ_u, which only silo 0 adds, hides the sum N[u] from the server.
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
         return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
-        session = self.member.session_of(request)
+        session = self._member.session_of(request)
         sender, reply = ot.TransferSender.accept(
             session.transcript, reciprocals.SERVER_CHOOSES, request.blobs["offer"]
         )
-        self.store.run.put(self._transfers_key(request), sender.pack())
+        self._context.store.run.put(self._transfers_key(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
         return self._answer_offer(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
-        zero, choices = self._zero(request), self.choices
+        zero, choices = self._zero(request), self._choices
         if choices is None:
             return self._answer_offer(request, lambda asked: zero.sample(request.round, _USE, asked))
         answer = self._answer_offer(
@@ -245,7 +236,7 @@ class SiloWeights:
         try:
             return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
-            self.store.run.put(self._ended_key(request), b"ended")
+            self._context.store.run.put(self._ended_key(request), b"ended")
             raise
 
     def _ended_key(self, request: Message) -> str:
@@ -256,14 +247,14 @@ class SiloWeights:
         return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> reciprocals.FirstSilo:
-        session = self.member.session_of(request)
-        if self.store.run.get(self._ended_key(request)) is not None:
+        session = self._member.session_of(request)
+        if self._context.store.run.get(self._ended_key(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = load_transfers(self.store.run, self._transfers_key(request), session.name)
+        packed = load_transfers(self._context.store.run, self._transfers_key(request), session.name)
         return reciprocals.FirstSilo(self._shares(request.run), ot.TransferSender.unpack(packed, 0))
 
 

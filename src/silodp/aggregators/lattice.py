@@ -32,7 +32,6 @@ from silodp.crypto.keys import Session
 from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lookup import Lookup
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError
@@ -229,11 +228,6 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     )
 
 
-def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
-    """Return the standard deviation of one silo's Skellam share, in units of 2^r."""
-    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * parameters.row_bound
-
-
 @dataclass(frozen=True)
 class _LatticeServer(_private_weights.PrivateWeightingServer):
     aggregator: Lattice
@@ -246,22 +240,18 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
     ) -> RoundRequest:
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
-        p, held = self.aggregator.parameters(self.spec), self._shares(context)
-        ratio = self.aggregator.sampling_ratio(self.spec.method)
-        sealed_samples: Mapping[str, bytes] = {}
-        if ratio is None:
-            shares = held.round_shares(round_, arrays.get("sample"))
-        else:
-            shares, sealed_samples = held.private_round_shares(round_, ratio)
+        p, ratio = self.aggregator.parameters(self.spec), self.aggregator.sampling_ratio(self.spec.method)
+        sample = arrays.get("sample") if ratio is None else ratio
+        shares, sealed_samples = self._shares(context).round_shares(round_, sample)
         session = current_session(context.store.run).session
 
         def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
             return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
-        return RoundRequest(
-            {n: array for n, array in arrays.items() if n != "sample"}, encrypt, sealed_samples
-        )
+        # The sample is in the encrypted shares; silos must not learn it.
+        sent = {name: array for name, array in arrays.items() if name != "sample"}
+        return RoundRequest(sent, encrypt, sealed_samples)
 
     def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
@@ -317,18 +307,15 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
-class _Silo(_private_weights.PrivateWeightingSilo):
+class _Silo(_weight_shares.SharedWeightsSilo):
     def __init__(self, aggregator: Lattice, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(aggregator, spec, context)
-        self._parameters, constants = aggregator.parameters(spec), aggregator.constants(spec)
-        self._weights = _weight_shares.SiloWeights(
-            spec, constants, self._member, context.store, context.counts, self._choices
-        )
-        self.handlers = {**self.handlers, **self._weights.handlers}
+        super().__init__(aggregator, spec, context, aggregator.constants(spec))
+        self._parameters = aggregator.parameters(spec)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        share = draw_skellam(self._spec.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
-        return {"noise": scale_noise(share, self._parameters.noise_shift, stream)}
+        p = self._parameters
+        std = bounds.noise_multiplier * bounds.sensitivity / bounds.clip * p.row_bound  # in units of 2^r
+        return {"noise": scale_noise(draw_skellam(p.dimension, std**2, stream), p.noise_shift, stream)}
 
     def multiply(
         self,
@@ -342,17 +329,14 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             ciphertext_context(session.transcript.hex(), attempt),
-            self._weights.capped_counts,
+            self._capped_counts,
             rows,
-            self._weights.round_shares(request),
+            self.round_shares(request),
             noise["noise"],
         )
         return {
             "masked": p.digits.to_bytes(apply_masks(digits, p.digits, session, attempt, request.digest()))
         }
-
-    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        return self._weights.open_chosen(request, part, answer)
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""
