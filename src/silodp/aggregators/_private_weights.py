@@ -16,18 +16,9 @@ import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.views import Adversary, View
+from silodp.aggregators import _private_sampling as hidden
 from silodp.aggregators import attempts, base
 from silodp.aggregators._key_agreement import SessionInfo
-from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
-from silodp.aggregators._private_sampling import (
-    CHOICE_SETUP,
-    OtClient,
-    OtServer,
-    choice_blob,
-    chosen_type,
-    sampling_ratio,
-    sealed_sample_blob,
-)
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -99,7 +90,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of the protocol, and of the private sample where there is one."""
-        more = (SAMPLING_ASSUMPTION,) if self.sampled_by == "nobody" else ()
+        more = (hidden.ASSUMPTION,) if self.sampled_by == "nobody" else ()
         return (*self.protocol_assumptions, *more)
 
     @property
@@ -111,7 +102,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
 
     def sampling_ratio(self, method: Method) -> SamplingRatio | None:
         """Return k and P of the hidden sample (rate k/P); None where the server draws the sample."""
-        return sampling_ratio(method, self.hidden_sample)
+        return hidden.sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return the view of each adversary: all see the sum, the server sees the sample if it draws it.
@@ -206,10 +197,10 @@ class PrivateWeighting(attempts.MaskedAggregator):
         choice: dict[str, Blob] = {}
         chosen: tuple[MessageType, ...] = ()
         if ratio is not None and is_first:
-            setup, choice = (*setup, *CHOICE_SETUP), {"choice": choice_blob(spec, ratio)}
-            chosen = (chosen_type(spec, ratio, self.entry_bytes(spec)),)
+            setup, choice = (*setup, *hidden.CHOICE_SETUP), {"choice": hidden.choice_blob(spec, ratio)}
+            chosen = (hidden.chosen_type(spec, ratio, self.entry_bytes(spec)),)
         elif ratio is not None:
-            blobs[base.SEALED_SAMPLE_BLOB] = sealed_sample_blob(spec, self.entry_bytes(spec))
+            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample_blob(spec, self.entry_bytes(spec))
         prepare = (*self.sample_types(spec, choice), *chosen) if is_first else ()
         return self.attempt_script(
             spec, name, MessageSchema(blobs=answer), setup=setup, prepare=prepare, blobs=blobs
@@ -245,7 +236,7 @@ class PrivateWeightingServer(attempts.MaskedServer):
         """Exchange counts and, where nobody is to know the sample, make base transfers."""
         self.exchange_counts(context, session)
         if self.aggregator.sampled_by == "nobody":
-            OtServer(self.spec, context).set_up(session)
+            hidden.OtServer(self.spec, context).set_up(session)
 
     @abstractmethod
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
@@ -260,9 +251,9 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
     def __init__(self, aggregator: PrivateWeighting, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context)
         ratio = aggregator.sampling_ratio(spec.method)
-        self._choices: OtClient | None = None
+        self._choices: hidden.OtClient | None = None
         if ratio is not None:
-            self._choices = OtClient(spec, ratio, self._member, context.store, self.open_chosen)
+            self._choices = hidden.OtClient(spec, ratio, self._member, context.store, self.open_chosen)
             self.handlers = {**self.handlers, **self._choices.handlers}
 
     @abstractmethod

@@ -27,8 +27,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
+from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
 from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
@@ -69,7 +69,7 @@ class Paillier(_private_weights.PrivateWeighting):
     count_cap: int = 100
     min_silos: int | None = None
     units: int | None = None
-    key_bits: int = SECURE_BITS
+    key_bits: int = scheme.SECURE_BITS
     insecure_for_tests: bool = False
     hidden_sample: int | None = None
 
@@ -79,7 +79,7 @@ class Paillier(_private_weights.PrivateWeighting):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of the protocol, and that nobody breaks a short key where there is one."""
-        if self.key_bits >= SECURE_BITS:
+        if self.key_bits >= scheme.SECURE_BITS:
             return super().assumptions
         return (
             *super().assumptions,
@@ -145,7 +145,9 @@ class Paillier(_private_weights.PrivateWeighting):
             "bytes down, per silo and round": p.users * p.key_bits // 4,
             **sampling,
             "exactness": "integers, exact; rounded to a grid step after decryption",
-            "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
+            "security": "none"
+            if p.key_bits < scheme.SECURE_BITS
+            else "128 bits (NIST SP 800-57: 3072-bit moduli)",
         }
 
     def entry_bytes(self, spec: RunSpec) -> int:
@@ -154,7 +156,7 @@ class Paillier(_private_weights.PrivateWeighting):
 
     def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
         """Return the request for blinded counts, which carries the public key and its proof."""
-        key = {"key": Blob.of(self.key_bits // 8), "proof": Blob.of(proof_bytes(self.key_bits))}
+        key = {"key": Blob.of(self.key_bits // 8), "proof": Blob.of(scheme.proof_bytes(self.key_bits))}
         counts = {"counts": Blob.of(spec.population.users * self.key_bits // 8)}
         return (session_type("blinded counts", key, counts),)
 
@@ -216,7 +218,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
     def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
         server = self._party(context)
-        group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
+        group = scheme.Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
         for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
@@ -266,7 +268,7 @@ class _Silo(_private_weights.PrivateWeightingSilo):
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p, grid = self._parameters, self._aggregator.grid(self._spec)
         noise = draw_skellam(p.dimension, compute_noise_variance(bounds, grid), stream)
-        uniform = np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)
+        uniform = np.frombuffer(stream.bytes(p.dimension * scheme.wide_bytes(p.scale)), np.uint8)
         return {"noise": noise, "uniform": uniform}
 
     def multiply(
@@ -278,10 +280,12 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         noise: dict[str, np.ndarray],
     ) -> dict[str, bytes]:
         silo = self._party(request.run, session)
-        group = Residues(silo.parameters.ciphertexts, int(silo.public.n))
+        group = scheme.Residues(silo.parameters.ciphertexts, int(silo.public.n))
         masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
-        uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
+        scale = silo.parameters.scale
+        # Centered uniform numbers of width C_LCM, which hide the sum modulo C_LCM.
+        uniform = [x - scale // 2 for x in scheme.reduce_bytes(noise["uniform"].tobytes(), scale, "little")]
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
@@ -290,12 +294,11 @@ class _Silo(_private_weights.PrivateWeightingSilo):
     def _counts(self, request: Message) -> Message:
         session = self._member.session_of(request)
         key = request.blobs["key"]
-        verify_modulus(
-            PublicKey.from_bytes(key, self._parameters.key_bits), request.blobs["proof"], session.transcript
-        )
+        public = scheme.PublicKey.from_bytes(key, self._parameters.key_bits)
+        scheme.verify_modulus(public, request.blobs["proof"], session.transcript)
         self._context.store.run.put("paillier key", key)
         silo = self._party(request.run, session)
-        group = Residues(silo.parameters.users, int(silo.public.n))
+        group = scheme.Residues(silo.parameters.users, int(silo.public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
         masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
         return request.reply(counts=silo.blind_counts(masks))
@@ -309,21 +312,3 @@ class _Silo(_private_weights.PrivateWeightingSilo):
             self._member.group_secret(run),
             session.transcript,
         )
-
-
-def _width(p: PaillierParameters) -> int:
-    # Bytes of a number with 128 bits more than C_LCM.
-    return (p.scale.bit_length() + 128 + 7) // 8
-
-
-def uniform_parts(drawn: bytes, p: PaillierParameters) -> list[int]:
-    """Return d integers from the centered uniform distribution of width C_LCM.
-
-    Args:
-        drawn: random bytes; each integer uses 128 bits more than it needs, so the bias of reducing is
-            negligible.
-        p: parameters.
-    """
-    width = _width(p)
-    numbers = (int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width))
-    return [number % p.scale - p.scale // 2 for number in numbers]

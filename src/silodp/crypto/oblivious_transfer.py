@@ -70,9 +70,7 @@ class BaseTransfers:
 
     def pack(self) -> bytes:
         """Return everything, the secret included, for this party's durable store, until the reply is there."""
-        if self._scalar is None:
-            raise _answered()
-        return self._domain + self._scalar
+        return self._domain + self._secret()
 
     @classmethod
     def unpack(cls, stored: bytes) -> BaseTransfers:
@@ -90,10 +88,8 @@ class BaseTransfers:
         Raises:
             SilodpError: a reply was taken before (code crypto.reused), or this one is malformed.
         """
-        if self._scalar is None:
-            raise _answered()
         # A reply that is taken twice would begin the counters anew under the same seeds.
-        scalar, self._scalar = self._scalar, None
+        scalar, self._scalar = self._secret(), None
         require(
             len(reply) == REPLY_BYTES,
             f"Oblivious transfer: {len(reply)} bytes answer {SECURITY} base transfers; begin new base transfers.",
@@ -109,6 +105,14 @@ class BaseTransfers:
             for choice, shared in enumerate((zero, one)):
                 seeds[choice, i] = _matrix(_base_key(self._domain, i, self.offer, point, shared), -1)
         return TransferReceiver(self._domain, seeds)
+
+    def _secret(self) -> bytes:
+        if self._scalar is None:
+            raise SilodpError(
+                "Oblivious transfer: a base transfer was answered before; begin new base transfers.",
+                code="crypto.reused",
+            )
+        return self._scalar
 
 
 @dataclass
@@ -370,10 +374,3 @@ def _unpack(stored: bytes, counter: int, secret_size: int) -> tuple[bytes, int, 
         code="crypto.reused",
     )
     return stored[:32], counter, stored[40:]
-
-
-def _answered() -> SilodpError:
-    return SilodpError(
-        "Oblivious transfer: a base transfer was answered before; begin new base transfers.",
-        code="crypto.reused",
-    )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
+from typing import Literal
 
 import gmpy2
 import numpy as np
@@ -228,11 +229,26 @@ def _challenges(public: PublicKey, context: bytes) -> list[int]:
 
 
 def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
-    """Return `count` integers mod `modulus`, each of 128 bits more than it needs from the stream (bias ≤ 2⁻¹²⁸)."""
+    """Return `count` integers mod `modulus` from the stream of `key`; see `reduce_bytes`."""
+    return reduce_bytes(keystream(key, wide_bytes(modulus) * count).tobytes(), modulus, "big")
+
+
+def wide_bytes(modulus: int) -> int:
+    """Return the bytes of a number with at least 128 bits more than `modulus`."""
+    return (int(modulus).bit_length() + 128 + 7) // 8
+
+
+def reduce_bytes(drawn: bytes, modulus: int, order: Literal["big", "little"]) -> list[int]:
+    """Return integers mod `modulus` from uniform bytes, `wide_bytes(modulus)` for each.
+
+    Args:
+        drawn: uniform bytes.
+        modulus: m.
+        order: of the bytes of a number.
+    """
     # Uniform below 2^b, reduced modulo m, is within m/2^b of uniform: with 128 bits more nobody sees the difference.
-    width = (int(modulus).bit_length() + 128 + 7) // 8
-    stream = keystream(key, width * count).tobytes()
-    return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
+    width = wide_bytes(modulus)
+    return [int.from_bytes(drawn[i : i + width], order) % int(modulus) for i in range(0, len(drawn), width)]
 
 
 @dataclass(frozen=True)
