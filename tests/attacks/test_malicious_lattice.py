@@ -77,11 +77,11 @@ def sums(method, offset: int, rounds: int) -> np.ndarray:
     honest = ServerShares.round_shares
 
     def lying(self, round_, sample):
-        shares = honest(self, round_, sample).copy()
-        shares[0] += np.uint64(
-            offset
-        )  # the silos' shares make up the rest: nobody sees what the sum of both is
-        return shares
+        shares, sealed = honest(self, round_, sample)
+        shares = shares.copy()
+        # The silos' shares make up the rest: nobody sees what the sum of both is.
+        shares[0] += np.uint64(offset)
+        return shares, sealed
 
     parties = Parties(LATTICE, method, federation=small_federation(users=4))
     parties.params = parties.params * 0

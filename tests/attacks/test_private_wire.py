@@ -149,7 +149,7 @@ def secrets_of(name: str, wire: type[Wire]) -> tuple[bytes, ...]:  # noqa: F811
     if name == "paillier":
         told = [m.blobs["counts"] for s, m in wire.received if (s, m.kind) == ("silo0", "blinded counts")]
         return group, told[-1]
-    shares = side._weights._shares(run_id)
+    shares = side._shares(run_id)
     told = [
         m.arrays["masked"].tobytes() for s, m in wire.received if (s, m.kind) == ("silo0", "masked counts")
     ]

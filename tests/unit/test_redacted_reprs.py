@@ -480,7 +480,7 @@ def seals():
 
 @case
 def silo_weights():
-    return parties().silos["silo0"]._side._weights, [SILO_COUNTS, seed(), group_secret()]
+    return parties().silos["silo0"]._side, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case

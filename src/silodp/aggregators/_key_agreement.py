@@ -72,6 +72,7 @@ def set_up(
         return
     stored = store.get(_NUMBER)
     number = 0 if stored is None else int(stored) + 1
+    # Counted before the first message: secrets of a session that was interrupted are never used by a later one.
     store.put(_NUMBER, str(number).encode())
     info = SessionInfo(run_key_agreement(run, names, ask, number), number)
     prepare(info)
@@ -102,6 +103,8 @@ def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 
     Raises:
         SilodpError: the silos have computed different session ids.
     """
+    # Round 1: every silo's signed keys. Round 2: every silo gets all of them, signs what it saw, and seals its part of
+    # the common secret to each other silo. Round 3: every silo checks these signatures and opens the parts.
     answers = ask(dict.fromkeys(names, Message(HELLO, run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
     roster = Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)
@@ -111,6 +114,8 @@ def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 
         blobs = {f"signature/{peer}": seen[peer].blobs["signature"] for peer in names}
         blobs |= {f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name}
         confirm[name] = Message("confirm", run, attempt=number, blobs=blobs)
+    # Silos have checked each other's transcripts, so only an error of theirs ends here; without this check the masks
+    # would not cancel, and the first sum would be noise.
     sessions = {answer.fields["session"] for answer in ask(confirm).values()}
     if len(sessions) != 1:
         raise SilodpError(
@@ -188,6 +193,7 @@ class SiloKeyAgreement:
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
+        # Kept as it came: the session is computed anew from it after a restart, with all its checks.
         self.store.put(f"session/roster/{request.attempt}", request.encode())
         session = self._load_session(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.seal_contributions().items()}
@@ -195,10 +201,12 @@ class SiloKeyAgreement:
 
     def _confirm(self, request: Message) -> Message:
         session = self._load_session(request.run, request.attempt)
+        # Signatures first: no part is opened, and none used, of a silo that saw another transcript.
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
         kept = Message("group", request.run, blobs={"group": group})
         self.store.put(f"session/group/{request.attempt}", kept.encode())
+        # Last, so that a session counts only when all that belongs to it is on disk.
         self.store.put("session/confirmed", str(request.attempt).encode())
         return replace(request.reply(), fields={"session": session.transcript.hex()})
 

@@ -72,8 +72,11 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             code="argument.value",
             field="hidden_sample",
         )
+    # Compared as floats, exactly: the rate that is charged must be the rate at which cells are drawn.
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
+        # The float 0.1 is not 1/10: the nearest fraction of a small denominator is what the user means, if it is equal
+        # as a float.
         nearest = Fraction(rate).limit_denominator(MAX_CELLS)
         does = float(nearest) == rate
         remedy = (
@@ -131,10 +134,10 @@ class OtServer:
         """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
 
         Args:
-            info: of the session.
-            kind: of the request.
+            info: the session.
+            kind: the kind of the request.
             round_: counted from 0; None at the set-up, whose requests bear the number of the session.
-            blobs: of the request.
+            blobs: the byte strings of the request.
         """
         place = (0, info.number) if round_ is None else (round_, 0)
         request = Message(kind, self.spec.run, *place, {"session": info.session}, blobs=blobs)
@@ -146,6 +149,7 @@ class OtServer:
         offer = self.ask(info, "choice base").blobs["offer"]
         session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: ot.TransferSender.accept(session, SILO_CHOOSES, offer))
+        # The secret choices of the base transfers must survive a crash: silo 0 takes no second reply.
         self.context.store.run.put("hidden/transfers", sender.pack())
         self.ask(info, "choice keys", reply=reply)
 
@@ -174,6 +178,7 @@ class OtServer:
         zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = ot.TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
+        # The digest of the first request is stored before anything is answered, so that a restart does not answer two.
         if not set_once(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' sent a second, different request for entries of round {round_ + 1}: with two "
@@ -259,6 +264,7 @@ class OtClient:
 
     def _keys(self, request: Message) -> Message:
         self.member.session_of(request)
+        # Once: the stored offer is dropped when its reply was taken, since a second reply would reuse every stream.
         base = ot.BaseTransfers.unpack(self._load_stored(request, "choice base"))
         receiver = base.receiver(request.blobs["reply"])
         self.store.run.put(self._place(request, "choices"), receiver.pack())
@@ -267,6 +273,7 @@ class OtClient:
 
     def _answer_chosen(self, request: Message) -> Message:
         session = self.member.session_of(request)
+        # The same for all silos. Silo 0 keeps it for itself and encrypts it to each other silo, through the server.
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.round(request.round).put("drawn", drawn)
         return request.reply(

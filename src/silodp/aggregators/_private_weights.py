@@ -109,6 +109,8 @@ class PrivateWeighting(attempts.MaskedAggregator):
 
         No adversary sees counts.
         """
+        # Noise is sized for the fewest silos, m: where more answer, the sum has more noise, which the view says by
+        # `survivors`.
         m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
             "released": View("released", silos, noise_sized_for=m, survivors=survivors),
@@ -154,6 +156,8 @@ class PrivateWeighting(attempts.MaskedAggregator):
 
         The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
         rounded sum by up to √d more, which the sensitivity includes.
+
+        Source: docs/protocols.md, sections 3 and 4; docs/privacy.md, section 3.
         """
         p = self.parameters(spec)
         event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
@@ -273,7 +277,9 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+        # Noise alone is stored, and rows are computed again: they follow from model and data, and take more space.
         drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
+        # A list, since a generator cannot return its count before it is consumed.
         refused = [0]
         rows = integer_rows(update, self._aggregator.grid(self._spec), refused)
         # Consumes `rows`, which counts into `refused`.

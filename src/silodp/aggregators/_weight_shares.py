@@ -43,16 +43,15 @@ class ShareConstants:
         count_cap: n_max, the largest number of records of one user in one silo.
         weight_bits: k; weights are multiples of 2^-k.
         word_bits: T; shares are integers modulo 2^T.
-        ratio: The sampling rate k/P where nobody may know the sample; None where the server draws it.
     """
 
     count_cap: int
     weight_bits: int
     word_bits: int
-    ratio: SamplingRatio | None = None
 
     def lookup_parameters(self, spec: RunSpec, session: str) -> reciprocals.ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
+        # The largest N[u] that honest silos can cause; a larger one gets the weight 0.
         cap = spec.population.silos * self.count_cap
         return reciprocals.ReciprocalParameters(
             bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
@@ -83,11 +82,12 @@ class ServerShares:
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
         counts = self.context.ask_all(dict.fromkeys(self.spec.names, request))
         group, _ = _make_count_group(plan, self.spec.names)
-        masked = [answer.arrays["masked"].copy() for answer in counts.values()]
-        counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
+        # Pair masks cancel in the sum; what is left is N[u] + ρ_u modulo M.
+        counted: Unsigned = sum_values((answer.arrays["masked"] for answer in counts.values()), group)
         awaited = reciprocals.ReciprocalServer(plan, receiver).set_up(counted)
         answer = offers.ask(info, "reciprocals", request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        # The counter after the set-up, so that a lookup of a round can never use the set-up's streams again.
         blobs, counter = {"receiver": receiver.pack()}, {"counter": receiver.counter}
         kept = Message("kept", run, fields=counter, arrays={"shares": shares}, blobs=blobs)
         self.context.store.run.put(_SHARES, kept.encode())
@@ -188,6 +188,8 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         """Return the shares that silo 0 opened of the server's answer, 8 bytes for each user."""
+        # c'_u = x_u + (β_u·a_u − y_u): silo 0 took x_u off its own table, and the server y_u off the one that was
+        # opened here.
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
@@ -199,6 +201,7 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
         )
 
     def _counts(self, request: Message) -> Message:
+        # Counts are capped here and not at the server, which must see no count.
         session, silo = self._member.session_of(request), self._shares(request.run)
         group, attempt = _make_count_group(silo.parameters, session.roster)
         value = group.from_integers(self._capped_counts)
@@ -274,7 +277,7 @@ def lookup_type(name: str, users: int, size: int, more: Mapping[str, Blob] | Non
     """Return the type of a request for one entry of each user's table, and of its answer.
 
     Args:
-        name: of the kind.
+        name: the name of the kind.
         users: U.
         size: number of entries of a table.
         more: further blobs of the answer.

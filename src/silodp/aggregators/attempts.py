@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Part of every key of an attempt: sums of counts, which are masked too, have other keys.
 PURPOSE = "update"
+# The key of a seal, from which its silo's mask is derived (`Session.seal_key`).
 _SEAL_BYTES = 32
 _PROGRESS = "progress"
 
@@ -75,6 +77,8 @@ class MaskedAggregator(base.Aggregator):
             SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
         """
         silos, fewest = spec.population.silos, spec.population.min_survivors
+        # Of two silos each knows the other's part whatever the protocol does, and everybody knows it; a run may have
+        # two.
         if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
             raise SilodpError(
                 f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
@@ -101,9 +105,11 @@ class MaskedAggregator(base.Aggregator):
             answer: what it answers to an update.
             setup: messages of the set-up after the key agreement.
             prepare: messages of a round before its updates.
-            blobs: of an update.
+            blobs: the types of the byte strings of an update.
         """
         private = self.weights_privately
+        # A roster lists silos once, in the run's order: keys are derived from it, and two orders would have different
+        # keys.
         fields: dict[str, schemas.Check] = {
             "session": schemas.is_digest, "release": schemas.is_whole, "roster": schemas.is_roster(spec.names)
         }  # fmt: skip
@@ -171,11 +177,14 @@ class ServerAttempts:
         """
         now, session = self._progress(round_), _key_agreement.current_session(self.context.store.run).session
         while True:
+            # Every turn of this loop returns or loses a silo, and `_drop_silos` raises where too few are left.
             if not self.context.affords(round_, now.release, len(now.roster)):
                 return None  # asked before the silos charge the release in their ledgers
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
+            # Blobs are of this attempt alone: ciphertexts that were sent once are never sent for another roster.
             arrays, blobs = dict(sent.arrays), dict(sent.blobs(now))
             request = Message("update", self.spec.run, round_, now.attempt, fields, arrays, blobs)
+            # One object for all silos, which is encoded once (`SignedChannel`).
             requests = dict.fromkeys(now.roster, request)
             for name in sent.sealed_samples.keys() & requests.keys():
                 own = {base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
@@ -197,6 +206,8 @@ class ServerAttempts:
             return OpenedAttempt(now, answers, seals)
 
     def _progress(self, round_: int) -> RoundAttempt:
+        # A restarted server goes on with the attempt that was stored last: silos answer no roster larger than their
+        # last one.
         stored = self.context.store.round(round_).get(_PROGRESS)
         if stored is None:
             return RoundAttempt(round_, 0, 0, self.spec.names, PURPOSE)
@@ -207,6 +218,7 @@ class ServerAttempts:
         self, last: RoundAttempt, failures: Mapping[str, DeliveryFailure], release: int
     ) -> RoundAttempt:
         for name, failure in failures.items():
+            # A silo that refuses has seen something wrong. To go on without it would hide that.
             if failure.kind == "refused":
                 raise SilodpError(
                     f"silo '{name}' refused: {failure.reason}", code=failure.code or "run.refused"
@@ -220,6 +232,7 @@ class ServerAttempts:
                 f"from {reasons}. Mend it and resume: the round will go on where it is.",
                 code="run.too_few_silos",
             )
+        # Stored before it is sent, so that a restarted server repeats this attempt and begins no other.
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.spec.run, last.round, fields=fields)
@@ -304,9 +317,11 @@ class MaskedSilo(ABC):
 
         Args:
             request: the update.
-            attempt: of the release.
+            attempt: one at the release.
             draw: draws named arrays, the noisy integers or the noise.
         """
+        # Several attempts at one release have the same noise, so that the server sees one value under different masks,
+        # and not two values.
         key, asked = f"noisy/{attempt.release}", base.model_and_sample(request)
         store = self._context.store.round(attempt.round)
         stored = store.get(key)

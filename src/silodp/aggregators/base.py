@@ -264,7 +264,7 @@ class Aggregator(Settings, ABC):
         adds integers, rests on assumptions that this one does not state, or has a `disclosure` of its own.
 
         Args:
-            spec: of the run.
+            spec: the specification of the run.
 
         Returns:
             None, the default, where no aggregator is known to add counts: evaluation by sums is refused.

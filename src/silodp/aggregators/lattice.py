@@ -53,13 +53,16 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
     "how long a silo takes may tell how many persons have records in it",
 )
+# Grid steps that ε is computed with while the grid is still unknown: fewer steps cost more.
 _MIN_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
 
 @dataclass(frozen=True, repr=False)
 class Lattice(_private_weights.PrivateWeighting):
-    """Private weighting for models of any size.
+    """Private weighting for models of any size: ring-LWE encryption and oblivious transfer.
+
+    Source: docs/protocols.md, section 3; the encryption is that of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010).
 
     Args:
         count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
@@ -107,6 +110,7 @@ class Lattice(_private_weights.PrivateWeighting):
                 code="argument.value",
                 field="units",
             )
+        # Noise is drawn at 2^17 steps to the clip, whatever the grid of the rows is.
         most = math.sqrt(MAX_SKELLAM_VARIANCE) / _NOISE_STEPS
         if bounds.noise_multiplier > most:
             raise SilodpError(
@@ -152,9 +156,7 @@ class Lattice(_private_weights.PrivateWeighting):
     def constants(self, spec: RunSpec) -> _weight_shares.ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return _weight_shares.ShareConstants(
-            self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method)
-        )
+        return _weight_shares.ShareConstants(self.count_cap, self.weight_bits, bits)
 
     def entry_bytes(self, spec: RunSpec) -> int:
         """Return the size of a share, one word."""
@@ -194,6 +196,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     It does at the ε of all that the run may charge: its attempts, and its evaluations with all their releases.
     """
     bounds = aggregator.bounds_of(spec)
+    # The search needs ε, since (1 + e^ε)·TV must fit into the rest of δ, and ε needs no ciphertexts.
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
     views = (
@@ -203,6 +206,8 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     event, spent = events.find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, events.NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
+        # The uniform part of the noise moves a rounded sum by up to √d steps more, so the sensitivity is a little
+        # larger.
         release = events.to_discrete(event, _MIN_UNITS, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
@@ -260,6 +265,7 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
             blame_silo(name, partial(p.digits.from_bytes, answer.blobs["masked"]))
             for name, answer in result.answers.items()
         ]
+        # The key of this attempt, from the store; keys of other attempts decrypt nothing of it.
         server = LatticeServer(p, self._key(context, result.attempt))
         total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
         return total * (self.aggregator.grid(self.spec).step / 2.0**p.weight_bits)

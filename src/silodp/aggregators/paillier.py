@@ -48,12 +48,16 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
     "who was sampled in any round of its session",
 )
+# Every further bit of the grid lengthens all exponents of a silo.
 _MAX_UNITS = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
 class Paillier(_private_weights.PrivateWeighting):
     """Private weighting for small models.
+
+    Source: Kato et al. (PVLDB 2024), Protocol 1, with the repairs of docs/protocols.md, section 4; Paillier (EUROCRYPT
+    1999).
 
     Args:
         count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
@@ -101,6 +105,7 @@ class Paillier(_private_weights.PrivateWeighting):
                 more than 1/64 to the sensitivity.
         """
         bounds = self.bounds_of(spec)
+        # Above the finest grid the noise could not be drawn exactly.
         finest = Quantizer.from_bounds(bounds).units
         grid = Quantizer.from_bounds(bounds, min(finest, _MAX_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(spec.sum_size):
@@ -186,6 +191,8 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
 
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
+        # A fresh key for every session: counts are blinded by session and key, so two exchanges show no ratios of
+        # counts.
         server = PaillierServer(self.aggregator.parameters(self.spec))
         # The proof is bound to the session, so that one made for another session is refused.
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
@@ -193,6 +200,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
         answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
+        # After all counts are in: what is stored is the key with the inverses, never the counts.
         context.store.run.put("paillier", server.pack())
 
     def request(
@@ -296,6 +304,7 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         key = request.blobs["key"]
         public = scheme.PublicKey.from_bytes(key, self._parameters.key_bits)
         scheme.verify_modulus(public, request.blobs["proof"], session.transcript)
+        # Only a key that was proven is stored; every later request uses this one and no other.
         self._context.store.run.put("paillier key", key)
         silo = self._party(request.run, session)
         group = scheme.Residues(silo.parameters.users, int(silo.public.n))

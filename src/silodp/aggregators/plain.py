@@ -86,6 +86,7 @@ class PlainServer:
 
         from silodp.wire.messages import Message
 
+        # Charged before the first share can arrive: here every answer is seen at once.
         if not context.charge(round_, 0, self.spec.population.silos):
             return None
         sampled = self.spec.method.samples_users

@@ -25,6 +25,7 @@ from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, draw_words
 from silodp.errors import require
 
+# Part of every hash of these transfers, so that those of the other direction share nothing with them.
 SERVER_CHOOSES = "server chooses among silo 0's entries"  # purpose of the base transfers
 _SET_UP = 0  # the transfer counter before the first round
 
@@ -95,6 +96,7 @@ class ReciprocalParameters:
 
     def reduce(self, values: Words) -> Words:
         """Return the values modulo 2ᵀ."""
+        # Words wrap modulo 2⁶⁴, which 2ᵀ divides: sums and products may be reduced at the end alone.
         return values & np.uint64((1 << self.word_bits) - 1)
 
     def validate(self, values: NDArray[np.integer], bound: int, what: str) -> Words:
@@ -111,7 +113,7 @@ class SiloShares:
     """The shares that every silo derives from R: shape (U,). Every stream has a key for its session, use and round.
 
     Args:
-        parameters: of the session.
+        parameters: the public constants of the session.
         secret: R, 32 bytes.
     """
 
@@ -195,6 +197,7 @@ class FirstSilo:
         # The server asks at N[u] + ρ_u modulo M, so the entry x of the table belongs to the count x − ρ_u.
         counts = (entries - self.silo.count_masks().astype(np.int64)[:, None]) % size
         table = compute_reciprocals(self.parameters.weight_bits, size, self.parameters.cap)
+        # c_u is taken off every entry, so that whichever the server opens is uniform to it.
         return self._offer(_SET_UP, request, table[counts] - self.silo.shares()[:, None])
 
     def sample(self, round: int, use: str, request: bytes) -> bytes:
@@ -208,6 +211,7 @@ class FirstSilo:
         return self._offer(transfer_counter(round), request, self._table(round, use, sampled))
 
     def _table(self, round: int, use: str, sampled: Words) -> Words:
+        # x_u is of this round alone: two rounds under one mask would show whether β_u differs.
         return sampled * self.silo.shares()[:, None] - self.silo.masks(round, use)[:, None]
 
     def _offer(self, counter: int, request: bytes, tables: Words) -> bytes:
@@ -234,6 +238,7 @@ class ReciprocalServer:
             shares: a_u (U,).
             sampled: β_u (U,).
         """
+        # β_u·v_u = β_u·a_u + β_u·c_u: the first term is the server's, the second it looks up under the mask x_u.
         chosen = self.parameters.validate(sampled, 2, "sampled bits")
         return self._ask(transfer_counter(round), chosen, 2, chosen * shares)
 

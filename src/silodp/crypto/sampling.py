@@ -49,6 +49,7 @@ class PersonCoins:
         # Pseudonyms are of this run alone: coins of two runs, under equal secrets, would be independent too.
         key = derive_key(secret, "person", run, profile)
         pseudonyms = (hmac.digest(key, text.encode(), "sha256")[:_BLOCK] for text in identifiers)
+        # One string of blocks, so that a round is one call of AES for all persons.
         self._pseudonyms = b"".join(pseudonyms)
         self._secret, self._run = secret, run
 
@@ -73,6 +74,7 @@ class PersonCoins:
         # Under one key AES permutes its blocks, so the coins of different persons are as good as independent: to tell
         # them from independent ones takes about 2⁶⁴ persons. The pseudonyms are secret and different.
         blocks = Cipher(AES256(key), ECB()).encryptor().update(self._pseudonyms)
+        # The first 8 of a block's 16 bytes: more would change no rate by more than 2⁻⁶⁴.
         coins = np.frombuffer(blocks, "<u8")[::2]
         rates = np.broadcast_to(np.asarray(rate, np.float64), coins.shape)
         # q·2⁶⁴ is exact, since only the exponent changes; 2⁶⁴ itself does not fit, and everyone is in at q = 1.
@@ -102,6 +104,7 @@ class SamplingRatio:
 
     def select(self, server_cells: Integers, silo_cells: Integers) -> Words:
         """Return β = [(i − κ) mod P < k], as 0 or 1, from i and κ of shapes that broadcast."""
+        # numpy's % of a negative number is not negative, as the difference modulo P must be.
         return ((server_cells - silo_cells) % self.denominator < self.numerator).astype(np.uint64)
 
 
@@ -113,6 +116,7 @@ def transfer_counter(round: int) -> int:
 
 def draw_server_cells(users: int, ratio: SamplingRatio) -> Integers:
     """Draw i (users,), exactly uniform below P, from the operating system; once a round, for the server alone."""
+    # `randbelow` refuses and draws again, so that these cells are exactly uniform and the rate is exactly k/P.
     return np.array([secrets.randbelow(ratio.denominator) for _ in range(users)], np.int64)
 
 

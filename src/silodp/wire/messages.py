@@ -103,11 +103,13 @@ class Message:
             length = int.from_bytes(data[:8], "little")
             if length > min(_MAX_HEADER, len(data)):
                 raise ValueError("header")
+            # safetensors checks that offsets lie in the data, follow each other and fit shapes and types.
             arrays = load(data)
             metadata = parse_json(data[8 : 8 + length])["__metadata__"]
             header = parse_json(metadata["message"], _MAX_DEPTH)
             if len(arrays) > _MAX_ENTRIES or not all(_is_text(name) for name in arrays):
                 raise ValueError("entries")
+            # Exact names: an unknown one may be of a later version, whose meaning is not known here.
             if header.keys() != _HEADER:
                 raise ValueError("fields")
             blobs = {

@@ -45,6 +45,7 @@ class VerifiedProducts:
         self._pieces = parameters.pieces
         self._transform = FourierTransform(parameters.ring_size)
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
+        # Secret and drawn for this answer alone: known tests could be met by a wrong block.
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
         # 16-bit pieces keep the products with ciphertexts exact; together they are uniform modulo 2^64.
         self._tests = _join(drawn.astype(np.int64), CHECK_PIECE_BITS)
@@ -77,6 +78,8 @@ class VerifiedProducts:
             rows, sums[i] = self._transform.inverse(sums[i]), None  # each spectrum is freed when it was read
             wrong = np.flatnonzero(self._digest(rows) != expected[tile])
             if wrong.size:
+                # Smaller pieces have smaller products, and rounding errors shrink with them; then every block is
+                # checked again.
                 self.repeated += wrong.size
                 rows[wrong] = self._in_pieces(multipliers[:, tile][:, wrong], elements)
                 require(
@@ -132,6 +135,7 @@ def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
     pieces, half = [], 1 << (PIECE_BITS - 1)
     rest = integers.astype(np.int64)
     for _ in range(count - 1):
+        # What is left is the nearest multiple of 2^14, so that pieces are balanced.
         low = ((rest + half) & ((1 << PIECE_BITS) - 1)) - half
         pieces.append(low.astype(np.int32))
         rest = (rest - low) >> PIECE_BITS
@@ -140,6 +144,7 @@ def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
 
 def _join(pieces: Integers, bits: int) -> Words:
     """Return Σ_i piece_i·2^(bits·i) modulo 2^64, over the axis before the last."""
+    # Two's complement: signed pieces add up right modulo 2^64.
     words = pieces.view(np.uint64)
     total = np.zeros((*words.shape[:-2], words.shape[-1]), np.uint64)
     for i in range(words.shape[-2]):

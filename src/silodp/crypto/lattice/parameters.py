@@ -24,6 +24,7 @@ MIN_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
 MAX_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
+# A silo with many users goes through them in batches, each of which can be computed a second time.
 _BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
 
 
@@ -142,6 +143,8 @@ class LatticeParameters:
     @property
     def noise_shift(self) -> int:
         """r = k + log2(C/g) − 17: integer noise is drawn at a scale of 2^r (docs/protocols.md, section 3)."""
+        # Noise is drawn at 2^17 steps to the clip: at finer ones its variance would leave the range that is drawn
+        # exactly (`mechanisms.noise.MAX_SKELLAM_VARIANCE`).
         return max(0, self.weight_bits + math.floor(math.log2(self.clip_units)) - 17)
 
     @property
@@ -158,6 +161,8 @@ class LatticeParameters:
     def sum_bits(self) -> float:
         """log2 of what the sum must hold: 2^k·U·C/g + 12σ, and the uniform part of the noise."""
         clip = math.ldexp(self.clip_units, self.weight_bits)
+        # A normal variable leaves 12 standard deviations with probability below 2^-107; a sum that did would wrap
+        # around.
         noise = 12 * self.noise_multiplier * clip + self.silos * 2.0**self.noise_shift
         return math.log2(self.users * clip + noise)
 
@@ -185,6 +190,7 @@ class LatticeParameters:
     @property
     def check_bits(self) -> float:
         """The same for the products with random test polynomials: 2K of norm 2^15·√(N/3) for every user."""
+        # A uniform 16-bit piece has the standard deviation 2^16/√12 = 2^15/√3, so N of them have the norm 2^15·√(N/3).
         norm = CHECK_PIECE_BITS - 1 + 0.5 * math.log2(self.ring_size / 3)
         return 0.5 * math.log2(2 * self.limbs) + norm + self.limb_bits
 
@@ -196,16 +202,21 @@ class LatticeParameters:
     @property
     def flooding_bits(self) -> int:
         """F = Q − T − 2 − ⌈log2 S⌉."""
+        # The flooding of S silos is at most S·2^(F−1) in size: a quarter of the room 2^(Q−T−1) at decryption.
         return self.modulus_bits - self.plaintext_bits - 2 - (self.silos - 1).bit_length()
 
     @property
     def log2_leakage(self) -> float:
         """log2 of Σ_u N_cap[u]·(C/g)·‖ê_u‖_∞, which bounds the 2-norm of what the errors add to the sum."""
+        # ‖M·e‖₂ ≤ ‖M‖₂·‖ê‖_∞, by Parseval's identity; N_cap[u] = S·n_max.
         return math.log2(self.users * self.silos * self.multiplier_norm * self.error_spectrum)
 
     @property
     def log2_tv(self) -> float:
-        """log2 of the total variation by which decryption errors betray more than the sum, over the whole run."""
+        """log2 of the total variation by which decryption errors betray more than the sum, over the whole run.
+
+        Source: docs/protocols.md, section 3, "Flooding"; the smudging lemma of Asharov et al. (EUROCRYPT 2012).
+        """
         # Uniform flooding of width 2^F, moved by s, is at total variation |s|/2^F. Over all coefficients the shifts
         # add up in the 1-norm, which is at most √(N·B) times the 2-norm that `log2_leakage` bounds.
         coefficients = 0.5 * math.log2(self.ring_size * self.blocks)
@@ -213,7 +224,10 @@ class LatticeParameters:
 
     @property
     def log2_delta(self) -> float:
-        """log2 of (1+e^ε)·TV, to be added to δ."""
+        """log2 of (1+e^ε)·TV, to be added to δ.
+
+        Source: docs/privacy.md, section 3.
+        """
         # log(1 + e^ε), written so that a large ε does not overflow.
         exponential = max(self.epsilon, 0.0) + math.log1p(math.exp(-abs(self.epsilon)))
         return exponential / math.log(2) + self.log2_tv
@@ -230,6 +244,7 @@ class LatticeParameters:
     @property
     def log2_limb_row(self) -> float:
         """log2 of the largest limb row of a batch, worst case: Σ_u‖M_u‖₁·2^(w−1)."""
+        # ‖M‖₁ ≤ √N·‖M‖₂, by Cauchy and Schwarz.
         norm1 = math.log2(self.multiplier_norm) + 0.5 * math.log2(self.ring_size)
         return math.log2(self.batch_users) + norm1 + self.limb_bits - 1
 

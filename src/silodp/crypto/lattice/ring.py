@@ -35,6 +35,9 @@ class FourierTransform:
     One complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N). One product `A @ B` of spectra is the
     product of matrices of polynomials; the adjoint of a polynomial has the conjugate spectrum.
 
+    Source: the weighted transform of Crandall and Fagin, "Discrete Weighted Transforms and Large-Integer Arithmetic",
+    Mathematics of Computation 62, 1994.
+
     Attributes:
         size: N, the number of coefficients, a power of two.
     """
@@ -50,6 +53,7 @@ class FourierTransform:
         """Return the spectrum (N/2, r, c) of integer polynomials (r, c, N)."""
         rows, columns, size = polynomials.shape
         half = size // 2
+        # The root comes first, so that `@` multiplies the matrices at all roots in one call.
         spectrum = np.empty((half, rows, columns), np.complex128)
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
         for first in range(0, rows, step):
@@ -115,6 +119,7 @@ class Ring:
     def _carry(self, element: Integers, offset: int) -> Integers:
         # `>>` rounds down for negative numbers too, so the rest lies in [−offset, 2^w − offset).
         carry: Integers | int = 0
+        # A carry that leaves the last limb is dropped: it is a multiple of 2^(w·K).
         for k in range(element.shape[-2]):
             limb = element[..., k, :]
             limb += carry
@@ -132,6 +137,8 @@ class Ring:
         """
         first, offset = divmod(shift, self.limb_bits)
         room = self.limb_bits - offset
+        # `&` and `>>` read negative integers as if they had sign bits without end, so what is added is exact modulo
+        # 2^(w·K).
         element[..., first, :] += (integers & ((1 << room) - 1)) << offset
         rest = integers >> room
         for k in range(first + 1, element.shape[-2]):
@@ -142,6 +149,7 @@ class Ring:
     def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
         """Return uniform elements (*shape, K, N) in balanced limbs: the stream of `key`."""
         count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
+        # The low w bits of a uniform word are uniform, and so is a limb less half of its range.
         digits = (draw_words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
         return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
 
@@ -273,6 +281,7 @@ class LimbGroup:
         """
         vector = self.zero()
         for k in range(limbs.shape[-2]):
+            # A limb may lie across two words; its upper part goes to the next one.
             limb = limbs[..., k, :].reshape(-1).view(np.uint64)
             word, offset = divmod(k * limb_bits, 64)
             vector[word] |= limb << np.uint64(offset)
@@ -289,6 +298,7 @@ class LimbGroup:
     def to_bytes(self, vector: Words) -> bytes:
         """Return whole words plane by plane, then the last word's bits packed: `size` bytes."""
         rest = self.bits % 64
+        # Whole words are sent as they are: only the last word of a number has bits to spare.
         planes = [np.ascontiguousarray(plane, "<u8").tobytes() for plane in vector[: self.bits // 64]]
         return b"".join([*planes, pack(vector[-1], rest).tobytes()] if rest else planes)
 
@@ -313,5 +323,6 @@ class LimbGroup:
 
     def _reduce(self, vector: Words) -> Words:
         if self.bits % 64:
+            # Bits above the modulus stand in the last word alone.
             vector[-1] &= np.uint64((1 << self.bits % 64) - 1)
         return vector

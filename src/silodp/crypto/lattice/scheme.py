@@ -28,6 +28,7 @@ from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive
 from silodp.errors import require
 from silodp.settings import check_shape
 
+# Users encrypted together: the spectra of a group stay small, whatever U is.
 _USERS_AT_A_TIME = 32
 
 Chunk = tuple[Integers, NDArray[Any]]
@@ -49,6 +50,8 @@ def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
 class LatticeServer:
     """The server's side: it holds the secret polynomial, encrypts shares and decrypts the sum.
 
+    Source: the encryption of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010), with the plaintext in the highest bits.
+
     Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of docs/protocols.md, section 3
     (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
 
@@ -66,6 +69,7 @@ class LatticeServer:
         self._ring = parameters.ring
         self._transform = FourierTransform(parameters.ring_size)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        # Ternary, as the limits of STANDARD_128 are for; kept as its spectrum, since it is only multiplied with.
         secret = draw_ternary(derive_key(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
 
@@ -117,6 +121,7 @@ class LatticeServer:
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
         digits = LimbGroup(parameters.sent_bits, half.size)
         numbers = digits.from_limbs(phase, parameters.limb_bits)
+        # The 8 bits below the plaintext: the error in units of 1/256 of a step, and the half step that was added above.
         errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
         require(
@@ -151,6 +156,7 @@ class LatticeServer:
             spectrum = self._transform.forward(error[None, None])
             if float(abs(spectrum).max()) <= self.parameters.error_spectrum:
                 return error
+            # Drawn anew under another key: the errors that are used are independent of those that were refused.
             attempt += 1
 
 
@@ -188,6 +194,7 @@ class Plaintexts:
             SilodpError: an owner is no user or comes twice; a row is not integer, not (d,), or longer than C/g.
         """
         parameters = self.parameters
+        # Zeros fill the last block; a batch reuses the same memory, which is why it is valid until the next one.
         held = np.zeros((parameters.batch_users, parameters.blocks * parameters.ring_size), np.int32)
         owners: list[int] = []
         seen = np.zeros(parameters.users, bool)
@@ -255,6 +262,8 @@ class LatticeSilo:
 
         A user without a row costs no time: where it must not show who is absent, pass rows of zeros.
 
+        Source: docs/protocols.md, section 3, step 3.
+
         Args:
             request: the server's.
             context: as for `LatticeServer.request`.
@@ -288,6 +297,7 @@ class LatticeSilo:
             code="crypto.reused",
         )
         key = secrets.token_bytes(KEY_BYTES)
+        # c0 and c1 of the answer; `own` is the part of it that the silo computes in clear, modulo 2^64.
         total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
         own = np.zeros((parameters.blocks, ring.size), np.uint64)
 

@@ -74,6 +74,8 @@ class PaillierServer:
 
         Without the dummy, users of no record show as 0 here and get no weight.
 
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 1 (e) and 1 (f).
+
         Args:
             messages: masked r_u·n[s,u] of every silo, as `PaillierSilo.blind_counts` returned them.
 
@@ -95,12 +97,15 @@ class PaillierServer:
         received = [
             scheme.residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)
         ]
+        # The masks cancel over all silos, so that r_u·N[u] is left; r_u is unknown to the server.
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
         # A total of 0 has no inverse: the user has no records, and an inverse of 0 gives them the weight 0.
         self._inverses = [int(invert(total, n)) if total else 0 for total in totals]
 
     def encrypt_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
         """Return a round's request, the same for all silos: fresh ciphertexts of (r_u·N[u])⁻¹.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, step 2 (a).
 
         Args:
             sampled: shape (U,); the ciphertexts of other users are of zero.
@@ -134,6 +139,8 @@ class PaillierServer:
         One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
         ciphertext, whose plaintext is hidden from all but the server, and the server does not see which it is.
 
+        Source: docs/protocols.md, section 5; the idea is in "Private user-level sub-sampling" of Kato et al.
+
         Args:
             ratio: k/P.
             cells: i_u (U,), the server's.
@@ -144,6 +151,7 @@ class PaillierServer:
         """
         p = self.parameters
         width = p.key_bits // 4
+        # A lookup's entries are whole 64-bit words; ciphertexts are filled with zeros to that length.
         words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
         entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
         sampled = ratio.select(cells[:, None], np.arange(ratio.denominator)).astype(np.int64)
@@ -151,6 +159,8 @@ class PaillierServer:
 
     def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
         """Multiply the answers of one attempt and decrypt once: C·(weighted sum + noise) + uniform.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, step 2 (c).
 
         Args:
             answers: one of each silo of the attempt.
@@ -169,6 +179,7 @@ class PaillierServer:
             code="argument.shape",
             field="answers",
         )
+        # Multiplying ciphertexts adds plaintexts: the sum over the silos is decrypted, once, and no silo's part is.
         products = [mpz(1)] * p.ciphertexts
         for s, answer in enumerate(answers):
             ciphertexts = public.ciphertexts_from_bytes(answer, p.ciphertexts, f"answer {s}")
@@ -232,6 +243,7 @@ class PaillierSilo:
         )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
         self.public = PublicKey.from_bytes(public_key, parameters.key_bits)
+        # Bound to session and key: the same r_u in two exchanges would show ratios of counts.
         blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
         self._blinding = scheme.draw_residues(blinding, parameters.users, self.public.n)  # r_u
         self._counted = False
@@ -239,6 +251,8 @@ class PaillierSilo:
 
     def blind_counts(self, masks: Sequence[int]) -> bytes:
         """Return r_u·n[s,u] + mask mod n for every user, once in a session.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 1 (d) and 1 (e).
 
         Args:
             masks: U numbers in 0..n−1, which add to 0 mod n over all silos.
@@ -268,6 +282,9 @@ class PaillierSilo:
 
         Every user costs the same operations, with records or without, sampled or not, with a row or without.
 
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 2 (b) and 2 (c), with the repairs of
+        docs/protocols.md, section 4.
+
         Args:
             inverses: the request, U ciphertexts.
             chunks: owners (r,) and rows (r, d) in grid units; every user at most once, ‖row‖₂ ≤ C/g.
@@ -290,6 +307,7 @@ class PaillierSilo:
         products = scheme.MultiExponentiation(
             public.n_squared, public.blank(), (p.users, p.dimension), p.row_bound, p.slots, p.slot_bits
         )
+        # Who has no row is multiplied by a row of zeros, so that the time shows nobody's absence.
         absent = set(range(p.users))
         for owners, rows in chunks:
             self._check_rows(rows)
