@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attacks.test_wire_attacks import altered
-from silodp.aggregators._weight_shares import SiloWeights
+from silodp.aggregators._weight_shares import SharedWeightsSilo
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from support.oracles import small_federation
@@ -106,7 +106,7 @@ def test_an_answer_of_the_wrong_length_is_refused_by_name(name, kind, silo, how,
 
 
 def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
-    monkeypatch.setattr(SiloWeights, "capped_counts", property(lambda self: self.counts))
+    monkeypatch.setattr(SharedWeightsSilo, "capped_counts", property(lambda self: self._context.counts))
     with pytest.raises(
         SilodpError, match=r"silo 'silo0' refused: counts must lie between 0 and the public cap of 1"
     ):

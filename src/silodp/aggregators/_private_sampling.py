@@ -53,25 +53,19 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
         return None
     rate = method.common_sampling_rate
     if rate is None or (rate == 1 and method.samples_users):
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} draws everyone with the same rate, and personal.by = 'sampling' needs one for "
             "each: set personal.by = 'clip', or take hidden_sample out.",
-            code="argument.conflict",
             field="personal.by",
         )
     if rate == 1:
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} hides who is sampled, but {method.name} has user_sampling = 1: set "
-            "user_sampling below 1, or take hidden_sample out.",
-            code="argument.conflict",
-            field="hidden_sample",
+            "user_sampling below 1, or take hidden_sample out."
         )
     if not 2 <= places <= MAX_CELLS:
-        raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}.",
-            code="argument.value",
-            field="hidden_sample",
-        )
+        text = f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}."
+        raise _refusal(text, "argument.value")
     # Compared as floats, exactly: the rate that is charged must be the rate at which cells are drawn.
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
@@ -82,13 +76,15 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
         )
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} needs a rate of k/{places}, and user_sampling = {rate} is no such rate: "
-            f"set {remedy}.",
-            code="argument.conflict",
-            field="hidden_sample",
+            f"set {remedy}."
         )
     return SamplingRatio(drawn, places)
+
+
+def _refusal(text: str, code: str = "argument.conflict", field: str = "hidden_sample") -> SilodpError:
+    return SilodpError(text, code=code, field=field)
 
 
 def blame_silo(silo: str, finish: Callable[[], V]) -> V:

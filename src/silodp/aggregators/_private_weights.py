@@ -36,6 +36,8 @@ from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema, MessageTyp
 
 Rows = Iterator[tuple[np.ndarray, np.ndarray]]
 """Chunks of (owners (r,), rows in grid steps (r, d))."""
+Noise = dict[str, np.ndarray]
+"""What a silo draws for a release, by name: integer noise (d,), and what else hides the low part of the sum."""
 
 _EACH_SILO = base.Visibility(
     "Each silo",
@@ -287,17 +289,12 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
         return request.reply(**blobs), refused[0]
 
     @abstractmethod
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
         """Draw this silo's share of noise for one release; it is kept for further attempts at the release."""
 
     @abstractmethod
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         """Return the blobs of the answer: the weighted sum of the rows, noise, masks and seal."""
 

@@ -175,9 +175,14 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
     ) -> None:
         super().__init__(aggregator, spec, context)
         self._constants = constants
-        self._capped_counts = np.minimum(context.counts, constants.count_cap)  # min(n[s,u], n_max) (U,)
         answered = {"masked counts": self._counts, "base": self._base, "reciprocals": self._reciprocals}
         self.handlers = {**self.handlers, **answered, "sample": self._sample}
+
+    @property
+    def capped_counts(self) -> NDArray[np.int64]:
+        """min(n[s,u], n_max) (U,)."""
+        capped: NDArray[np.int64] = np.minimum(self._context.counts, self._constants.count_cap)
+        return capped
 
     def round_shares(self, request: Message) -> Shares:
         """Return this silo's shares (U,) of v_u, or of β_u·v_u, for the round of a request."""
@@ -204,7 +209,7 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
         # Counts are capped here and not at the server, which must see no count.
         session, silo = self._member.session_of(request), self._shares(request.run)
         group, attempt = _make_count_group(silo.parameters, session.roster)
-        value = group.from_integers(self._capped_counts)
+        value = group.from_integers(self.capped_counts)
         # Pair masks cancel in the sum; ρ_u, which only silo 0 adds, hides the sum N[u] from the server.
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))

@@ -23,9 +23,10 @@ from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.views import Adversary
-from silodp.aggregators import _private_weights, _weight_shares, base
+from silodp.aggregators import _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import blame_silo
+from silodp.aggregators._private_weights import Noise, PrivateWeighting, PrivateWeightingServer, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -59,7 +60,7 @@ _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, secti
 
 
 @dataclass(frozen=True, repr=False)
-class Lattice(_private_weights.PrivateWeighting):
+class Lattice(PrivateWeighting):
     """Private weighting for models of any size: ring-LWE encryption and oblivious transfer.
 
     Source: docs/protocols.md, section 3; the encryption is that of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010).
@@ -234,7 +235,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
 
 
 @dataclass(frozen=True)
-class _LatticeServer(_private_weights.PrivateWeightingServer):
+class _LatticeServer(PrivateWeightingServer):
     aggregator: Lattice
 
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
@@ -318,24 +319,19 @@ class _Silo(_weight_shares.SharedWeightsSilo):
         super().__init__(aggregator, spec, context, aggregator.constants(spec))
         self._parameters = aggregator.parameters(spec)
 
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
         p = self._parameters
         std = bounds.noise_multiplier * bounds.sensitivity / bounds.clip * p.row_bound  # in units of 2^r
         return {"noise": scale_noise(draw_skellam(p.dimension, std**2, stream), p.noise_shift, stream)}
 
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: _private_weights.Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         p = self._parameters
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             ciphertext_context(session.transcript.hex(), attempt),
-            self._capped_counts,
+            self.capped_counts,
             rows,
             self.round_shares(request),
             noise["noise"],

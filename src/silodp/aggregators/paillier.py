@@ -22,6 +22,7 @@ from silodp.accounting.assumptions import TECHNICAL
 from silodp.aggregators import _private_weights, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer
+from silodp.aggregators._private_weights import Noise, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, sampling
@@ -273,19 +274,14 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         sample = {} if self._choices is None else {"sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **sample}
 
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
         p, grid = self._parameters, self._aggregator.grid(self._spec)
         noise = draw_skellam(p.dimension, compute_noise_variance(bounds, grid), stream)
         uniform = np.frombuffer(stream.bytes(p.dimension * scheme.wide_bytes(p.scale)), np.uint8)
         return {"noise": noise, "uniform": uniform}
 
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: _private_weights.Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         silo = self._party(request.run, session)
         group = scheme.Residues(silo.parameters.ciphertexts, int(silo.public.n))
