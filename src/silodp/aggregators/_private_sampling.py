@@ -64,8 +64,9 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             "user_sampling below 1, or take hidden_sample out."
         )
     if not 2 <= places <= MAX_CELLS:
-        text = f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}."
-        raise _refusal(text, "argument.value")
+        raise _refusal(
+            f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}.", "argument.value"
+        )
     # Compared as floats, exactly: the rate that is charged must be the rate at which cells are drawn.
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:

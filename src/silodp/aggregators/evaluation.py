@@ -129,8 +129,12 @@ def _check_sums(spec: RunSpec) -> None:
     elif method.budgets.unit is not None:
         why = f"in '{method.name}' every {method.unit} has a privacy budget, and an evaluation would be charged to all"
     if why is not None:
-        text = f"evaluation by sums of counts is not proven for this run: {why};"
-        raise _refusal(text, "choose another method", "evaluation.unit")
+        raise SilodpError(
+            f'evaluation by sums of counts is not proven for this run: {why}; set evaluation.across = "local" or '
+            '"none", or choose another method.',
+            code="evaluation.unit",
+            field="evaluation.across",
+        )
 
 
 def _find_aggregator(spec: RunSpec) -> base.Aggregator:
@@ -141,8 +145,12 @@ def _find_aggregator(spec: RunSpec) -> base.Aggregator:
     """
     found = spec.aggregator.evaluation_aggregator(spec)
     if found is None:
-        text = f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}':"
-        raise _refusal(text, "choose plain, masked, lattice or paillier", "evaluation.aggregator")
+        raise SilodpError(
+            f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
+            'evaluation.across = "local" or "none", or choose plain, masked, lattice or paillier.',
+            code="evaluation.aggregator",
+            field="evaluation.across",
+        )
     return found
 
 
@@ -173,14 +181,12 @@ def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
     elif any(theirs.disclosure(derived).values()):
         why = "it discloses more than events describe, and only the training may"
     if why is not None:
-        text = f"under the aggregator '{ours.name}' counts would be added up by '{theirs.name}', and {why}:"
-        remedy = "return another aggregator from evaluation_aggregator"
-        raise _refusal(text, remedy, "evaluation.aggregator")
-
-
-def _refusal(text: str, remedy: str, code: str) -> SilodpError:
-    remedies = f'set evaluation.across = "local" or "none", or {remedy}.'
-    return SilodpError(f"{text} {remedies}", code=code, field="evaluation.across")
+        raise SilodpError(
+            f"under the aggregator '{ours.name}' counts would be added up by '{theirs.name}', and {why}: set "
+            'evaluation.across = "local" or "none", or return another aggregator from evaluation_aggregator.',
+            code="evaluation.aggregator",
+            field="evaluation.across",
+        )
 
 
 @dataclass(frozen=True, repr=False)
