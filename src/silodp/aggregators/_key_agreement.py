@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from silodp.crypto.keys import OVERHEAD_BYTES, ClientHello, HandshakeState, Identity, Session
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO, Blob, MessageSchema, MessageType, is_digest
 from silodp.wire.store import Store
+
+if TYPE_CHECKING:
+    from silodp.aggregators.base import ServerContext
+    from silodp.aggregators.run_spec import RunSpec
 
 _READY, _NUMBER = "session ready", "session number"
 
@@ -55,28 +60,28 @@ class SessionInfo:
 
 
 def set_up(
-    run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[SessionInfo], None]
+    spec: RunSpec, context: ServerContext, prepare: Callable[[SessionInfo], None] = lambda info: None
 ) -> None:
     """Set up the run's session: let the silos agree on keys, then call `prepare`; do nothing if one is set up.
 
     A set-up that was interrupted is not continued: it begins anew, as another session with other secrets.
 
     Args:
-        run: the run's id.
-        names: the silos, in order.
-        store: the server's, for the run.
-        ask: sends requests.
-        prepare: exchanges what else a session needs.
+        spec: the public constants of the run.
+        context: the server.
+        prepare: exchanges what else a session needs; by default nothing.
     """
+    store = context.store.run
     if store.get(_READY) is not None:
         return
     stored = store.get(_NUMBER)
     number = 0 if stored is None else int(stored) + 1
     # Counted before the first message: secrets of a session that was interrupted are never used by a later one.
     store.put(_NUMBER, str(number).encode())
-    info = SessionInfo(run_key_agreement(run, names, ask, number), number)
+    info = SessionInfo(run_key_agreement(spec.run, spec.names, context.ask_all, number), number)
     prepare(info)
-    store.put(_READY, Message("session", run, fields={"session": info.session, "number": number}).encode())
+    fields = {"session": info.session, "number": number}
+    store.put(_READY, Message("session", spec.run, fields=fields).encode())
 
 
 def current_session(store: Store) -> SessionInfo:

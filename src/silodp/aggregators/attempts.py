@@ -248,13 +248,7 @@ class MaskedServer(ABC):
 
     def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
-        _key_agreement.set_up(
-            self.spec.run,
-            self.spec.names,
-            context.store.run,
-            context.ask_all,
-            lambda session: self.prepare(context, session),
-        )
+        _key_agreement.set_up(self.spec, context, lambda session: self.prepare(context, session))
 
     def prepare(self, context: base.ServerContext, session: _key_agreement.SessionInfo) -> None:  # noqa: B027  # a default
         """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""

@@ -74,9 +74,7 @@ class PlainServer:
     def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on a secret, where they draw samples of users."""
         if self.spec.method.samples_users:
-            _key_agreement.set_up(
-                self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None
-            )
+            _key_agreement.set_up(self.spec, context)
 
     def total(
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]

@@ -72,8 +72,10 @@ class VerifiedProducts:
             spectrum = self._transform.forward(elements(users))
             digests = self._digests(spectrum)
             for i, tile in enumerate(tiles):
-                expected[tile] += _inner(digests, multipliers[users, tile])
-                sums[i] += self._product(multipliers[users, tile], spectrum)
+                some = multipliers[users, tile]
+                # Σ_u ⟨y_u, M_u⟩ for every block: two's complement is right modulo 2^64.
+                expected[tile] += np.einsum("un,ubn->b", digests, some.astype(np.int64).view(np.uint64))
+                sums[i] += self._product(some, spectrum)
         for i, tile in enumerate(tiles):
             rows, sums[i] = self._transform.inverse(sums[i]), None  # each spectrum is freed when it was read
             wrong = np.flatnonzero(self._digest(rows) != expected[tile])
@@ -122,12 +124,6 @@ class VerifiedProducts:
 
 def _groups(users: int) -> Iterator[slice]:
     return (slice(u, min(u + _USERS_AT_A_TIME, users)) for u in range(0, users, _USERS_AT_A_TIME))
-
-
-def _inner(digests: Words, multipliers: NDArray[np.int32]) -> Words:
-    """Return Σ_u ⟨y_u, M_u⟩ modulo 2^64 for every block."""
-    inner: Words = np.einsum("un,ubn->b", digests, multipliers.astype(np.int64).view(np.uint64))
-    return inner
 
 
 def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
