@@ -54,7 +54,8 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
     "how long a silo takes may tell how many persons have records in it",
 )
-# Grid steps that ε is computed with while the grid is still unknown: fewer steps cost more.
+# Steps to the clip that ε is computed with while the grid is still unknown: integer noise has more of them (2^17), and
+# fewer steps cost more.
 _MIN_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
@@ -209,7 +210,9 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
         # The uniform part of the noise moves a rounded sum by up to √d steps more, so the sensitivity is a little
         # larger.
-        release = events.to_discrete(event, _MIN_UNITS, spec.sum_size, reach)
+        # Weights of few bits on a coarse grid leave fewer steps; the search itself takes no grid below 2^8.
+        steps = min(_MIN_UNITS, (aggregator.units or 1 << 8) << aggregator.weight_bits)
+        release = events.to_discrete(event, steps, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - spec.population.min_survivors
