@@ -193,7 +193,7 @@ class OtServer:
         except SilodpError:
             # Every further check would tell silo 0 one bit of the secret that all transfers rest on; a request of the
             # wrong length tells none.
-            if sender.ended:
+            if sender.has_ended:
                 store.put("hidden/ended", b"ended")
             else:
                 self.context.store.round(round_).drop("hidden choice")

@@ -228,7 +228,7 @@ class TransferSender:
         return cls(domain, delta, _matrix(b"".join(keys), SECURITY, KEY_BYTES)), b"".join(reply)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether a check failed, after which these base transfers are never used again."""
         return self.counter == _ENDED
 
