@@ -3,6 +3,8 @@
 Private keys never leave the party that made them: a party sends a signing request, and gets a certificate back. The
 certificates only decide who may connect; what a message may do is decided by its own signature (docs/protocols.md,
 section 2).
+
+Source: RFC 5280 (certificates), RFC 2986 (requests), RFC 8446 (TLS 1.3).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from silodp.deploy import AUTHORITY, CERTIFICATES, TLS_KEY
 from silodp.errors import SilodpError
+from silodp.wire.transport import SERVER
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ WARN_DAYS = 30
 """Days before the end of a certificate from which on it is warned of."""
 _AUTHORITY = "authority"
 """The name of the authority beside those of the parties."""
+# The clocks of the parties may differ: a certificate is valid already a day before it was signed.
 _CLOCK_DIFFERENCE = timedelta(days=1)
 
 
@@ -100,6 +105,7 @@ class Authority:
         The certificate stays, too, while it lasts long enough. One that ended earlier than a certificate that it has
         signed would end the connections of all parties without a warning.
         """
+        # A day more than the certificates that are signed now, whose days are counted from a moment later.
         if self.valid_until > datetime.now(UTC) + timedelta(days=VALID_DAYS + 1):
             return self
         return self._self_signed(x509.load_pem_x509_certificate(self.certificate).subject, self._private_key)
@@ -125,6 +131,7 @@ class Authority:
             SilodpError: The request cannot be read, or its signature is wrong (code deploy.request).
         """
         try:
+            # The request is signed by the key in it: nobody gets a certificate for a key of somebody else.
             read = x509.load_pem_x509_csr(request)
             if not read.is_signature_valid:
                 raise InvalidSignature
@@ -173,6 +180,7 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     """
     # The settings for a client also compare the name in the address with the certificate.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing below TLS 1.3: all parties have this version, so nobody can be made to agree on a weaker one.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:
@@ -187,6 +195,17 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     return context
 
 
+def load_context(public: Path, party: str, home: Path) -> ssl.SSLContext:
+    """Return the TLS settings of a party, from a public folder and the party's own; see `make_context`."""
+    certificate = find_certificate(public, party)
+    return make_context(public / AUTHORITY, certificate, home / TLS_KEY, is_server=party == SERVER)
+
+
+def find_certificate(public: Path, party: str) -> Path:
+    """Return the file in a public folder with the certificate of a party."""
+    return public / CERTIFICATES / f"{party}.pem"
+
+
 def read_expiries(public: Path) -> dict[str, datetime]:
     """Return when the certificates in a public folder end, by party and for the authority.
 
@@ -196,8 +215,8 @@ def read_expiries(public: Path) -> dict[str, datetime]:
     Raises:
         SilodpError: A certificate cannot be read (code deploy.certificate).
     """
-    paths = {_AUTHORITY: public / "ca.pem"}
-    paths |= {path.stem: path for path in sorted((public / "certificates").glob("*.pem"))}
+    paths = {_AUTHORITY: public / AUTHORITY}
+    paths |= {path.stem: path for path in sorted((public / CERTIFICATES).glob("*.pem"))}
     try:
         return {
             name: x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
@@ -249,6 +268,7 @@ class ExpiryWatch:
         Raises:
             SilodpError: The certificate of the party or of the authority has ended (code deploy.certificate).
         """
+        # The certificates of other parties may have ended: they leave, and the run goes on without them.
         days = self.count_days()
         ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
         if ended:
@@ -280,12 +300,13 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_DIFFERENCE)  # the parties' clocks may differ
+        .not_valid_before(now - _CLOCK_DIFFERENCE)
         .not_valid_after(now + timedelta(days=days))
     )
 
 
 def _name(name: str) -> x509.Name:
+    # RFC 5280, appendix A.1, bounds a common name by 64 characters.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 
 import silodp
-from silodp.deploy import IDENTITY, POLICY, TLS_KEY
-from silodp.deploy.certificates import ExpiryWatch, make_context
-from silodp.deploy.consortium import AUTHORITY, Consortium
+from silodp.deploy import IDENTITY, POLICY
+from silodp.deploy.certificates import ExpiryWatch, load_context
+from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import listen_at
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
@@ -78,9 +78,7 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
         return
     yield from _check_policy(folder, consortium, name)
     try:
-        tls = make_context(
-            consortium.folder / AUTHORITY, consortium.certificate(name), folder / TLS_KEY, is_server=False
-        )
+        tls = load_context(consortium.folder, name, folder)
     except SilodpError as error:
         yield _describe_refusal("tls", error)
         return
@@ -97,6 +95,10 @@ def _try(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, True, check())
     except SilodpError as error:
         return _describe_refusal(name, error)
+
+
+def _judge(name: str, is_good: bool, good: str, bad: str) -> Finding:
+    return Finding(name, is_good, good if is_good else bad)
 
 
 def _check_certificates(consortium: Consortium, name: str) -> str:
@@ -121,6 +123,7 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
     try:
         policy = Policy.load(path)
         is_accepted = consortium.digest in policy.accepted
+        # As if the code were compared already: what else the policy refuses is seen before the telephone call.
         accepting = policy.model_copy(update={"accepted": [consortium.digest]})
         check_participation(folder, consortium, accepting)
         # Of a run that was begun, the ledgers have charges already.
@@ -128,13 +131,10 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
     except SilodpError as error:
         yield _describe_refusal("policy", error)
         return
-    told = (
-        "this public folder is accepted" if is_accepted else "it allows the run; the code is not accepted yet"
-    )
-    yield Finding("policy", True, told)
+    told = "this public folder is accepted"
+    yield Finding("policy", True, told if is_accepted else "it allows the run; the code is not accepted yet")
     if short:
-        told = describe_shortfall(short, policy.lifetime_epsilon)
-        yield Finding("limits", False, told)
+        yield Finding("limits", False, describe_shortfall(short, policy.lifetime_epsilon))
     elif not is_accepted:
         yield Finding("limits", True, "all rounds of the run fit in lifetime_epsilon, after all earlier runs")
 
@@ -145,14 +145,13 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         host, port = httpx.URL(url).host, httpx.URL(url).port or 443
         socket.create_connection((host, port), timeout=_SECONDS).close()
     except (OSError, httpx.InvalidURL) as error:
-        told = (
-            f"{url} cannot be reached ({getattr(error, 'strerror', None) or error}): check that the server is running, "
-            "its name or address, and the firewalls of both sides"
-        )
-        yield Finding("port", False, told)
+        reason = getattr(error, "strerror", None) or error
+        told = "check that the server is running, its name or address, and the firewalls of both sides"
+        yield Finding("port", False, f"{url} cannot be reached ({reason}): {told}")
         return
     yield Finding("port", True, f"{url} can be reached")
     try:
+        # /health says nothing private, and is answered to every party with a certificate.
         with (
             httpx.Client(verify=tls, timeout=_SECONDS, trust_env=False) as client,
             client.stream("GET", f"{url}/health") as reply,
@@ -168,19 +167,22 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         yield Finding("tls", False, told)
         return
     yield Finding("tls", True, "both ends have a certificate of this consortium")
+    # The header Date has whole seconds, which is exact enough here.
     off = date.timestamp() - time.time()
-    is_near = abs(off) <= _MAX_CLOCK_SECONDS
     told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
-    yield Finding("clock", is_near, told + ("" if is_near else ": set both by a time server"))
-    is_same = version == silodp.__version__
-    told = f"both have silodp {version}"
-    if not is_same:
-        told = f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same"
-    yield Finding("version", is_same, told)
-    told = "the server has the same public folder"
-    if theirs != digest:
-        told = "the server has another public folder: get it again from the coordinator, or tell the server's operator"
-    yield Finding("digest", theirs == digest, told)
+    yield _judge("clock", abs(off) <= _MAX_CLOCK_SECONDS, told, told + ": set both by a time server")
+    yield _judge(
+        "version",
+        version == silodp.__version__,
+        f"both have silodp {version}",
+        f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same",
+    )
+    yield _judge(
+        "digest",
+        theirs == digest,
+        "the server has the same public folder",
+        "the server has another public folder: get it again from the coordinator, or tell the server's operator",
+    )
 
 
 def _cut_off(reply: httpx.Response) -> Iterator[bytes]:

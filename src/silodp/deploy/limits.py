@@ -37,6 +37,7 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
             entry = parse_json(line)
             entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
         except UNSOUND:
+            # The line is on disk before the answer leaves (`SiloService.receive`), so nothing left the silo there.
             cut_off += 1
     return entries, cut_off
 
@@ -106,6 +107,7 @@ class SiloLimits:
             self._refuse("max_answers", f"has given {policy.max_answers:,} answers in run {run}")
         mine = RoundStore(self._store, f"{run}/").run
         begun = mine.get(_BEGUN)
+        # Days of the calendar, since the silo may be restarted meanwhile; its operator keeps its clock.
         if begun is not None:
             age = (now or datetime.now(UTC)) - datetime.fromisoformat(begun.decode())
             if age > timedelta(days=policy.max_run_days):
@@ -122,6 +124,7 @@ class SiloLimits:
             known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
+        # As if the answer had the largest length: it is compared before anything is computed or charged.
         for field, most, used in (
             ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
@@ -143,6 +146,7 @@ class SiloLimits:
         """Drop everything that the store holds of a run and its evaluation; how far the run is goes last."""
         for name in (name_evaluation(run), run):
             mine = RoundStore(self._store, f"{name}/").run
+            # A crash in the middle leaves the state of the gate, which still refuses what was answered.
             for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, _BEGUN)):
                 mine.drop(key)
 

@@ -17,6 +17,7 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
+from silodp.deploy import POLICY
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, require
 from silodp.text import shorten
@@ -68,6 +69,7 @@ class Policy(BaseModel):
         max_run_days: Days after the first request of a run from which on no request of the run is answered.
     """
 
+    # Strict and closed: a misspelled limit must not be taken for one that is not set.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     accepted: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
@@ -104,6 +106,7 @@ class Policy(BaseModel):
         Raises:
             SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
         """
+        # First: of a folder that nobody has compared, not even its settings are worth a sentence.
         if digest not in self.accepted:
             raise SilodpError(
                 f"the public folder has the digest {digest[:16]}, which the policy has not accepted: compare it with "
@@ -111,67 +114,66 @@ class Policy(BaseModel):
                 code="policy.digest",
                 field="accepted",
             )
+
+        def allow(holds: object, field: str, problem: str) -> None:
+            require(holds, problem, code="policy.not_allowed", field=field)
+
         for field, name, allowed in (
             ("methods", spec.method.name, self.methods),
             ("aggregators", spec.aggregator.name, self.aggregators),
             ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
         ):
-            require(
+            allow(
                 not allowed or name in allowed,
+                field,
                 f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not take part.",
-                code="policy.not_allowed",
-                field=field,
             )
         for field, verb, used, listed in (
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):
+            # An empty list allows what the accepted description names, and so leaves nothing over.
             extra = sorted(set(used) - set(listed or used))
-            require(
+            allow(
                 not extra,
+                field,
                 f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or do "
                 "not take part.",
-                code="policy.not_allowed",
-                field=field,
             )
+        # An aggregator that weights privately computes on encrypted counts.
         asks_for_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
-        require(
+        allow(
             self.allow_counts or not asks_for_counts,
+            "allow_counts",
             f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of every "
             "person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
             "--allow-counts), or do not take part.",
-            code="policy.not_allowed",
-            field="allow_counts",
         )
-        require(
+        allow(
             spec.separate or not self.require_separate,
+            "require_separate",
             "the run does not compute every person alone (separate = true), and the policy requires it, so that its ε "
             "holds for models that a server chooses for an attack: set require_separate = false to trust the server "
             "there, or do not take part.",
-            code="policy.not_allowed",
-            field="require_separate",
         )
-        require(
+        allow(
             spec.min_silos >= self.min_silos,
+            "min_silos",
             f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: lower "
             "min_silos, or do not take part.",
-            code="policy.not_allowed",
-            field="min_silos",
         )
         longest = find_max_bytes(spec)
-        require(
+        allow(
             longest <= self.max_message_bytes,
+            "max_message_bytes",
             f"messages of the run have up to {longest:,} bytes, and the policy allows {self.max_message_bytes:,}: "
             "raise max_message_bytes, or do not take part.",
-            code="policy.not_allowed",
-            field="max_message_bytes",
         )
-        require(
+        allow(
             spec.is_secret or self.allow_seed,
+            "allow_seed",
             "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
             "(allow_seed = true is for tests with made-up records).",
-            code="policy.not_allowed",
-            field="allow_seed",
         )
 
     @classmethod
@@ -191,6 +193,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(table)
         except ValidationError as error:
+            # One wording for settings of runs and of policies: a name, its value, and what it may be.
             wrong = convert_validation_error(error, cls)
             raise SilodpError(f"{path}: {wrong}", code=wrong.code, field=wrong.field) from None
 
@@ -211,6 +214,12 @@ def accept_digest(folder: Path, digest: str) -> None:
         write_durably(
             folder / ACCEPTED, "".join(f"{one}\n" for one in [*known, digest]).encode(), PRIVATE_FILE
         )
+
+
+def has_accepted(folder: Path, digest: str) -> bool:
+    """Return whether the policy in a silo's folder lists the digest of a public folder."""
+    path = folder / POLICY
+    return path.exists() and digest in Policy.load(path).accepted
 
 
 def check_accepted(folder: Path, digest: str) -> None:
@@ -234,9 +243,13 @@ def _read_accepted(folder: Path) -> list[str]:
     return path.read_text(errors="replace").split() if path.exists() else []
 
 
-def find_max_bytes(spec: RunSpec) -> int:
-    """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
+def find_max_bytes(spec: RunSpec, *names: str) -> int:
+    """Return the bytes of the longest message that silos of a run send or receive, without its signature.
+
+    Args:
+        spec: Specification of the run; its evaluation is included.
+        names: Names of the silos; none: all silos of the run.
+    """
     both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
-    return max(
-        JOIN_BYTES, *(one.aggregator.script(one, name).max_bytes for one in both for name in spec.names)
-    )
+    longest = [one.aggregator.script(one, name).max_bytes for one in both for name in names or spec.names]
+    return max(JOIN_BYTES, *longest)

@@ -48,27 +48,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     """
     public = consortium.data
     if path.suffix == ".npz":
-        try:
-            # A pickle in the file could run code.
-            with np.load(path, allow_pickle=False) as arrays:
-                test = None
-                # A single label is of the kind that it looks like.
-                kind = None if public.targets is None else public.labels
-                if "test_y" in arrays:
-                    x = _load_x(arrays, "test_x")
-                    test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
-                names = arrays.get("identifiers")
-                known = None if names is None else tuple(names.tolist())
-                budget = arrays.get("budget")
-                x = _load_x(arrays, "x")
-                data = SiloData(name, x, arrays["y"], arrays["user"], budget, test, known, kind)
-        except SilodpError as error:
-            raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise SilodpError(
-                f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
-                code="data.files",
-            ) from None
+        data = _read_arrays(path, name, public)
     else:
         schema = check_index(consortium.resolved, consortium.stated_spec)
         tables = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec))
@@ -84,28 +64,55 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
-    for one in (data, data.held_out):
-        fault = find_fault(one.x, public.record_shape, public.inputs)
-        if fault is not None:
-            raise SilodpError(
-                f"the records in {path} are not what the consortium agreed on, {fault}: prepare them as the "
-                "description of the data says.",
-                code="deploy.data",
-            )
-    if not all(_has_label(one, public) for one in (data, data.held_out)):
-        raise SilodpError(
-            f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
-            "the consortium agreed on: prepare them as the description of the data says.",
-            code="deploy.data",
-        )
-    if len(data) and not 0 <= data.user.min() <= data.user.max() < (public.users or 0):
-        raise SilodpError(
-            f"{path} has a user number outside 0 to {(public.users or 0) - 1}: use the index that the consortium "
-            "agreed on.",
-            code="deploy.data",
-        )
+    if (problem := _find_mismatch(path, data, public)) is not None:
+        raise SilodpError(problem, code="deploy.data")
     _check_method(data, public, consortium.stated_spec)
     return data
+
+
+def _read_arrays(path: Path, name: str, public: PublicData) -> SiloData:
+    """Read the .npz file of a silo (see `load_records`)."""
+    try:
+        # A pickle in the file could run code.
+        with np.load(path, allow_pickle=False) as arrays:
+            # A single label is of the kind that it looks like.
+            kind = None if public.targets is None else public.labels
+            test, names = None, arrays.get("identifiers")
+            if "test_y" in arrays:
+                x = _load_x(arrays, "test_x")
+                test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
+            known = None if names is None else tuple(names.tolist())
+            x, budget = _load_x(arrays, "x"), arrays.get("budget")
+            return SiloData(name, x, arrays["y"], arrays["user"], budget, test, known, kind)
+    except SilodpError as error:
+        raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise SilodpError(
+            f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
+            code="data.files",
+        ) from None
+
+
+def _find_mismatch(path: Path, data: SiloData, public: PublicData) -> str | None:
+    """Return a sentence about records that are not of the kind that the consortium agreed on; None if all are."""
+    for one in (data, data.held_out):
+        if (fault := find_fault(one.x, public.record_shape, public.inputs)) is not None:
+            return (
+                f"the records in {path} are not what the consortium agreed on, {fault}: prepare them as the "
+                "description of the data says."
+            )
+    if not all(_has_label(one, public) for one in (data, data.held_out)):
+        return (
+            f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
+            "the consortium agreed on: prepare them as the description of the data says."
+        )
+    # A number beyond U would be a person whom no weight and no noise was calibrated for.
+    users = public.users or 0
+    if len(data) and not 0 <= data.user.min() <= data.user.max() < users:
+        return (
+            f"{path} has a user number outside 0 to {users - 1}: use the index that the consortium agreed on."
+        )
+    return None
 
 
 def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
@@ -119,6 +126,7 @@ def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
     """
     if spec.method.unit != "record":
         return
+    # Silos with no records of their own cannot fail a check: what is refused here is due to this silo's records.
     none = np.empty(0)
     budgets = None
     if data.budget is not None:
@@ -208,4 +216,5 @@ def _load_x(arrays: Mapping[str, Any], prefix: str) -> Any:
     named = {
         name.removeprefix(f"{prefix}."): arrays[name] for name in arrays if name.startswith(f"{prefix}.")
     }
+    # One array is stored under the bare prefix, several named ones as prefix.NAME (`_store_x`).
     return named or arrays[prefix]

@@ -34,12 +34,12 @@ from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
 from silodp.deploy import AUDIT, IDENTITY, LOCK, POLICY
-from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
+from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
 from silodp.deploy.lifetime import LifetimeLedger
 from silodp.deploy.limits import SiloLimits
-from silodp.deploy.policy import Policy
+from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -94,6 +94,7 @@ class SiloService:
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
+        # ε of a person and ε of a record cannot be added up: the first run decides for the folder.
         if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
@@ -103,9 +104,7 @@ class SiloService:
                 field="methods",
             )
         self._script = self._spec.aggregator.script(self._spec, name)
-        evaluation = self._spec.evaluation_spec
-        scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
-        self.max_bytes = max(JOIN_BYTES, *(script.max_bytes for script in scripts))
+        self.max_bytes = find_max_bytes(self._spec, name)
         self._digest = consortium.digest
         audit = folder / AUDIT
         files = (folder / "store", folder / "ledgers", audit)
@@ -131,12 +130,14 @@ class SiloService:
         Raises:
             SilodpError: The server did not sign the request, or the silo refuses it.
         """
+        # Signature, limits, gate, answer, signature, audit log: an answer leaves last, when its line is on disk.
         request = verify(data, self._server, "the server", self.name, max_bytes=self.max_bytes)
         if request.kind == JOIN.name:
             self._limits.check_join(request)
             answer = answer_join(request, self.name, self._digest)
         else:
             answer = self._silo_of(request).answer(request)
+        # Bound to the request: a courier cannot pass the answer of one round off as that of another.
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
         self._tell_round(request)
@@ -167,12 +168,10 @@ class SiloService:
         """Return the silo of the run that a request names; it is set up at the first request of the run."""
         run = find_run(request.run)
         if RUN_ID.fullmatch(run) is None:
-            raise SilodpError(
-                f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
-                code="gate.run",
-            )
+            raise self._refuse("was asked in a run whose id is not 32 hexadecimal digits")
         self._limits.check(request, run)
         if run not in self._silos:
+            # The server chooses the id of a run. Whatever it chooses, the run is counted in the limits for all runs.
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
@@ -180,10 +179,7 @@ class SiloService:
                 path = self._folder / "ledgers" / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
-                raise SilodpError(
-                    f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
-                    code="gate.run",
-                )
+                raise self._refuse(f"took part in run {run} with other settings")
             self._limits.begin(run)
             self._silos[run] = make_silo(
                 self._data,
@@ -204,17 +200,13 @@ class SiloService:
         """Check that a request may begin a new run, before anything is stored for it."""
         first = self._script.setup[0]
         if request.kind != first.name or request.run != find_run(request.run):
-            raise SilodpError(
-                f"silo '{self.name}' was asked '{request.kind}' in a run that it does not know: it expects "
-                f"'{first.name}'; nothing was sent.",
-                code="gate.order",
-            )
+            problem = f"was asked '{request.kind}' in a run that it does not know: it expects '{first.name}'"
+            raise self._refuse(problem, "gate.order")
         first.request.check(request, f"the server of silo '{self.name}'")
+        # Its keys and random streams are gone: begun anew, it would give other answers to the same requests.
         if self._limits.answers[request.run]:
-            raise SilodpError(
-                f"silo '{self.name}' has forgotten run {request.run}, in which nothing was charged, for later ones: "
-                "begin a new run; nothing was sent.",
-                code="gate.run",
+            raise self._refuse(
+                f"has forgotten run {request.run}, in which nothing was charged, for later ones: begin a new run"
             )
         self._check_run_count()
 
@@ -224,6 +216,7 @@ class SiloService:
         A deleted run has released nothing. It cannot begin again, since the audit log lists its answers.
         """
         uncharged = [run for run, ledger in self.lifetime.runs.items() if not ledger.history]
+        # The oldest first: the newest may be the one that the server is setting up now.
         uncharged.sort(key=self._limits.find_begin)
         for run in uncharged[: max(0, len(uncharged) - _MAX_UNCHARGED + 1)]:
             self._silos.pop(run, None)
@@ -256,12 +249,12 @@ class SiloService:
             SilodpError: The policy allows no further run (code gate.run).
         """
         if self.lifetime.charged_runs >= self._max_runs:
-            raise SilodpError(
-                f"silo '{self.name}' was charged in {pluralize(self.lifetime.charged_runs, 'run')}; its policy allows "
-                f"{self._max_runs} (most_runs); nothing was sent.",
-                code="gate.run",
-                field="most_runs",
-            )
+            runs = pluralize(self.lifetime.charged_runs, "run")
+            problem = f"was charged in {runs}; its policy allows {self._max_runs} (most_runs)"
+            raise self._refuse(problem, field="most_runs")
+
+    def _refuse(self, problem: str, code: str = "gate.run", field: str | None = None) -> SilodpError:
+        return SilodpError(f"silo '{self.name}' {problem}; nothing was sent.", code=code, field=field)
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append a line about an answer to the audit log; it is on disk before the answer leaves."""
@@ -341,6 +334,7 @@ def find_name(folder: Path, consortium: Consortium) -> str:
     Raises:
         SilodpError: The roster does not list the key (code deploy.key).
     """
+    # By the key and not by a name that somebody typed: the key decides whose messages these are.
     public = load_identity(folder, "").public
     for name, key in consortium.sealed.silos.items():
         if key == public:
@@ -359,6 +353,7 @@ def load_identity(folder: Path, name: str) -> Identity:
         SilodpError: There is no key in the folder (code deploy.key).
     """
     try:
+        # The 32 bytes from which the key pair follows (RFC 8032, section 5.1.5).
         seed = bytes.fromhex((folder / IDENTITY).read_text())
     except (OSError, ValueError):
         seed = b""

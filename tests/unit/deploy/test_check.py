@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from silodp.cli.deploy import _parse_address
+from silodp.cli.parties import parse_address
 from silodp.deploy import certificates
 from silodp.deploy import check as check_module
-from silodp.deploy.certificates import make_context
+from silodp.deploy.certificates import load_context
 from silodp.deploy.check import check_party
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import HttpsServer, listen_at
@@ -37,12 +37,7 @@ def parties(tmp_path: Path) -> Path:
 @contextmanager
 def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") -> Iterator[None]:
     """A server that has a public folder."""
-    tls = make_context(
-        consortium.folder / "ca.pem",
-        consortium.certificate("server"),
-        parties / "server" / "tls.key",
-        is_server=True,
-    )
+    tls = load_context(consortium.folder, "server", parties / "server")
     roster = consortium.sealed
     with HttpsServer(
         (host, roster.port), tls, roster.silos, consortium.digest, answer_timeout=1, max_bytes=1000
@@ -181,13 +176,13 @@ def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
     ],
 )
 def test_an_address_of_ipv6_is_in_brackets(text: str, address: tuple[str, int]) -> None:
-    assert _parse_address(text, "listen") == address
+    assert parse_address(text, "listen") == address
 
 
 @pytest.mark.parametrize("text", ["::1:8443", "[::1]", "[::1:8443", "x", "1.2.3.4:99999"])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with refused("argument.value"):
-        _parse_address(text, "listen")
+        parse_address(text, "listen")
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused() -> None:

@@ -16,11 +16,12 @@ from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
+from silodp.deploy.acceptance import accept
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
-from silodp.deploy.setup import accept, make_local
+from silodp.deploy.setup import make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message

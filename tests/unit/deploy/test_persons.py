@@ -16,10 +16,11 @@ from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
+from silodp.deploy.acceptance import accept, describe_agreement
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy
-from silodp.deploy.setup import accept, describe_agreement, draft_public, make_keys, seal_public
+from silodp.deploy.setup import draft_public, make_keys, seal_public
 from silodp.deploy.silo import load_identity, open_silo
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, sign

@@ -432,6 +432,6 @@ def test_a_silo_that_comes_late_joins_then(monkeypatch: pytest.MonkeyPatch) -> N
 
     joined = []
     agreed = agree([], Away({name: Member(name) for name in NAMES}))
-    agreed._on_change = lambda: joined.append(set(agreed._joined))
+    agreed.on_change = lambda: joined.append(set(agreed.joined))
     agreed.wait_for_silos()
     assert joined == [{"north"}, {"north", "south"}]
