@@ -56,6 +56,7 @@ def init(
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.resolve import load_config
 
+    # Test keys are new each time: an earlier consortium has nothing to hand on to them.
     if local and after is not None:
         raise SilodpError(
             f"after = '{after}' is for parties with keys of their own, and --local makes all keys: give one of both.",
@@ -66,6 +67,7 @@ def init(
     resolved = load_config(config, set_ or ())
     from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
 
+    # A local consortium is for tests, where a seed makes runs comparable. Elsewhere it gives the noise away.
     if resolved.config.seed is not None and not local:
         log(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
@@ -86,7 +88,7 @@ def init(
         data = resolved.read_public_data(users)
         asked = ["server", *data.silos]
         if after is not None:
-            asked = copy_requests(after / "requests", out / "requests", data.silos)
+            asked = copy_requests(after, out, data.silos)
         spec = draft_public(resolved, out / "public", data)
         result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest, "keys": asked}
         lines = [
@@ -146,9 +148,7 @@ def seal(
     from silodp.deploy.certificates import read_expiries
     from silodp.deploy.setup import seal_public
 
-    made = seal_public(
-        folder / "public", folder / "requests", folder / "coordinator", host, port, again=again
-    )
+    made = seal_public(folder, host, port, again=again)
     ends = read_expiries(made.folder)
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
@@ -205,6 +205,7 @@ def accept(
     from silodp.deploy.records import load_records
     from silodp.deploy.silo import find_name, load_identity
 
+    # What is shown, accepted and later executed is this copy, whoever may write to PUBLIC meanwhile.
     consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
     _check_options(
@@ -333,6 +334,7 @@ def check(public: Public, folder: Folder, url: Url = None, as_json: Json = False
     found = []
     for one in check_party(folder, consortium, url):
         found.append(one)
+        # One after the other, as they are found: a server that cannot be reached is noticed after some seconds.
         if not as_json:
             line = f"{'ok  ' if one.is_good else 'FAIL'}  {one.name:<12}  {_escape_controls(one.told)}"
             show({}, as_json, [line])
@@ -351,6 +353,7 @@ def up(
     # As an installed command: -P keeps modules of the current folder from being imported.
     command = [sys.executable, "-P", "-m", "silodp.cli.main"]
     public = str(folder / "public")
+    # Silos run until they are stopped, so they end with this block: also when the server fails or Ctrl-C is pressed.
     with ExitStack() as ending:
         for home in sorted((folder / "silos").iterdir()):
             log_file = ending.enter_context((home / "log.txt").open("ab"))
@@ -400,6 +403,7 @@ def status(
         code="cli.file",
         field="folder",
     )
+    # After a repair an operator may have left the answers alone in the file (docs/deployment_admin.md).
     found = {"epsilon": {}, "error": None, "seconds_since_seen": {}, **read_status(path)}
     if missing := {"round", "rounds", "written"} - found.keys():
         raise SilodpError(

@@ -65,7 +65,8 @@ def server(
         _refuse_with_socket(socket, listen=listen, monitor=monitor)
         consortium = take_copy(public, folder)
 
-        from silodp.deploy.server import SocketOptions, serve  # torch, after what is refused without it
+        from silodp.deploy.server import serve  # torch, after what is refused without it
+        from silodp.deploy.sockets import SocketOptions
         from silodp.tracking import open_trackers
         from silodp.tracking.progress import format_duration
 
@@ -76,6 +77,7 @@ def server(
             _log.info("%s", text, extra={"fields": {"round": done.round, "epsilon": dict(done.epsilon)}})
             log_round(done)
 
+        # The server has no records, so no tracker gets a metric that no ε covers.
         with open_trackers(log_ or (), folder, private=False) as log_round:
             result = serve(
                 folder,
@@ -126,6 +128,7 @@ def silo(
             if socket is not None:
                 SiloSocket(socket, service, max_bytes, socket_group).run(threading.Event())
                 return
+            # At a socket there is no TLS: messages are signed by keys that do not end.
             expiry = ExpiryWatch(consortium.folder, service.name)
             expiry.check()
             client = HttpsClient(
@@ -219,6 +222,7 @@ def audit_log(folder: Folder, as_json: Json = False) -> None:
         log(
             f"note: {pluralize(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there"
         )
+    # Of all runs: a limit of the policy holds for them together, and so does what a person has lost.
     spent = read_spent(folder, entries)
     lines = [*map(_format_entry, entries)] or ["nothing has left this silo"]
     show({"entries": entries, "spent": spent}, as_json, [*lines, *format_spent(spent)])

@@ -136,6 +136,7 @@ def accept(
                 field="lifetime_epsilon",
             )
         policy = Policy.load(path)
+        # The earlier digests stay: a run that was begun under one of them can go on.
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         changes = {"accepted": digests, "data": data, "index": index}
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
@@ -161,6 +162,7 @@ def accept(
             min_silos=spec.min_silos,
             allow_seed=allow_seed,
         )
+    # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
     check_participation(folder, consortium, policy)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy

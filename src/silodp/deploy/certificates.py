@@ -268,7 +268,7 @@ class ExpiryWatch:
         Raises:
             SilodpError: The certificate of the party or of the authority has ended (code deploy.certificate).
         """
-        # The certificates of other parties may have ended: they leave, and the run goes on without them.
+        # Certificates of other parties may have ended, too: it is they who cannot connect then, and are told so.
         days = self.count_days()
         ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
         if ended:

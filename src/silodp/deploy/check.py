@@ -156,7 +156,8 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
             httpx.Client(verify=tls, timeout=_SECONDS, trust_env=False) as client,
             client.stream("GET", f"{url}/health") as reply,
         ):
-            body = b"".join(_cut_off(reply))
+            # The first bytes alone: a reply that is longer, or does not end, is no JSON then.
+            body = next(reply.iter_raw(_MAX_REPLY), b"")
             stated, date = parse_json(body), parsedate_to_datetime(reply.headers["Date"])
             version, theirs = str(stated["version"]), str(stated.get("digest"))
     except (httpx.HTTPError, *UNSOUND) as error:
@@ -183,13 +184,3 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         "the server has the same public folder",
         "the server has another public folder: get it again from the coordinator, or tell the server's operator",
     )
-
-
-def _cut_off(reply: httpx.Response) -> Iterator[bytes]:
-    """Yield the body of a reply; one that does not end is no JSON."""
-    size = 0
-    for part in reply.iter_raw():
-        size += len(part)
-        if size > _MAX_REPLY:
-            return
-        yield part

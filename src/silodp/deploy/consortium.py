@@ -89,7 +89,7 @@ class Roster:
         """Return the inverse of `to_json`.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no roster of this format.
+            ValueError, KeyError, TypeError: It is no roster of this format.
         """
         fields = parse_json(text)
         if fields["format"] != FORMAT:
@@ -129,7 +129,7 @@ class Consortium:
         """Read the folder; none of its code is run, and no file outside it is read.
 
         Raises:
-            SilodpError: a file is missing, cannot be read, or names other silos than the others; the folder has a link,
+            SilodpError: A file is missing, cannot be read, or names other silos than the others; the folder has a link,
                 or is too large; or the configuration names a file outside it (code deploy.public), or code where a
                 deployment takes none (code report.foreign_code).
         """
@@ -241,7 +241,7 @@ class Consortium:
         """The roster.
 
         Raises:
-            SilodpError: the folder is not sealed yet (code deploy.not_sealed).
+            SilodpError: The folder is not sealed yet (code deploy.not_sealed).
         """
         if self.roster is None:
             raise SilodpError(
@@ -256,7 +256,7 @@ class Consortium:
         """The specification of the run as the folder states it; no code of a model is run.
 
         Raises:
-            SilodpError: settings, data and model of the folder lead to another one (code deploy.spec).
+            SilodpError: Settings, data and model of the folder lead to another one (code deploy.spec).
         """
         return self._derive_stated(self._stated[1])
 
@@ -271,7 +271,7 @@ class Consortium:
         """The specification of the run, with the model that is trained here.
 
         Raises:
-            SilodpError: it is not the one that the folder states: this version, or a model file, differs
+            SilodpError: It is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
         return self._derive_stated(self.task)
@@ -303,7 +303,7 @@ def check_party_name(name: str) -> None:
     """Refuse a silo's name that cannot be the name of a file, or is the server's.
 
     Raises:
-        SilodpError: it is (code deploy.name).
+        SilodpError: It is (code deploy.name).
     """
     if _NAME.fullmatch(name) is None or name == SERVER:
         raise SilodpError(
@@ -320,11 +320,11 @@ def take_copy(folder: Path, home: Path) -> Consortium:
     that are no part of it, such as compiled Python, are not copied.
 
     Args:
-        folder: the public folder.
-        home: folder of the party, which its owner alone may enter.
+        folder: The public folder.
+        home: Folder of the party, which its owner alone may enter.
 
     Raises:
-        SilodpError: as `Consortium.load`, or the folder changes while it is copied (code deploy.public).
+        SilodpError: As `Consortium.load`, or the folder changes while it is copied (code deploy.public).
     """
     # The folder may lie on a share that others write to: it is digested, copied, and the copy digested again.
     digest = public_files.compute_digest(folder)

@@ -149,13 +149,12 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
     first = key if stored is None else PersonKey(**json.loads(stored))
     if first == key or key.digest in same:
         return
-    differs = []
-    if first.column != key.column:
-        differs.append(f"the column {shorten(key.column)} in place of {shorten(first.column)}")
-    if first.identity_digest != key.identity_digest:
-        differs.append("another identity profile")
-    if first.list_digest != key.list_digest:
-        differs.append("another list of persons")
+    changes = {
+        "column": f"the column {shorten(key.column)} in place of {shorten(first.column)}",
+        "identity_digest": "another identity profile",
+        "list_digest": "another list of persons",
+    }
+    differs = [told for field, told in changes.items() if getattr(first, field) != getattr(key, field)]
     raise SilodpError(
         f"this run names persons in another way than earlier runs in {folder} ({' and '.join(differs)}): a person may "
         "be somebody else, so no ε of one person over all runs is known; ask the coordinator for the earlier column "

@@ -141,7 +141,7 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         adversary (None: no guarantee; no limit). None before the first run.
 
     Raises:
-        SilodpError: a ledger is missing, damaged or an old copy, or there is no policy.
+        SilodpError: A ledger is missing, damaged or an old copy, or there is no policy.
     """
     if not (folder / "ledgers").exists():
         return None
@@ -189,7 +189,7 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
         ε after all T rounds by adversary whose limit it exceeds, infinite where there is no guarantee.
 
     Raises:
-        SilodpError: a ledger is missing, damaged or an old copy.
+        SilodpError: A ledger is missing, damaged or an old copy.
     """
     entries, _ = read_audit(folder / AUDIT)
     with _open_copies(folder, entries) as earlier:

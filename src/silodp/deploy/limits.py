@@ -71,6 +71,7 @@ class SiloLimits:
     ) -> None:
         self._name, self._policy, self._store, self._files = name, policy, store, files
         self._max_bytes = max_bytes
+        # By the audit log and not by the store, whose entries of past rounds are dropped.
         entries, cut_off = read_audit(audit)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
@@ -80,7 +81,7 @@ class SiloLimits:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
 
         Raises:
-            SilodpError: it was answered so often (code policy.limit), or names a run (code gate.run).
+            SilodpError: It was answered so often (code policy.limit), or names a run (code gate.run).
         """
         if request.run != NO_RUN:
             raise SilodpError(

@@ -54,7 +54,7 @@ def list_files(folder: Path) -> dict[str, PublicFile]:
     them.
 
     Raises:
-        SilodpError: it has a link or a special file, or more or larger files than a public folder needs (code
+        SilodpError: It has a link or a special file, or more or larger files than a public folder needs (code
             deploy.public).
     """
     found = {
@@ -77,6 +77,7 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     # By descriptors: a folder that is exchanged for a link meanwhile leads nowhere else.
     for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
         inside = Path(place).relative_to(home)
+        # In place: `fwalk` then does not enter what is no part.
         folders[:] = filter(_is_part, folders)
         for name in sorted({*folders, *filter(_is_part, names)}):
             path = (inside / name).as_posix()
@@ -87,6 +88,7 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
                 raise _refuse_file(folder / path, f"below more than {_MAX_DEPTH} folders")
             if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 continue
+            # Opened by its name in the open folder: the path that was looked at cannot be exchanged in between.
             content = read_regular(name, folder / path, _MAX_FILE_BYTES, descriptor)
             total += len(content)
             if total > _MAX_BYTES:

@@ -122,7 +122,7 @@ def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
     each silo sees its own: the others are taken as empty.
 
     Raises:
-        SilodpError: the method refuses them.
+        SilodpError: The method refuses them.
     """
     if spec.method.unit != "record":
         return

@@ -25,7 +25,7 @@ from silodp.deploy.https import HttpsServer
 from silodp.deploy.mailbox import Mailbox
 from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import load_identity
-from silodp.deploy.sockets import ServerSocket
+from silodp.deploy.sockets import ServerSocket, SocketOptions
 from silodp.deploy.status import STATUS, StatusFile, read_status
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -94,21 +94,6 @@ class RemoteParties:
         return {}
 
 
-@dataclass(frozen=True)
-class SocketOptions:
-    """Where couriers of somebody's own meet the server (docs/couriers.md).
-
-    Attributes:
-        path: Path of the Unix socket.
-        group: Name of the group whose members may connect too; None: this user alone.
-        repeat: Seconds after which a request without an answer is offered to couriers again.
-    """
-
-    path: Path
-    group: str | None = None
-    repeat: float = 30.0
-
-
 @contextmanager
 def _open_mailbox(
     folder: Path,
@@ -126,13 +111,7 @@ def _open_mailbox(
     known = read_status(folder / STATUS).get("answers", {})
     if isinstance(way, SocketOptions):
         with ServerSocket(
-            way.path,
-            roster.silos,
-            answer_timeout=answer_timeout,
-            max_bytes=max_bytes,
-            repeat=way.repeat,
-            group=way.group,
-            answers=known,
+            way, roster.silos, answer_timeout=answer_timeout, max_bytes=max_bytes, answers=known
         ) as mailbox:
             digest = consortium.digest
             yield AgreedTransport(mailbox, identity, roster.silos, digest, answer_timeout), mailbox

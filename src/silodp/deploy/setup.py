@@ -33,6 +33,8 @@ from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
+PUBLIC, REQUESTS = "public", "requests"
+"""In the coordinator's folder: the public folder, and the requests that all parties have sent."""
 REQUEST_ENDING = ".request.json"
 _AUTHORITY_KEY = "authority.key"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -63,6 +65,7 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
             code="argument.missing",
             field="users",
         )
+    # Names become paths of certificates and folders.
     for name in data.silos:
         check_party_name(name)
     if resolved.config.separate is None and supports_separate(type(resolved.method)):
@@ -72,6 +75,7 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     if resolved.config.data["source"] == "tables":
         _check_held_out(resolved, check_index(resolved, spec))
         _check_budgets(resolved, data)
+    # A folder that is half written would be sent to the parties as if it were whole.
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -123,7 +127,7 @@ def _without_private_paths(resolved: ResolvedRun, folder: Path) -> RunConfig:
     """Return the configuration with no path of a silo's data, and copy the public list of users beside it."""
     config = resolved.config
     data = {key: value for key, value in config.data.items() if key != "root"}
-    # The names of files at the coordinator say something about other machines, and are nowhere needed.
+    # Paths at the coordinator say something about its machine, and no other party needs them.
     if "files" in data:
         data["files"] = {name: f"{name}.csv" for name in resolved.silos}
     schema = data.get("schema")
@@ -202,8 +206,8 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     """Copy the requests of the parties of an earlier consortium that take part in a new one: their keys stay.
 
     Args:
-        earlier: The folder with the earlier requests.
-        later: The folder of the new requests; it is made where it does not exist.
+        earlier: The folder of the earlier consortium, with requests/.
+        later: The folder of the new one, where requests/ is made if it is not there.
         silos: Names of the silos of the new consortium.
 
     Returns:
@@ -212,36 +216,29 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     Raises:
         SilodpError: An earlier request is damaged (code deploy.request).
     """
-    names, found = (SERVER, *silos), _read_requests(earlier)
+    names, found = (SERVER, *silos), _read_requests(earlier / REQUESTS)
     if SERVER not in found:
         raise SilodpError(
-            f"{earlier} has no request of the server: give the folder of an earlier consortium, with requests/.",
+            f"{earlier / REQUESTS} has no request of the server: give the folder of an earlier consortium, with "
+            "requests/.",
             code="deploy.request",
             field="after",
         )
-    later.mkdir(parents=True, exist_ok=True)
+    (later / REQUESTS).mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in found:
-            write_durably(later / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
+            write_durably(later / REQUESTS / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
     return [name for name in names if name not in found]
 
 
 def seal_public(
-    folder: Path,
-    requests: Path,
-    private: Path,
-    host: str,
-    port: int,
-    *,
-    for_tests: bool = False,
-    again: bool = False,
+    folder: Path, host: str, port: int, *, for_tests: bool = False, again: bool = False
 ) -> Consortium:
     """Sign the requests of all parties, and write roster and certificates into the public folder.
 
     Args:
-        folder: The public folder.
-        requests: The folder with the request of every silo and of the server.
-        private: The folder of the coordinator, where the authority's key is kept.
+        folder: Folder of the coordinator with public/, requests/ (of every silo and the server), and coordinator/,
+            where the key of the authority is kept; the last one is made if it is not there.
         host: Name or address of the server, as silos reach it.
         port: Port of the server, 1 to 65535.
         for_tests: Whether the keys of all parties were made on one machine.
@@ -261,10 +258,11 @@ def seal_public(
             code="argument.value",
             field="host",
         )
-    consortium = Consortium.load(folder)
+    public, requests, private = folder / PUBLIC, folder / REQUESTS, folder / "coordinator"
+    consortium = Consortium.load(public)
     if consortium.roster is not None and not again:
         raise SilodpError(
-            f"{folder} is sealed: parties that have accepted it would have to accept it again; with --again it is "
+            f"{public} is sealed: parties that have accepted it would have to accept it again; with --again it is "
             "sealed anew.",
             code="deploy.sealed",
             field="again",
@@ -288,16 +286,16 @@ def seal_public(
             code="deploy.request",
         )
     make_private_folder(private)
-    authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
-    (folder / CERTIFICATES).mkdir(exist_ok=True)
+    authority = _get_authority(public / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
+    (public / CERTIFICATES).mkdir(exist_ok=True)
     for name in names:
         # Silos of a test, and health checks on the server's own machine, reach it as localhost.
         hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
-        write_durably(find_certificate(folder, name), certificate)
+        write_durably(find_certificate(public, name), certificate)
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
-    write_durably(folder / ROSTER, roster.to_json())
-    return Consortium.load(folder)
+    write_durably(public / ROSTER, roster.to_json())
+    return Consortium.load(public)
 
 
 def _is_host(text: str) -> bool:
@@ -348,15 +346,12 @@ def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port
         port: Port of the server on 127.0.0.1.
     """
     data = federation.public(with_records=resolved.method.unit == "record")
-    draft_public(resolved, folder / "public", data)
-    requests = folder / "requests"
-    requests.mkdir(parents=True)
+    draft_public(resolved, folder / PUBLIC, data)
+    (folder / REQUESTS).mkdir(parents=True)
     homes = {SERVER: folder / SERVER, **{name: folder / "silos" / name for name in data.silos}}
     for name, home in homes.items():
-        shutil.copy(make_keys(home, name), requests)
-    consortium = seal_public(
-        folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
-    )
+        shutil.copy(make_keys(home, name), folder / REQUESTS)
+    consortium = seal_public(folder, "127.0.0.1", port, for_tests=True)
     accept_digest(homes[SERVER], consortium.digest)
     needs_counts, has_seed = consortium.stated_spec.method.needs_counts, resolved.config.seed is not None
     for silo in federation.silos:

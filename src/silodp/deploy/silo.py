@@ -295,6 +295,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
     check_policy(policy, consortium)  # before a record is read
+    # Two processes with the same folder would each charge a ledger that the other does not see.
     with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
         data = load_records(folder / policy.data, name, consortium, index)

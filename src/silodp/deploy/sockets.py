@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -186,6 +187,7 @@ class SiloSocket:
                     self._answer_one()
 
     def _answer_one(self) -> None:
+        # A function of its own: variables of the loop would keep a long request and its answer until the next one.
         request, reply = self._requests.get(timeout=0.2)
         reply.set_result(answer_request(self._endpoint, request))
 
@@ -202,33 +204,44 @@ class SiloSocket:
 # --- the server's end ---
 
 
+@dataclass(frozen=True)
+class SocketOptions:
+    """Where couriers of somebody's own meet the server (docs/couriers.md).
+
+    Attributes:
+        path: Path of the Unix socket.
+        group: Name of the group whose members may connect too; None: this user alone.
+        repeat: Seconds after which a request without an answer is offered to couriers again.
+    """
+
+    path: Path
+    group: str | None = None
+    repeat: float = 30.0
+
+
 class ServerSocket(Mailbox):
     """The server's end: a mailbox that listens for couriers while it is entered as a context manager.
 
     Args:
-        path: Path of the socket.
+        options: Where couriers meet the server.
         silos: Names of the silos.
         answer_timeout: Seconds that a silo has for an answer.
         max_bytes: Bytes of the longest answer. A longer one is not read.
-        repeat: Seconds after which a request without an answer is offered again.
-        group: Name of the group whose members may connect too; None: this user alone.
         answers: Number of answers that have left each silo, see `Mailbox`. They are not counted here.
     """
 
     def __init__(
         self,
-        path: Path,
+        options: SocketOptions,
         silos: Iterable[str],
         *,
         answer_timeout: float,
         max_bytes: int,
-        repeat: float = 30.0,
-        group: str | None = None,
         answers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(silos, answer_timeout, answers)
-        self._max_bytes, self._repeat = max_bytes, repeat
-        self._listener = _Listener(path, group, _MAX_CALLS, self._serve)
+        self._max_bytes, self._repeat = max_bytes, options.repeat
+        self._listener = _Listener(options.path, options.group, _MAX_CALLS, self._serve)
 
     def __enter__(self) -> Self:
         self._listener.__enter__()
@@ -249,6 +262,7 @@ class ServerSocket(Mailbox):
 
     def _offer(self, connection: socket.socket, wait: float) -> None:
         exchange = self._take_due(wait)
+        # An empty frame: a courier calls again, and needs no connection that is open for hours.
         if exchange is None:
             send_frame(connection, {})
             return

@@ -47,6 +47,7 @@ class StatusFile:
         # Both threads write the same temporary file before it is renamed: one at a time.
         with self._lock:
             self._fields.update(changes)
+            # "written" is the clock of the day, which another process can compare; the rest are differences of time.
             since = self.seconds_since_seen()
             seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
             content = {"written": time.time(), **self._fields, "seconds_since_seen": seen}

@@ -128,14 +128,7 @@ def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: P
 def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
     consortium = Consortium.load(parties / "public")
     older = Consortium.load(shutil.copytree(parties / "public", parties / "older"))
-    seal_public(
-        parties / "public",
-        parties / "requests",
-        parties / "coordinator",
-        "127.0.0.1",
-        consortium.sealed.port,
-        again=True,
-    )
+    seal_public(parties, "127.0.0.1", consortium.sealed.port, again=True)
     newer = Consortium.load(parties / "public")
     with listening(parties, older):
         assert find_bad(parties / "silos" / "silo-1", newer) == ["digest"]
@@ -144,14 +137,7 @@ def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
     for host in ("::1", "localhost"):
-        seal_public(
-            parties / "public",
-            parties / "requests",
-            parties / "coordinator",
-            host,
-            find_free_port(),
-            again=True,
-        )
+        seal_public(parties, host, find_free_port(), again=True)
         consortium = Consortium.load(parties / "public")
         if host == "::1":
             assert consortium.sealed.url == f"https://[::1]:{consortium.sealed.port}"
@@ -161,9 +147,7 @@ def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
                 socket.create_connection((there, consortium.sealed.port), timeout=5).close()
     for wrong in ("[::1]", "fe80::1%eth0", "::1]:8443", "a b"):
         with refused("argument.value"):
-            seal_public(
-                parties / "public", parties / "requests", parties / "coordinator", wrong, 8443, again=True
-            )
+            seal_public(parties, wrong, 8443, again=True)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import compute_digest, format_digest
 from silodp.deploy.records import load_records, save_records
-from silodp.deploy.server import SocketOptions, _lead_to_run, _open_mailbox
+from silodp.deploy.server import _lead_to_run, _open_mailbox
 from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import check_policy, load_identity, open_silo
+from silodp.deploy.sockets import SocketOptions
 from silodp.deploy.status import StatusFile, read_status
 from silodp.errors import SilodpError
 from silodp.wire.files import PRIVATE_FILE, append_durably

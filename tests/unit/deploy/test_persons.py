@@ -49,12 +49,11 @@ class Parties:
         text = TABLES.format(user=user, index=index, more="")
         (self.folder / "config.toml").write_text(text.partition("[method]")[0] + method if method else text)
         config = load_config(self.folder / "config.toml")
-        number = len(list(self.folder.glob("public*")))
-        public = self.folder / f"public{number}"
-        draft_public(config, public, config.read_public_data())
-        return seal_public(
-            public, self.folder / "requests", self.folder / f"coordinator{number}", "127.0.0.1", 1
-        )
+        number = len(list(self.folder.glob("consortium*")))
+        home = self.folder / f"consortium{number}"
+        draft_public(config, home / "public", config.read_public_data())
+        shutil.copytree(self.folder / "requests", home / "requests")
+        return seal_public(home, "127.0.0.1", 1)
 
     def take_part(self, consortium: Consortium) -> None:
         """Accept, and come to the first charge."""

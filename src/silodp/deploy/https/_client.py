@@ -55,7 +55,7 @@ def _read_reply(reply: httpx.Response, max_bytes: int = _protocol.MAX_JSON) -> b
     """Return the body of a reply that is being received.
 
     Raises:
-        _OddReplyError: it is longer, or compressed; the rest was not read.
+        _OddReplyError: It is longer, or compressed; the rest was not read.
     """
     # A few compressed bytes can stand for gigabytes. httpx would expand them before the length could be compared.
     if "Content-Encoding" in reply.headers:
@@ -72,8 +72,8 @@ def _read_short_reply(reply: httpx.Response) -> bytes:
     """Return the body of a reply that is no request of the run.
 
     Raises:
-        _RefusedError: the server refuses the call.
-        _OddReplyError: as `_read_reply`.
+        _RefusedError: The server refuses the call.
+        _OddReplyError: As `_read_reply`.
     """
     body = _read_reply(reply)
     if not reply.is_success:

@@ -1,4 +1,4 @@
-"""Bounds on the connections of a server: whoever reaches its port can open them, before any certificate is shown."""
+"""The sockets of a server, with bounds: a stranger can open connections before any certificate is shown."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BoundedListener(socket.socket):
         """Accept a connection, which the loop's thread calls; close an idle one where too many are open.
 
         Raises:
-            BlockingIOError: there is none now.
+            BlockingIOError: There is none now.
         """
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
@@ -211,3 +211,27 @@ def find_max_connections(silos: int) -> int:
             field="listen",
         )
     return max_open
+
+
+def listen_at(address: tuple[str, int], option: str) -> socket.socket:
+    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
+
+    Args:
+        address: Host, which may be an IPv6 address without brackets, and port.
+        option: The option that gives the address, for the message of an error.
+
+    Raises:
+        SilodpError: The address is taken, or is none of this machine (code deploy.address).
+    """
+    host, port = address
+    takes_both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if takes_both or ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, dualstack_ipv6=takes_both)
+    except OSError as error:
+        raise SilodpError(
+            f"the server cannot listen on {host}:{port} ({error.strerror}): choose another address with "
+            f"--{option}, or stop the program that uses it.",
+            code="deploy.address",
+            field=option,
+        ) from error

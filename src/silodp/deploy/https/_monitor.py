@@ -98,17 +98,19 @@ def _format(
 
 
 def _format_value(value: float | None, is_bound: bool) -> str:
+    # Without a line there would be no such silo or adversary; NaN says that there is no number yet, or none at all.
     if value is None:
         return "NaN"
     if isinstance(value, int):
         return str(value)
-    # A bound is never rounded down.
+    # A bound is never rounded down: it would promise more than was proven.
     return (
         f"{math.ceil(value * 10_000) / 10_000:.4f}" if is_bound and math.isfinite(value) else f"{value:.3f}"
     )
 
 
 def _escape(label: str) -> str:
+    # By the text format of Prometheus; the backslash first, or it would double those of the others.
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -117,7 +119,6 @@ def render_page(state: State) -> str:
     from silodp.report.guarantee_text import WHO  # a silo, which imports this package, renders no page
 
     who = {str(name): told for name, told in WHO.items()}
-    names = [*state.seconds_since_seen]
     silos = [
         {
             "name": name,
@@ -128,7 +129,9 @@ def render_page(state: State) -> str:
         }
         for name, seen in state.seconds_since_seen.items()
     ]
-    others = {name: days for name, days in state.certificate_days.items() if name not in names}
+    others = {
+        name: days for name, days in state.certificate_days.items() if name not in state.seconds_since_seen
+    }
     return _template().render(
         state=state,
         silos=silos,

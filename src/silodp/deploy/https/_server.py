@@ -9,7 +9,6 @@ import io
 import logging
 import math
 import secrets
-import socket
 import ssl
 import threading
 import time
@@ -31,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import silodp
 from silodp.deploy.courier import Reply
 from silodp.deploy.https import _protocol
-from silodp.deploy.https._connections import BoundedListener, find_max_connections
+from silodp.deploy.https._connections import BoundedListener, find_max_connections, listen_at
 from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
 from silodp.deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
 from silodp.errors import CODES, SilodpError
@@ -204,9 +203,8 @@ class HttpsServer(Mailbox):
         name = (await _read_json(request)).get("name", "")
         if name not in self._silos:
             raise HTTPException(403, "deploy.unknown_silo")
-        return JSONResponse(
-            {"challenge": self._make_challenge(name, secrets.token_hex(16), time.monotonic())}
-        )
+        challenge = self._make_challenge(name, secrets.token_hex(16), time.monotonic())
+        return JSONResponse({"challenge": challenge})
 
     def _make_challenge(self, name: str, nonce: str, now: float) -> str:
         """Return a challenge that this process recognizes; nothing is kept for one that is not used."""
@@ -238,17 +236,19 @@ class HttpsServer(Mailbox):
             raise HTTPException(403, "deploy.unknown_silo")
         # The signature is verified before anything that it covers is used.
         version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
+        unsigned: Request | None = None
         try:
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
             key.verify(signature, _protocol.format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
         except (ValueError, InvalidSignature):
-            if version != silodp.__version__:  # it may sign another text
-                raise self._refuse(name, 409, "deploy.version", request) from None
-            raise self._refuse(name, 403, "deploy.key", request) from None
+            answers, unsigned = -1, request
+        # Before a wrong signature is refused: another version may sign another text.
         if version != silodp.__version__:
-            raise self._refuse(name, 409, "deploy.version")
+            raise self._refuse(name, 409, "deploy.version", unsigned)
+        if unsigned is not None:
+            raise self._refuse(name, 403, "deploy.key", unsigned)
         if digest != self._digest:
             raise self._refuse(name, 409, "deploy.digest")
         # Once only: whoever has recorded the call cannot connect with it again.
@@ -379,30 +379,6 @@ class HttpsServer(Mailbox):
         waited = tuple(one.silo for one in self.find_pending())
         answers = {name: self._answers[name] for name in self._silos}
         return State(self.seconds_since_seen(), answers, waited, self.traffic, **self._describe())
-
-
-def listen_at(address: tuple[str, int], option: str) -> socket.socket:
-    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
-
-    Args:
-        address: Host, which may be an IPv6 address without brackets, and port.
-        option: The option that gives the address, for the message of an error.
-
-    Raises:
-        SilodpError: The address is taken, or is none of this machine (code deploy.address).
-    """
-    host, port = address
-    takes_both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if takes_both or ":" in host else socket.AF_INET
-    try:
-        return socket.create_server(address, family=family, dualstack_ipv6=takes_both)
-    except OSError as error:
-        raise SilodpError(
-            f"the server cannot listen on {host}:{port} ({error.strerror}): choose another address with "
-            f"--{option}, or stop the program that uses it.",
-            code="deploy.address",
-            field=option,
-        ) from error
 
 
 def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
