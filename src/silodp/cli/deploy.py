@@ -267,16 +267,19 @@ def _check_code(given: str, code: str) -> None:
     # How people group and capitalize what they hear makes no difference.
     if "".join(filter(str.isalnum, given.lower())) == code.replace(" ", ""):
         return
-    problem = (
-        "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
-        "the coordinator has another folder, so get the folder again."
-    )
     if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
-        problem = (
+        raise _refuse_code(
             "this is the agreement code of an identity profile (letters and hyphens): type the code of the "
             "consortium, eight groups of digits and the letters a to f."
         )
-    raise SilodpError(problem, code="deploy.digest", field="code")
+    raise _refuse_code(
+        "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
+        "the coordinator has another folder, so get the folder again."
+    )
+
+
+def _refuse_code(problem: str) -> SilodpError:
+    return SilodpError(problem, code="deploy.digest", field="code")
 
 
 def _find_file(folder: Path, field: str, name: str) -> str:
@@ -394,7 +397,7 @@ def status(
 ) -> None:
     """Show at the server or a silo who is connected, how far the run is, ε so far, and the last problem."""
     from silodp.accounting.guarantee import format_epsilon
-    from silodp.deploy.status import STATUS, read_status
+    from silodp.deploy.status import STATUS, describe_seen, read_status
 
     path = folder / STATUS
     require(
@@ -415,9 +418,7 @@ def status(
     lines = [f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}"]
     for name, seen in found["seconds_since_seen"].items():
         # The file says how long ago it was when the file was written.
-        lines.append(
-            f"  {name}: {'not connected yet' if seen is None else f'last seen {seen + since:.0f} s ago'}"
-        )
+        lines.append(f"  {name}: {describe_seen(None if seen is None else seen + since)}")
     if found["error"]:
         lines.append(f"last error: {found['error']}")
     is_running = since < _MAX_STATUS_SECONDS

@@ -87,10 +87,9 @@ class Authority:
             if private.public_key() != public:
                 raise ValueError("they do not belong together")
         except (OSError, ValueError, TypeError) as error:
-            raise SilodpError(
+            raise _refuse(
                 f"the authority in {certificate} and {key} cannot be used ({error}): restore both files, or draft a "
                 "new consortium.",
-                code="deploy.certificate",
             ) from None
         return found
 
@@ -187,12 +186,15 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
         context.load_verify_locations(authority)
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise SilodpError(
+        raise _refuse(
             f"certificate {certificate}, key {key} and authority {authority} cannot be used together "
             f"({error.strerror or error}): take the certificate that was signed for this key.",
-            code="deploy.certificate",
         ) from error
     return context
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(problem, code="deploy.certificate")
 
 
 def load_context(public: Path, party: str, home: Path) -> ssl.SSLContext:
@@ -223,9 +225,8 @@ def read_expiries(public: Path) -> dict[str, datetime]:
             for name, path in paths.items()
         }
     except (OSError, ValueError) as error:
-        raise SilodpError(
+        raise _refuse(
             f"a certificate in {public} cannot be read ({error}): get the public folder again from the coordinator.",
-            code="deploy.certificate",
         ) from None
 
 
@@ -242,25 +243,12 @@ class ExpiryWatch:
 
     def __init__(self, public: Path, party: str) -> None:
         self._expiries, self._party = read_expiries(public), party
-        self._warned: datetime | None = None
+        self._warned = datetime.min.replace(tzinfo=UTC)
 
     def count_days(self) -> dict[str, float]:
         """Return the days until each certificate ends, by party and for the authority; negative after that."""
         now = datetime.now(UTC)
         return {name: (end - now) / timedelta(days=1) for name, end in self._expiries.items()}
-
-    def describe(self) -> str | None:
-        """Return a sentence about certificates that end soon, with what to do; None where none does."""
-        soon = sorted((left, name) for name, left in self.count_days().items() if left < WARN_DAYS)
-        if not soon:
-            return None
-        told = ", ".join(
-            f"'{name}' {f'in {left:.0f} days' if left > 0 else 'already'}" for left, name in soon
-        )
-        return (
-            f"certificates end, of {told}: after this run the coordinator runs 'silodp deploy seal --again', and every "
-            "party accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)"
-        )
 
     def check(self) -> None:
         """Refuse to start with a certificate that lets nobody connect, and warn of others.
@@ -272,22 +260,25 @@ class ExpiryWatch:
         days = self.count_days()
         ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
         if ended:
-            raise SilodpError(
+            raise _refuse(
                 f"the certificate of {' and of '.join(ended)} has ended, by the clock here: the coordinator runs "
                 "'silodp deploy seal --again', and every party accepts the new public folder "
                 "(docs/guides/next-run.md); or set the clock right.",
-                code="deploy.certificate",
             )
         self.warn()
 
     def warn(self) -> None:
-        """Log a warning about certificates that end soon, once a day."""
+        """Log a warning about certificates that end soon, with what to do; once a day."""
         now = datetime.now(UTC)
-        if self._warned is not None and now - self._warned < timedelta(days=1):
+        soon = sorted((left, name) for name, left in self.count_days().items() if left < WARN_DAYS)
+        if not soon or now - self._warned < timedelta(days=1):
             return
-        if (told := self.describe()) is not None:
-            self._warned = now
-            _log.warning("%s", told)
+        self._warned = now
+        _log.warning(
+            "certificates end, of %s: after this run the coordinator runs 'silodp deploy seal --again', and every "
+            "party accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)",
+            ", ".join(f"'{name}' {f'in {left:.0f} days' if left > 0 else 'already'}" for left, name in soon),
+        )
 
 
 def _builder(

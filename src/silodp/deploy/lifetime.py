@@ -18,7 +18,7 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.deploy import AUDIT, POLICY
+from silodp.deploy import AUDIT, LEDGERS, POLICY, STORE
 from silodp.deploy.history import open_ledgers
 from silodp.deploy.limits import find_max_charges, read_audit
 from silodp.deploy.policy import Policy
@@ -143,10 +143,10 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy, or there is no policy.
     """
-    if not (folder / "ledgers").exists():
+    if not (folder / LEDGERS).exists():
         return None
     policy = Policy.load(folder / POLICY)
-    unit = DirectoryStore(folder / "store").get("unit")
+    unit = DirectoryStore(folder / STORE).get("unit")
     with _open_copies(folder, entries) as ledgers:
         lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         return {
@@ -161,13 +161,13 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
 @contextmanager
 def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
     """Open copies of a silo's ledgers, by run: a running silo holds the locks of the ledgers themselves."""
-    if not (folder / "ledgers").exists():
+    if not (folder / LEDGERS).exists():
         yield {}
         return
     # Copies have no store beside them: only the audit log can say that a ledger is older than what left the silo.
     with TemporaryDirectory() as name:
-        copies = Path(name) / "ledgers"
-        copytree(folder / "ledgers", copies)
+        copies = Path(name) / LEDGERS
+        copytree(folder / LEDGERS, copies)
         ledgers = open_ledgers(copies, MemoryStore(), find_max_charges(entries))
         try:
             yield ledgers

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from silodp.aggregators.evaluation import name_evaluation
+from silodp.deploy import AUDIT, LEDGERS, STORE
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
@@ -54,11 +55,11 @@ class SiloLimits:
     """Counts what a silo keeps, and refuses a request that would lead beyond its policy.
 
     Args:
+        folder: Folder of the silo. Its store, ledgers and audit log count as its disk; lines of the audit log that a
+            crash cut off count as answers of no run.
         name: Name of the silo.
         policy: Policy of the silo.
         store: Durable store of all runs.
-        files: Folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
-        audit: Path of the audit log. Lines that a crash cut off count as answers of no run.
         max_bytes: Bytes of the longest message of the run without its signature.
 
     Attributes:
@@ -66,13 +67,11 @@ class SiloLimits:
         charges: By run, the largest number of charges that the audit log listed when it was opened.
     """
 
-    def __init__(
-        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, max_bytes: int
-    ) -> None:
-        self._name, self._policy, self._store, self._files = name, policy, store, files
+    def __init__(self, folder: Path, name: str, policy: Policy, store: Store, max_bytes: int) -> None:
+        self._folder, self._name, self._policy, self._store = folder, name, policy, store
         self._max_bytes = max_bytes
         # By the audit log and not by the store, whose entries of past rounds are dropped.
-        entries, cut_off = read_audit(audit)
+        entries, cut_off = read_audit(folder / AUDIT)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
         self.charges = find_max_charges(entries)
@@ -160,9 +159,10 @@ class SiloLimits:
         if runs:
             # Keys of the store are names of files, percent-encoded (`wire/store.py:DirectoryStore`).
             begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
-            found = [path for path in self._files[0].iterdir() if path.name.startswith(begin)]
+            found = [path for path in (self._folder / STORE).iterdir() if path.name.startswith(begin)]
         else:
-            found = [path for top in self._files for path in (top.iterdir() if top.is_dir() else (top,))]
+            found = [path for name in (STORE, LEDGERS) for path in (self._folder / name).iterdir()]
+            found.append(self._folder / AUDIT)
         return sum(
             path.stat().st_size
             for path in found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from silodp.deploy.courier import Reply
+from silodp.deploy.status import describe_seen
 from silodp.errors import CODES, DISK_FULL, SilodpError
 from silodp.wire.transport import DeliveryFailure, Endpoint, Traffic, split_outcomes
 
@@ -96,16 +97,15 @@ class Mailbox:
         timeout = self._answer_timeout if timeout is None else timeout
         # Random names: a courier cannot guess the exchange of another silo, and a late reply finds no later exchange.
         asked = [Exchange(secrets.token_hex(16), name, data) for name, data in requests.items()]
+
+        def list_silent() -> list[str]:
+            return [one.silo for one in asked if one.outcome is None]
+
         with self._changed:
             self._exchanges.update({one.id: one for one in asked})
             self._announce(requests)
             try:
-                self._wait_for(
-                    lambda: [one.silo for one in asked if one.outcome is None],
-                    timeout,
-                    "the answers of ",
-                    REMINDER_SECONDS,
-                )
+                self._wait_for(list_silent, timeout, "the answers of ", REMINDER_SECONDS)
             finally:
                 # A reply that comes later finds no exchange, and is not used.
                 for one in asked:
@@ -205,12 +205,7 @@ class Mailbox:
         while (missing := list_missing()) and (now := time.monotonic()) < started + timeout:
             if now >= reminder:
                 since = self.seconds_since_seen()
-                told = [
-                    f"{name} (not connected yet)"
-                    if since[name] is None
-                    else f"{name} (last seen {since[name]:.0f} s ago)"
-                    for name in missing
-                ]
+                told = [f"{name} ({describe_seen(since[name])})" for name in missing]
                 _log.info("waiting for %s%s", what, ", ".join(told))
                 reminder = now + REMINDER_SECONDS
             # `mark_seen` and `deliver` wake this thread; else it wakes for the next line of the log or the end.

@@ -19,7 +19,7 @@ from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy import POLICY
 from silodp.deploy.agreement import JOIN_BYTES
-from silodp.errors import SilodpError, require
+from silodp.errors import SilodpError
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
@@ -114,67 +114,53 @@ class Policy(BaseModel):
                 code="policy.digest",
                 field="accepted",
             )
-
-        def allow(holds: object, field: str, problem: str) -> None:
-            require(holds, problem, code="policy.not_allowed", field=field)
-
-        for field, name, allowed in (
-            ("methods", spec.method.name, self.methods),
-            ("aggregators", spec.aggregator.name, self.aggregators),
-            ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
-        ):
-            allow(
-                not allowed or name in allowed,
-                field,
-                f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not take part.",
-            )
+        across = "none" if spec.evaluation is None else spec.evaluation.across
         for field, verb, used, listed in (
+            ("methods", "uses", [spec.method.name], self.methods),
+            ("aggregators", "uses", [spec.aggregator.name], self.aggregators),
+            ("evaluation", "uses", [across], self.evaluation),
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):
-            # An empty list allows what the accepted description names, and so leaves nothing over.
-            extra = sorted(set(used) - set(listed or used))
-            allow(
-                not extra,
-                field,
-                f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or do "
-                "not take part.",
-            )
+            # An empty list allows whatever the accepted folder names, and so leaves nothing over.
+            if extra := sorted(set(used) - set(listed or used)):
+                names = ", ".join(f"'{name}'" for name in extra)
+                raise _refuse(
+                    field, f"the run {verb} {names}, which the policy does not list in {field}: add it there"
+                )
         # An aggregator that weights privately computes on encrypted counts.
-        asks_for_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
-        allow(
-            self.allow_counts or not asks_for_counts,
-            "allow_counts",
-            f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of every "
-            "person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
-            "--allow-counts), or do not take part.",
-        )
-        allow(
-            spec.separate or not self.require_separate,
-            "require_separate",
-            "the run does not compute every person alone (separate = true), and the policy requires it, so that its ε "
-            "holds for models that a server chooses for an attack: set require_separate = false to trust the server "
-            "there, or do not take part.",
-        )
-        allow(
-            spec.min_silos >= self.min_silos,
-            "min_silos",
-            f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: lower "
-            "min_silos, or do not take part.",
-        )
-        longest = find_max_bytes(spec)
-        allow(
-            longest <= self.max_message_bytes,
-            "max_message_bytes",
-            f"messages of the run have up to {longest:,} bytes, and the policy allows {self.max_message_bytes:,}: "
-            "raise max_message_bytes, or do not take part.",
-        )
-        allow(
-            spec.is_secret or self.allow_seed,
-            "allow_seed",
-            "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
-            "(allow_seed = true is for tests with made-up records).",
-        )
+        if spec.method.needs_counts and not (spec.aggregator.weights_privately or self.allow_counts):
+            raise _refuse(
+                "allow_counts",
+                f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
+                "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
+                "--allow-counts)",
+            )
+        if self.require_separate and not spec.separate:
+            raise _refuse(
+                "require_separate",
+                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
+                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
+                "server there",
+            )
+        if spec.min_silos < self.min_silos:
+            raise _refuse(
+                "min_silos",
+                f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
+                "lower min_silos",
+            )
+        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
+            raise _refuse(
+                "max_message_bytes",
+                f"messages of the run have up to {longest:,} bytes, and the policy allows "
+                f"{self.max_message_bytes:,}: raise max_message_bytes",
+            )
+        if not (spec.is_secret or self.allow_seed):
+            raise _refuse(
+                "allow_seed",
+                "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
+                "(allow_seed = true is for tests with made-up records)",
+            )
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -200,6 +186,10 @@ class Policy(BaseModel):
     def to_toml(self) -> str:
         """Return the content of policy.toml."""
         return _HEADER + tomli_w.dumps(self.model_dump())
+
+
+def _refuse(field: str, problem: str) -> SilodpError:
+    return SilodpError(f"{problem}, or do not take part.", code="policy.not_allowed", field=field)
 
 
 def accept_digest(folder: Path, digest: str) -> None:

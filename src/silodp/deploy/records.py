@@ -64,8 +64,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
-    if (problem := _find_mismatch(path, data, public)) is not None:
-        raise SilodpError(problem, code="deploy.data")
+    _check_kind(path, data, public)
     _check_method(data, public, consortium.stated_spec)
     return data
 
@@ -93,26 +92,27 @@ def _read_arrays(path: Path, name: str, public: PublicData) -> SiloData:
         ) from None
 
 
-def _find_mismatch(path: Path, data: SiloData, public: PublicData) -> str | None:
-    """Return a sentence about records that are not of the kind that the consortium agreed on; None if all are."""
+def _check_kind(path: Path, data: SiloData, public: PublicData) -> None:
+    """Refuse records that are not of the kind that the consortium agreed on."""
     for one in (data, data.held_out):
         if (fault := find_fault(one.x, public.record_shape, public.inputs)) is not None:
-            return (
-                f"the records in {path} are not what the consortium agreed on, {fault}: prepare them as the "
-                "description of the data says."
+            raise _refuse(f"the records in {path} are not what the consortium agreed on, {fault}")
+        if not _has_label(one, public):
+            raise _refuse(
+                f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, "
+                "which the consortium agreed on"
             )
-    if not all(_has_label(one, public) for one in (data, data.held_out)):
-        return (
-            f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
-            "the consortium agreed on: prepare them as the description of the data says."
-        )
     # A number beyond U would be a person whom no weight and no noise was calibrated for.
     users = public.users or 0
     if len(data) and not 0 <= data.user.min() <= data.user.max() < users:
-        return (
-            f"{path} has a user number outside 0 to {users - 1}: use the index that the consortium agreed on."
+        raise SilodpError(
+            f"{path} has a user number outside 0 to {users - 1}: use the index that the consortium agreed on.",
+            code="deploy.data",
         )
-    return None
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(f"{problem}: prepare them as the description of the data says.", code="deploy.data")
 
 
 def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
@@ -160,18 +160,14 @@ def check_index(resolved: ResolvedRun, spec: RunSpec) -> Schema:
     """
     schema = resolved.table_schema
     if schema is None or (schema.users is None and schema.identity is None):
-        raise SilodpError(
+        raise _refuse_numbering(
             "the configuration has no schema that says who is the same person: set data.schema.users to a public list "
             "of users, or data.schema.identity to an identity profile.",
-            code="deploy.no_index",
-            field="data.schema.users",
         )
     if schema.users is None and spec.data.user_budgets is not None:
-        raise SilodpError(
+        raise _refuse_numbering(
             "with an identity profile there is no public list of persons, and personal budgets are public by such a "
             "list: set data.schema.users to a public list of users, or use one budget.",
-            code="deploy.no_index",
-            field="data.schema.users",
         )
     return schema
 
@@ -182,14 +178,17 @@ def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, i
     if profile is None or not spec.needs_common_index:
         return None
     if path is None:
-        raise SilodpError(
+        raise _refuse_numbering(
             "weights that depend on records need one numbering of persons for all silos, and the run has an identity "
             "profile, so there is no public list: get a file with the columns id and position from a trust center, and "
             "name it: silodp deploy accept --index FILE.",
-            code="deploy.no_index",
-            field="index",
+            "index",
         )
     return read_person_index(path, profile)
+
+
+def _refuse_numbering(problem: str, field: str = "data.schema.users") -> SilodpError:
+    return SilodpError(problem, code="deploy.no_index", field=field)
 
 
 def save_records(path: Path, data: SiloData) -> None:

@@ -218,11 +218,10 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     """
     names, found = (SERVER, *silos), _read_requests(earlier / REQUESTS)
     if SERVER not in found:
-        raise SilodpError(
+        raise _refuse_request(
             f"{earlier / REQUESTS} has no request of the server: give the folder of an earlier consortium, with "
             "requests/.",
-            code="deploy.request",
-            field="after",
+            "after",
         )
     (later / REQUESTS).mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -271,19 +270,17 @@ def seal_public(
     found = _read_requests(requests)
     if set(found) != set(names):
         missing, unknown = sorted(set(names) - set(found)), sorted(set(found) - set(names))
-        raise SilodpError(
+        raise _refuse_request(
             f"{requests} should hold one request for each of {', '.join(names)}"
             + (f"; missing: {', '.join(missing)}" if missing else "")
             + (f"; not expected: {', '.join(unknown)}" if unknown else "")
             + ".",
-            code="deploy.request",
         )
     # One key for two parties would let one of them answer for both.
     keys = {name: bytes.fromhex(found[name]["identity"]) for name in names}
     if len(set(keys.values())) < len(keys):
-        raise SilodpError(
+        raise _refuse_request(
             f"two requests in {requests} have the same key: every party makes its own with 'silodp deploy keys'.",
-            code="deploy.request",
         )
     make_private_folder(private)
     authority = _get_authority(public / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
@@ -328,12 +325,15 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
         except (OSError, *UNSOUND):
-            raise SilodpError(
+            raise _refuse_request(
                 f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",
-                code="deploy.request",
             ) from None
         found[request["name"]] = request
     return found
+
+
+def _refuse_request(problem: str, field: str | None = None) -> SilodpError:
+    return SilodpError(problem, code="deploy.request", field=field)
 
 
 def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port: int) -> Consortium:

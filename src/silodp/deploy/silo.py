@@ -33,7 +33,7 @@ from silodp.aggregators.evaluation import find_run
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
-from silodp.deploy import AUDIT, IDENTITY, LOCK, POLICY
+from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
@@ -41,7 +41,7 @@ from silodp.deploy.lifetime import LifetimeLedger
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.lock import hold_lock
@@ -87,13 +87,13 @@ class SiloService:
         # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
         import torch._dynamo  # noqa: F401
 
-        check_policy(policy, consortium)
+        check_participation(folder, consortium, policy)
         self.name, self._folder = name, folder
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
-        self._store = DirectoryStore(folder / "store")
+        self._store = DirectoryStore(folder / STORE)
         # ε of a person and ε of a record cannot be added up: the first run decides for the folder.
         if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
@@ -106,18 +106,14 @@ class SiloService:
         self._script = self._spec.aggregator.script(self._spec, name)
         self.max_bytes = find_max_bytes(self._spec, name)
         self._digest = consortium.digest
-        audit = folder / AUDIT
-        files = (folder / "store", folder / "ledgers", audit)
-        self._limits = SiloLimits(name, policy, self._store, files, audit, self.max_bytes)
+        self._limits = SiloLimits(folder, name, policy, self._store, self.max_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._max_runs = policy.most_runs
-        ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
+        ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
         self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
-        if self._persons is not None:
-            check_persons(self._store, folder, self._persons, policy.persons)
 
     @property
     def answers(self) -> int:
@@ -176,7 +172,7 @@ class SiloService:
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
                 self._forget_uncharged_runs()
-                path = self._folder / "ledgers" / f"{run}.jsonl"
+                path = self._folder / LEDGERS / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise self._refuse(f"took part in run {run} with other settings")
@@ -200,8 +196,10 @@ class SiloService:
         """Check that a request may begin a new run, before anything is stored for it."""
         first = self._script.setup[0]
         if request.kind != first.name or request.run != find_run(request.run):
-            problem = f"was asked '{request.kind}' in a run that it does not know: it expects '{first.name}'"
-            raise self._refuse(problem, "gate.order")
+            raise self._refuse(
+                f"was asked '{request.kind}' in a run that it does not know: it expects '{first.name}'",
+                "gate.order",
+            )
         first.request.check(request, f"the server of silo '{self.name}'")
         # Its keys and random streams are gone: begun anew, it would give other answers to the same requests.
         if self._limits.answers[request.run]:
@@ -223,7 +221,7 @@ class SiloService:
             self._limits.forget(run)
             self.lifetime.runs.pop(run).close()
             # The ledger is deleted last: entries in the store without a ledger are refused as ledger.missing.
-            (self._folder / "ledgers" / f"{run}.jsonl").unlink()
+            (self._folder / LEDGERS / f"{run}.jsonl").unlink()
             _log.info("forgot run %s, which was begun and never charged", run)
 
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
@@ -250,8 +248,9 @@ class SiloService:
         """
         if self.lifetime.charged_runs >= self._max_runs:
             runs = pluralize(self.lifetime.charged_runs, "run")
-            problem = f"was charged in {runs}; its policy allows {self._max_runs} (most_runs)"
-            raise self._refuse(problem, field="most_runs")
+            raise self._refuse(
+                f"was charged in {runs}; its policy allows {self._max_runs} (most_runs)", field="most_runs"
+            )
 
     def _refuse(self, problem: str, code: str = "gate.run", field: str | None = None) -> SilodpError:
         return SilodpError(f"silo '{self.name}' {problem}; nothing was sent.", code=code, field=field)
@@ -325,8 +324,8 @@ def check_participation(folder: Path, consortium: Consortium, policy: Policy) ->
         SilodpError: As `check_policy` and `check_persons`.
     """
     check_policy(policy, consortium)
-    if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
-        check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
+    if consortium.stated_spec.method.unit == "user" and (folder / STORE).exists():
+        check_persons(DirectoryStore(folder / STORE), folder, PersonKey.of(consortium), policy.persons)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:
@@ -337,14 +336,14 @@ def find_name(folder: Path, consortium: Consortium) -> str:
     """
     # By the key and not by a name that somebody typed: the key decides whose messages these are.
     public = load_identity(folder, "").public
-    for name, key in consortium.sealed.silos.items():
-        if key == public:
-            return name
-    raise SilodpError(
+    names = {key: name for name, key in consortium.sealed.silos.items()}
+    require(
+        public in names,
         f"the roster does not list the key in {folder / IDENTITY}: use the silo's one folder, which has its ledgers, "
         "and send the request in it to the coordinator.",
         code="deploy.key",
     )
+    return names[public]
 
 
 def load_identity(folder: Path, name: str) -> Identity:

@@ -146,16 +146,18 @@ def _give_to_group(path: Path, group: str) -> None:
     try:
         shutil.chown(path, group=group)
     except (LookupError, PermissionError) as error:
-        problem = "this machine has no such group"
-        if isinstance(error, PermissionError):
-            problem = (
-                f"this user may not give the socket {path} to the group ({error.strerror}): make the user a member of "
-                "it, and log in again"
-            )
-        raise SilodpError(
-            f"socket_group = '{group}': {problem}.", code="argument.value", field="socket_group"
+        if isinstance(error, LookupError):
+            raise _refuse_group(group, "this machine has no such group") from None
+        raise _refuse_group(
+            group,
+            f"this user may not give the socket {path} to the group ({error.strerror}): make the user a member of it, "
+            "and log in again",
         ) from error
     path.chmod(0o660)
+
+
+def _refuse_group(group: str, problem: str) -> SilodpError:
+    return SilodpError(f"socket_group = '{group}': {problem}.", code="argument.value", field="socket_group")
 
 
 # --- a silo's end ---

@@ -93,6 +93,11 @@ class _Status(BaseModel, strict=True):
     answers: dict[str, int] = {}
 
 
+def describe_seen(seconds: float | None) -> str:
+    """Return when a silo was last seen, in words; None is a silo that was not seen yet."""
+    return "not connected yet" if seconds is None else f"last seen {seconds:.0f} s ago"
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """Read status.json.
 
@@ -106,8 +111,10 @@ def read_status(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
-    message = f"{path} is damaged: delete it if no silo's machine was restored from a backup."
-    with refuse_unsound(message, code="checkpoint.damaged"):
+    with refuse_unsound(
+        f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
+        code="checkpoint.damaged",
+    ):
         found: dict[str, Any] = parse_json(path.read_bytes())
         _Status.model_validate(found)
     return found

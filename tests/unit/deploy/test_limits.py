@@ -241,7 +241,7 @@ def test_how_far_a_run_is_goes_last_when_it_is_forgotten(tmp_path: Path) -> None
 
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
     watched = Watched(tmp_path / "store")
-    SiloLimits("north", policy, watched, (tmp_path,), tmp_path / "audit.jsonl", 10).forget(run)
+    SiloLimits(tmp_path, "north", policy, watched, 10).forget(run)
     assert len(left) == 2 * len(keys)
     assert set(store.names()) == {f"{'b' * 32}/{key}" for key in keys}
     for names in left:
@@ -420,7 +420,7 @@ def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> No
     audit = tmp_path / "audit.jsonl"
     audit.write_text('{"run": "a"}\n{"run": "a"}\n{"ru\n[]\n')
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
-    limits = SiloLimits("north", policy, MemoryStore(), (tmp_path, audit), audit, 10)
+    limits = SiloLimits(tmp_path, "north", policy, MemoryStore(), 10)
     assert limits.answers == {"a": 2, "": 2}
 
 

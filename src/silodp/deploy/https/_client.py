@@ -57,7 +57,7 @@ def _read_reply(reply: httpx.Response, max_bytes: int = _protocol.MAX_JSON) -> b
     Raises:
         _OddReplyError: It is longer, or compressed; the rest was not read.
     """
-    # A few compressed bytes can stand for gigabytes. httpx would expand them before the length could be compared.
+    # `iter_raw` expands nothing, or a few bytes could become gigabytes: what is compressed is refused, not misread.
     if "Content-Encoding" in reply.headers:
         raise _OddReplyError("the reply is compressed, and not that of a silodp server")
     body = io.BytesIO()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import silodp
 from silodp.accounting.guarantee import format_epsilon
+from silodp.deploy.status import describe_seen
 from silodp.wire.transport import Traffic
 
 if TYPE_CHECKING:
@@ -158,9 +159,8 @@ def _describe_run(state: State) -> str:
 
 def _describe_silo(seen: float | None, is_awaited: bool) -> str:
     """Return what is known of a silo, in words."""
-    if seen is None:
-        return "not connected yet"
-    return f"last seen {seen:.0f} s ago" + (", its answer is awaited" if is_awaited else "")
+    is_told = is_awaited and seen is not None
+    return describe_seen(seen) + (", its answer is awaited" if is_told else "")
 
 
 @cache
