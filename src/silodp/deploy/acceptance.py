@@ -61,8 +61,9 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
             "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
         },
         "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
-        "server": {"address": roster.address, "key": format_key(roster.server)},
-        "silos": {name: format_key(key) for name, key in roster.silos.items()},
+        # The first 64 bits of a key: enough for people to compare, as the digest covers the whole keys.
+        "server": {"address": roster.address, "key": format_digest(roster.server.hex(), 16)},
+        "silos": {name: format_digest(key.hex(), 16) for name, key in roster.silos.items()},
         "visibility": [asdict(one) for one in spec.aggregator.visibility],
         "secret": spec.is_secret,
         "for_tests": roster.for_tests,
@@ -89,11 +90,6 @@ def describe_settings(part: Any) -> dict[str, str]:
             text = f"{value:g}" if isinstance(value, float) else str(value)
         found[field.name.replace("_", " ")] = text
     return found
-
-
-def format_key(key: bytes) -> str:
-    """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
-    return format_digest(key.hex(), 16)
 
 
 def accept(

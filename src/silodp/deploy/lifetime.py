@@ -108,6 +108,8 @@ def compute_lifetime_cost(
 ) -> dict[Adversary, float]:
     """Return ε of all runs of a silo after all T rounds of a new run in which no round has a further release.
 
+    Source: docs/privacy.md, section 3.
+
     Args:
         spec: Specification of the run; its evaluations are included.
         silo: Name of the silo.

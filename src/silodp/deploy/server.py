@@ -22,7 +22,6 @@ from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import ExpiryWatch, load_context
 from silodp.deploy.consortium import CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
-from silodp.deploy.mailbox import Mailbox
 from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import load_identity
 from silodp.deploy.sockets import ServerSocket, SocketOptions
@@ -56,7 +55,7 @@ class RemoteParties:
         transport: The courier that reaches the silos.
         identity: The server's long-term key.
         connect: Waits until the silos can be asked. It is called when the run holds the lock of its directory.
-        is_simulation: False.
+        is_simulation: False: the records lie in other processes.
     """
 
     is_simulation: ClassVar[bool] = False
@@ -94,29 +93,24 @@ class RemoteParties:
         return {}
 
 
-@contextmanager
-def _open_mailbox(
+def _make_mailbox(
     folder: Path,
     consortium: Consortium,
-    identity: Identity,
     way: tuple[str, int] | SocketOptions | None,
     answer_timeout: float,
     monitor: tuple[str, int] | None = None,
     describe: Callable[[], Mapping[str, Any]] = dict,
-) -> Iterator[tuple[HttpsServer | AgreedTransport, Mailbox]]:
-    """Listen for silos or couriers; yield the transport of the run, and the mailbox beneath it."""
+) -> HttpsServer | ServerSocket:
+    """Return the mailbox of the run, which listens for silos or couriers while it is entered."""
     roster = consortium.sealed
     max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
     # What an earlier process has counted: a silo that knows of fewer answers has been set back.
     known = read_status(folder / STATUS).get("answers", {})
     if isinstance(way, SocketOptions):
-        with ServerSocket(
+        return ServerSocket(
             way, roster.silos, answer_timeout=answer_timeout, max_bytes=max_bytes, answers=known
-        ) as mailbox:
-            digest = consortium.digest
-            yield AgreedTransport(mailbox, identity, roster.silos, digest, answer_timeout), mailbox
-        return
-    with HttpsServer(
+        )
+    return HttpsServer(
         way or ("", roster.port),
         load_context(consortium.folder, SERVER, folder),
         roster.silos,
@@ -126,8 +120,7 @@ def _open_mailbox(
         answers=known,
         monitor=monitor,
         describe=describe,
-    ) as https:
-        yield https, https
+    )
 
 
 def _read_progress(directory: Path) -> dict[str, Any]:
@@ -225,12 +218,17 @@ def serve(
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
-        _open_mailbox(folder, consortium, identity, listen, answer_timeout, monitor, describe) as opened,
+        _make_mailbox(folder, consortium, listen, answer_timeout, monitor, describe) as mailbox,
     ):
-        transport, mailbox = opened
         _lead_to_run(folder, directory, spec.digest)
         shown.update(error=read_status(folder / STATUS).get("error"))
         status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
+        # A courier at a socket says nothing about the public folder that a silo has.
+        transport = (
+            mailbox
+            if isinstance(mailbox, HttpsServer)
+            else AgreedTransport(mailbox, identity, roster.silos, consortium.digest, answer_timeout)
+        )
         transport.on_change = status.try_write
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         # Then no silo is asked: the run only writes its report again.

@@ -67,7 +67,10 @@ class State:
 
 
 def format_metrics(state: State) -> str:
-    """Return the metrics in the text format of Prometheus."""
+    """Return the metrics in the text format of Prometheus.
+
+    Source: "Exposition formats" of the documentation of Prometheus, text-based format, version 0.0.4.
+    """
     return "".join(
         line + "\n"
         for lines in (

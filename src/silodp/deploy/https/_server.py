@@ -331,12 +331,8 @@ class HttpsServer(Mailbox):
     async def _answer(self, request: Request) -> Response:
         connection = self._find_connection(request)
         exchange, token = self._find_exchange(connection), connection.token
-        over = Response(status_code=_protocol.OVER)
-        if (
-            exchange is None
-            or exchange.id != request.path_params["exchange"]
-            or connection.reading is not None
-        ):
+        over, asked = Response(status_code=_protocol.OVER), request.path_params["exchange"]
+        if exchange is None or exchange.id != asked or connection.reading is not None:
             return over
         # A task of its own, so that `_connect` can cancel it when the silo comes back on another connection.
         reading = connection.reading = asyncio.create_task(_read_body(request, self._max_bytes))
