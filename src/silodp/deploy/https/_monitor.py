@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -71,34 +71,28 @@ def format_metrics(state: State) -> str:
 
     Source: "Exposition formats" of the documentation of Prometheus, text-based format, version 0.0.4.
     """
-    return "".join(
-        line + "\n"
-        for lines in (
-            _format("bytes_total", "counter", "Bytes of messages to silos (down) and from them (up).", "direction",
-                    {"down": state.traffic.down, "up": state.traffic.up}),
-            _format("answers_total", "counter", "Answers that have left a silo, at least.", "silo", state.answers),
-            _format("seconds_since_silo_was_seen", "gauge", "Seconds since the last call of a silo; NaN before its "
-                    "first.", "silo", state.seconds_since_seen),
-            _format("rounds_done", "gauge", "Rounds done.", None, {"": state.round}),
-            _format("rounds", "gauge", "Rounds of the run.", None, {"": state.rounds}),
-            _format("epsilon", "gauge", "Privacy loss of all that was released, an upper bound; NaN: no guarantee.",
-                    "adversary", state.epsilon),
-            _format("certificate_days_left", "gauge", "Days until a certificate ends.", "party",
-                    state.certificate_days),
-        )
-        for line in lines
-    )  # fmt: skip
+    traffic = {"down": state.traffic.down, "up": state.traffic.up}
+    return "".join((
+        _format("bytes_total", "counter", "Bytes of messages to silos (down) and from them (up).", "direction",
+                traffic),
+        _format("answers_total", "counter", "Answers that have left a silo, at least.", "silo", state.answers),
+        _format("seconds_since_silo_was_seen", "gauge", "Seconds since the last call of a silo; NaN before its first.",
+                "silo", state.seconds_since_seen),
+        _format("rounds_done", "gauge", "Rounds done.", None, {"": state.round}),
+        _format("rounds", "gauge", "Rounds of the run.", None, {"": state.rounds}),
+        _format("epsilon", "gauge", "Privacy loss of all that was released, an upper bound; NaN: no guarantee.",
+                "adversary", state.epsilon),
+        _format("certificate_days_left", "gauge", "Days until a certificate ends.", "party", state.certificate_days),
+    ))  # fmt: skip
 
 
-def _format(
-    name: str, kind: str, about: str, label: str | None, values: Mapping[str, float | None]
-) -> Iterator[str]:
-    """Yield the lines of one metric."""
-    yield f"# HELP silodp_{name} {about}"
-    yield f"# TYPE silodp_{name} {kind}"
+def _format(name: str, kind: str, about: str, label: str | None, values: Mapping[str, float | None]) -> str:
+    """Return the lines of one metric."""
+    text = f"# HELP silodp_{name} {about}\n# TYPE silodp_{name} {kind}\n"
     for key, value in values.items():
         labels = "" if label is None else f'{{{label}="{_escape(key)}"}}'
-        yield f"silodp_{name}{labels} {_format_value(value, name == 'epsilon')}"
+        text += f"silodp_{name}{labels} {_format_value(value, name == 'epsilon')}\n"
+    return text
 
 
 def _format_value(value: float | None, is_bound: bool) -> str:
