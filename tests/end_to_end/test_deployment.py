@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from silodp.accounting.ledger import reopen_ledger
-from silodp.cli.deploy import FIXED_RUNS
+from silodp.cli.parties import FIXED_RUNS
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import open_silo

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from silodp.config.resolve import load_config
+from silodp.deploy.acceptance import accept
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import accept_digest
-from silodp.deploy.setup import accept, draft_public, make_keys, make_local, seal_public
+from silodp.deploy.setup import draft_public, make_keys, make_local, seal_public
 from support.ports import find_free_port
 
 COMMAND = (sys.executable, "-m", "silodp.cli.main")
@@ -136,10 +137,7 @@ def agree_on_tables(
     requests.mkdir()
     for name in ("server", *tables):
         shutil.copy(make_keys(processes.home(name), name), requests)
-    coordinator = folder / "coordinator"
-    consortium = seal_public(
-        folder / "public", requests, coordinator, "127.0.0.1", find_free_port(), for_tests=True
-    )
+    consortium = seal_public(folder, "127.0.0.1", find_free_port(), for_tests=True)
     accept_digest(processes.home("server"), consortium.digest)
     for name, table in tables.items():
         accept(
