@@ -194,7 +194,7 @@ _STORED_NAMES = {event: name for name, event in STORED_KINDS.items()}
 def list_nested(event: Event) -> Iterator[Event]:
     """Yield the event and every event inside it."""
     yield event
-    for inner in _inside(event):
+    for inner in _list_inside(event):
         yield from list_nested(inner)
 
 
@@ -222,7 +222,7 @@ def select_kind(event: Event, index: int) -> Event:
     """Return the event for the units of one kind."""
     if isinstance(event, WorstOf):
         return select_kind(event.alternatives[index], index)
-    return _rebuilt(event, lambda inner: select_kind(inner, index))
+    return _rebuild(event, lambda inner: select_kind(inner, index))
 
 
 def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
@@ -247,7 +247,7 @@ def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) ->
             return integer(event)
         case CorrelatedReleases(first, second):
             return CorrelatedReleases(first, integer(second))
-    return _rebuilt(event, lambda inner: to_discrete(inner, units, dimension, reach))
+    return _rebuild(event, lambda inner: to_discrete(inner, units, dimension, reach))
 
 
 def find_costliest_event(events: Sequence[Event]) -> Event:
@@ -269,14 +269,14 @@ def find_costliest_event(events: Sequence[Event]) -> Event:
     if nothing is not None:
         return nothing
     if len({type(event) for event in events}) > 1:
-        raise _unlike()
+        raise _differ_error()
     names = vars(events[0])
     return type(events[0])(
-        **{name: _costliest(name, [vars(event)[name] for event in events]) for name in names}
+        **{name: _choose_costliest(name, [vars(event)[name] for event in events]) for name in names}
     )
 
 
-def _costliest(name: str, values: Sequence[Any]) -> Any:
+def _choose_costliest(name: str, values: Sequence[Any]) -> Any:
     """Return the costliest value of one field of events of the same kind."""
     if name in ("noise_multiplier", "units"):
         return min(values)
@@ -285,11 +285,11 @@ def _costliest(name: str, values: Sequence[Any]) -> Any:
     if type(values[0]) in _STORED_NAMES:
         return find_costliest_event(values)
     if any(value != values[0] for value in values):
-        raise _unlike()
+        raise _differ_error()
     return values[0]
 
 
-def _unlike() -> SilodpError:
+def _differ_error() -> SilodpError:
     return SilodpError(
         "the events of a round differ in more than their noise, so no one event covers them all: let the method's "
         "dp_event depend on the number of survivors through its noise only.",
@@ -319,7 +319,7 @@ def scale_shift(event: Event, factor: float) -> Event:
             return replace(event, noise_multiplier=event.noise_multiplier / factor)
         case CorrelatedReleases(first, second):
             return CorrelatedReleases(scale_shift(first, factor), scale_shift(second, factor))  # type: ignore[arg-type]
-    return _rebuilt(event, lambda inner: scale_shift(inner, factor))
+    return _rebuild(event, lambda inner: scale_shift(inner, factor))
 
 
 def replace_unit(event: Event) -> Event:
@@ -331,7 +331,7 @@ def replace_unit(event: Event) -> Event:
             return SampledReplacement(q, inner)
         case SampledReplacement():
             return scale_shift(event, 2)
-    return _rebuilt(event, replace_unit)
+    return _rebuild(event, replace_unit)
 
 
 def remove_amplification(event: Event) -> Event:
@@ -345,7 +345,7 @@ def remove_amplification(event: Event) -> Event:
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return multiply_shift(event.event, 2)
-    return _rebuilt(event, remove_amplification)
+    return _rebuild(event, remove_amplification)
 
 
 def reveal_samples(event: Event) -> Event:
@@ -354,32 +354,29 @@ def reveal_samples(event: Event) -> Event:
         return RevealedSample(event.sampling_probability, event.event)
     if isinstance(event, SampledReplacement):
         return RevealedSample(event.sampling_probability, multiply_shift(event.event, 2))
-    return _rebuilt(event, reveal_samples)
+    return _rebuild(event, reveal_samples)
 
 
-def _inside(event: Event) -> tuple[Event, ...]:
-    match event:
-        case CorrelatedReleases(first, second):
-            return first, second
-        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
-            return (event.event,)
-        case Composed(parts):
-            return parts
-        case WorstOf(parts):
-            return parts
-    return ()
+def _list_inside(event: Event) -> tuple[Event, ...]:
+    """Return the events in the fields of an event."""
+    fields = _get_fields(event)
+    inner = (fields[name] for name in ("first", "second", "event") if name in fields)
+    return (*inner, *fields.get("parts", ()), *fields.get("alternatives", ()))
 
 
-def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
+def _get_fields(event: Event) -> dict[str, Any]:
+    # A value that is no event at all has none here; `steps` refuses it, with a code.
+    return getattr(event, "__dict__", {})
+
+
+def _rebuild(event: Event, change: Callable[[Any], Any]) -> Event:
     """Rebuild the event around changed inner ones; the two parts of `CorrelatedReleases` stay as they are."""
-    match event:
-        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
-            return replace(event, event=change(event.event))
-        case Composed(parts):
-            return Composed(tuple(change(part) for part in parts))
-        case WorstOf(parts):
-            return WorstOf(tuple(change(part) for part in parts))
-    return event
+    changed: dict[str, Any] = {
+        name: change(value) if name == "event" else tuple(map(change, value))
+        for name, value in _get_fields(event).items()
+        if name in ("event", "parts", "alternatives")
+    }
+    return replace(event, **changed) if changed else event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -406,7 +403,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         SilodpError: the fields are not an event's.
     """
     try:
-        values = {name: _value(value) for name, value in fields.items()}
+        values = {name: _read_value(value) for name, value in fields.items()}
         if values.get("noise_multiplier") == "inf":
             values["noise_multiplier"] = math.inf
         kind = values.pop("kind")
@@ -417,7 +414,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         ) from None
 
 
-def _value(value: Any) -> Any:
+def _read_value(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(event_from_dict(part) for part in value)
     return event_from_dict(value) if isinstance(value, dict) else value

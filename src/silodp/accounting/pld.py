@@ -25,18 +25,22 @@ from scipy import fft, signal, special, stats
 from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
+    Composed,
+    CorrelatedReleases,
     Event,
     Gaussian,
     Group,
     Mechanism,
+    NonPrivate,
     PoissonSampled,
     RevealedSample,
     SampledReplacement,
-    Skellam,
+    SelfComposed,
+    WorstOf,
     list_nested,
 )
 from silodp.accounting.rdp import RdpComposition
-from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, list_inner_steps
+from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 from silodp.errors import SilodpError
 
 USUAL_GRID = 1e-4
@@ -454,13 +458,19 @@ def compute_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return _gaussian.solve_epsilon(1 / noise_multiplier, delta)
 
 
-def choose_event_grid(event: Event, count: int = 1) -> float | None:
-    """Return the interval between privacy losses for `count` times this event alone (see `choose_grid`).
-
-    None where there is no distribution (nothing promised or nothing lost).
-    """
-    steps = flatten_event([(event, count)], for_pld=True)
-    return choose_grid(steps) if steps else None
+_KINDS = (
+    Gaussian
+    | CorrelatedReleases
+    | PoissonSampled
+    | SampledReplacement
+    | RevealedSample
+    | Group
+    | SelfComposed
+    | Composed
+    | WorstOf
+    | NonPrivate
+)
+"""The events that this accountant has a rule for. An event of a new kind is refused until somebody adds a rule."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -475,8 +485,8 @@ class PldAccountant(Accountant):
     exact: bool = True
 
     def supports(self, event: Event) -> bool:
-        """Return whether no part of the event has integer (Skellam) noise."""
-        return not any(isinstance(inner, Skellam) for inner in list_nested(event))
+        """Return whether every part of the event is of a kind in `_KINDS`; integer (Skellam) noise is not."""
+        return all(isinstance(inner, _KINDS) for inner in list_nested(event))
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
         """As `Accountant.compose`."""

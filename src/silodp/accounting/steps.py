@@ -225,8 +225,8 @@ def _simplify_release(event: Additive) -> Additive | None:
 def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
     """Return whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
-    if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
-        return True  # its parts were looked at
+    if isinstance(release, RevealedSample | Group):
+        return True  # its parts were looked at when they were added
     if for_pld and not isinstance(release, Gaussian):
         raise SilodpError(
             "the accountant 'pld' has no rule for integer (Skellam) noise, which secure aggregation adds: "
@@ -239,13 +239,12 @@ def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
 
 def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
     """Merge Gaussian releases into one with 1/σ² = Σ 1/σᵢ², exactly."""
-    gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
-    if not gaussians:
-        return counts
-    merged: Counter[Mechanism] = Counter(
-        {event: n for event, n in counts.items() if not isinstance(event, Gaussian)}
+    precision = sum(
+        n / event.noise_multiplier**2 for event, n in counts.items() if isinstance(event, Gaussian)
     )
-    merged[Gaussian(sum(n / event.noise_multiplier**2 for event, n in gaussians) ** -0.5)] = 1
+    merged = Counter({event: n for event, n in counts.items() if not isinstance(event, Gaussian)})
+    if precision:
+        merged[Gaussian(precision**-0.5)] = 1
     return merged
 
 
