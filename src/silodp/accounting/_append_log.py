@@ -82,7 +82,7 @@ class AppendOnlyLog:
                     code="run.disk_full" if full else "ledger.write_failed",
                 ) from error
             raise
-        self._last = _hash(line)
+        self._last = json.loads(line)["hash"]
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -195,11 +195,6 @@ def _line(fields: Mapping[str, Any], previous: str) -> bytes:
     body = {**fields, "previous": previous}
     body["hash"] = hashlib.sha256(_json(body)).hexdigest()
     return _json(body) + b"\n"
-
-
-def _hash(line: bytes) -> str:
-    found: str = json.loads(line)["hash"]
-    return found
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import index
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
@@ -164,10 +164,7 @@ class Ledger:
         self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
-                if "files" in fields:
-                    self.files = self._read_files(fields["files"], number)
-                else:
-                    self._count(self._read(fields, number))
+                self._take(fields, number)
         except BaseException:
             self.close()
             raise
@@ -332,31 +329,27 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(self, fields: dict[str, Any], number: int) -> LedgerEntry:
+    def _take(self, fields: dict[str, Any], number: int) -> None:
+        """Take over a line of the file; `number` is that of the line."""
         with refuse_unsound(
             lambda error: f"ledger {self.path} cannot be read in line {number}: {error}",
             code="ledger.damaged",
         ):
+            if "files" in fields:
+                if not all(isinstance(digest, str) for digest in fields["files"].values()):
+                    raise ValueError("a digest of a file is no text; restore the ledger from a copy")
+                self.files = fields["files"]
+                return
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
             evaluation = fields.get("evaluation")
             evaluation = None if evaluation is None else index(evaluation)
             charge = LedgerEntry(index(fields["round"]), index(fields[release]), events, evaluation)
             self._check(charge)
-        return charge
-
-    def _read_files(self, digests: Any, number: int) -> dict[str, str]:
-        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-            raise SilodpError(
-                f"ledger {self.path} cannot be read in line {number}: restore it from a copy.",
-                code="ledger.damaged",
-            )
-        return digests
+            self._count(charge)
 
     def _check(self, charge: LedgerEntry) -> None:
         """Check that every line names the same adversaries, else one would go uncharged, and supported events."""
@@ -453,28 +446,25 @@ def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> 
 def _read_disclosure(path: Path | None, header: Mapping[str, Any]) -> Mapping[Adversary, float] | None:
     """Return what a file states, which is that of the run's begin; None where it does not."""
     stated = header.get("disclosure")
-    try:
-        sound = stated is None or (
-            isinstance(stated, dict) and all(n in ADVERSARIES and 0 <= tv <= 1 for n, tv in stated.items())
-        )
-    except TypeError:
-        sound = False
-    if not sound:
-        raise SilodpError(
-            f"ledger {path} is damaged in line 1: restore it from a copy.",
-            code="ledger.damaged",
-            field="disclosure",
-        )
-    return stated
+    with suppress(TypeError):
+        is_table = isinstance(stated, dict)
+        if stated is None or (
+            is_table and all(n in ADVERSARIES and 0 <= tv <= 1 for n, tv in stated.items())
+        ):
+            return stated
+    raise SilodpError(
+        f"ledger {path} is damaged in line 1: restore it from a copy.",
+        code="ledger.damaged",
+        field="disclosure",
+    )
 
 
 def _read_header(path: Path | None) -> dict[str, Any]:
     """Read the first line of a file; {} where there is none (`AppendOnlyLog` checks the rest)."""
     if path is None:
         return {}
-    try:
-        with path.open("rb") as file:
-            header = parse_json(file.readline())
-    except (OSError, ValueError):
-        return {}
-    return header if isinstance(header, dict) else {}
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        header = parse_json(file.readline())
+        if isinstance(header, dict):
+            return header
+    return {}

@@ -150,7 +150,6 @@ def _tune(
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.synthetic import SyntheticSettings
     from silodp.planning.tuning import format_tuning, tune
-    from silodp.settings import Positive, check_value
 
     if target is None:
         raise SilodpError(
@@ -161,25 +160,18 @@ def _tune(
     import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    check_value("records_per_person", records, Positive)
+    guess = SyntheticSettings(records, prevalence)
     if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
         raise SilodpError(
             "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
             code="argument.conflict",
             field="prevalence",
         )
-    if prevalence is not None and not 0.005 <= prevalence <= 0.995:
-        raise SilodpError(
-            f"--prevalence {prevalence:g}: set the share of the second class, from .005 to .995.",
-            code="argument.value",
-            field="prevalence",
-        )
     result = tune(
         resolved,
         spec,
         target,
-        guess=SyntheticSettings(records, prevalence=prevalence),
-        accountant=resolved.accountant,
+        guess=guess,
         on_progress=_make_progress(),
         give_up=cast(Any, give_up),  # checked there
     )

@@ -88,7 +88,7 @@ def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
-        spent = "0" if level["epsilon"] == 0 else format_epsilon(level["epsilon"])
+        spent = format_epsilon(level["epsilon"])
         over = "  MORE THAN REQUESTED" if (level["epsilon"] or 0) > level["budget"] else ""
         lines.append(
             f"  requested {format_requested(level)} by {share:>6}: {given}, charged ε = {spent}{over}{note}"

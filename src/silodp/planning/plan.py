@@ -185,35 +185,31 @@ def _solve(
 
     limits = (rounds, target, delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
-    fields = get_fields(type(method))
-    if "noise_multiplier" in fields:
-        solvers["noise_multiplier"] = partial(
-            calibration.calibrate_noise_multiplier, with_field("noise_multiplier"), *limits
-        )
     by_budget = method.samples_by_budget
+    fields = [*get_fields(type(method)), *(["record_sampling"] if by_budget else [])]
+    if "noise_multiplier" in fields:
+        find_noise = calibration.calibrate_noise_multiplier
+        solvers["noise_multiplier"] = partial(find_noise, with_field("noise_multiplier"), *limits)
     event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MAX_ROUNDS)
-    for name in [*fields, *(["record_sampling"] if by_budget else [])]:
-        if name.endswith("_sampling"):
-            solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
-    found: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    refused: list[SilodpError] = []
+    for name in (field for field in fields if field.endswith("_sampling")):
+        solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
+    found: dict[str, float | None] = {}
+    refused: dict[str, SilodpError] = {}
     for name, solve in solvers.items():
         try:
             found[name] = solve()
         except SilodpError as error:
-            found[name], reasons[name] = None, str(error)
-            refused.append(error)
+            found[name], refused[name] = None, error
     if len(refused) == len(solvers):
-        raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
+        raise next(iter(refused.values()))
     ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
     unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
         "unlimited": unlimited,
-        "reasons": reasons,
+        "reasons": {name: str(error) for name, error in refused.items()},
     }
 
 
@@ -282,15 +278,16 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
             f"  if all {result['silos']} silos answer; released ε = {format_epsilon(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
-    if (evaluation := result.get("evaluation")) is not None:
-        lines += _format_evaluation(evaluation)
+    lines += _format_evaluation(result["evaluation"]) if "evaluation" in result else []
     if result.get("separate"):
         lines.append("the row of every person (or record) is computed alone: separate = true")
-    if result["budget"] is not None:
-        lines.append(_format_limit("budget", result["budget"]))
-    lines += [_format_limit("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
-    if (budgets := result["budgets"]) is not None:
-        lines += format_budget_plan(budgets)
+    limits = [("budget", result["budget"])] if result["budget"] is not None else []
+    limits += [("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
+    for name, limit in limits:
+        enough = f"enough for {pluralize(limit['rounds'], 'round')}"
+        more = " or more" if limit["rounds"] == MAX_ROUNDS else ""
+        lines.append(f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}{more}")
+    lines += format_budget_plan(result["budgets"]) if result["budgets"] is not None else []
     if (target := result["target"]) is not None:
         whose = f" for {target['of']}" if target["of"] else ""
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
@@ -303,12 +300,6 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     return lines + [
         format_claim(claim["epsilon"], claim["why"], f" ({claim['adversary']})") for claim in result["claims"]
     ]
-
-
-def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
-    most = limit["rounds"]
-    enough = f"enough for {pluralize(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
-    return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 
 def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ federation, so that settings that do well on all of them do not depend on one gu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +18,25 @@ from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
+from silodp.settings import Named, Positive, Range, Settings
 
 _TEST_RECORDS = 2000
+Share = Annotated[float, Range(least=0.005, most=0.995, what="share of the second class")]
 
 
 @dataclass(frozen=True)
-class SyntheticSettings:
+class SyntheticSettings(Settings):
     """Assumed properties of private records; each is a public constant that somebody wrote down.
 
     Attributes:
-        records: The mean number of records of a person over all silos, above 0.
-        spread: The standard deviation of a scaled numeric column.
-        prevalence: The share of the second of two classes; None draws one from .1 to .5 for each federation.
+        records: The mean number of records of a person over all silos.
+        prevalence: The share of the second of two classes; None draws one from .1 to .5 for each federation. A smaller
+            one than .005 may leave no record of the class among the held-out ones.
         typical_time: The typical time of an event, in the unit that the loss expects; for survival.
     """
 
-    records: float = 10.0
-    spread: float = 1.0
-    prevalence: float | None = None
+    records: Annotated[Positive, Named("records_per_person")] = 10.0
+    prevalence: Share | None = None
     typical_time: float = 1.0
 
 
@@ -71,7 +73,7 @@ def draw_federation(
     records = max(1, round(guess.records * users))
     user, silo = zipf(records, users, len(public.silos), generator)
     owner = np.concatenate([user, users + np.arange(_TEST_RECORDS)])
-    x, codes = _draw_features(public, guess.spread, owner, generator)
+    x, codes = _draw_features(public, owner, generator)
     y = _draw_labels(public, guess, x, codes, generator)
     inputs = _name_arrays(x, codes) if public.has_codes else x
     silos = tuple(
@@ -98,7 +100,7 @@ def _name_arrays(x: NDArray[np.float32], codes: NDArray[np.int64]) -> NamedArray
 
 
 def _draw_features(
-    public: PublicData, spread: float, owner: NDArray[np.int64], generator: np.random.Generator
+    public: PublicData, owner: NDArray[np.int64], generator: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Draw (n, d): numeric columns with a few common factors, and one category of each one-hot group; and (n, k) codes.
 
@@ -115,7 +117,7 @@ def _draw_features(
 
     # A shared and an individual part whose variances add up to 1, so `alike` is the correlation within a person.
     scores = np.sqrt(alike) * draw_scores(owner.max() + 1)[owner] + np.sqrt(1 - alike) * draw_scores(n)
-    x = np.asarray(np.clip(scores * spread, -4, 4), dtype=np.float32)
+    x = np.asarray(np.clip(scores, -4, 4), dtype=np.float32)
     for columns in _group_categories(public.features):
         chosen = (scores[:, columns] + generator.standard_normal(len(columns))).argmax(axis=1)
         x[:, columns] = np.eye(len(columns), dtype=np.float32)[chosen]
