@@ -28,8 +28,8 @@ class Cost:
     """ε, or None and the reason why there is no guarantee.
 
     Attributes:
-        epsilon: an upper bound of ε; None where nothing is promised.
-        reason: why nothing is promised; None where something is.
+        epsilon: An upper bound of ε; None where nothing is promised.
+        reason: A clause that says why nothing is promised; None where something is.
     """
 
     epsilon: float | None
@@ -75,6 +75,7 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
         event_in: returns the event of a round.
         numbers: of the rounds; a range stands for those of a plan.
     """
+    # What was charged may differ from round to round in any order, so that only counting finds it.
     if not isinstance(numbers, range):
         return [*Counter(map(event_in, numbers)).items()]
     found: list[tuple[E, int]] = []
@@ -82,6 +83,8 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
     while begin < len(numbers):
         event = event_in(numbers[begin])
         last, beyond = begin, len(numbers)
+        # Between `last`, which costs the same, and `beyond`, which does not. The very last round first: in most plans
+        # all rounds are equal, and then one comparison is enough.
         while beyond - last > 1:
             middle = len(numbers) - 1 if beyond == len(numbers) else (last + beyond) // 2
             last, beyond = (middle, beyond) if event_in(numbers[middle]) == event else (last, middle)
@@ -95,16 +98,16 @@ class ChargeCounts:
     """How often each event was charged by a ledger (`Ledger.to_counts`), or would be by that of a planned run.
 
     Attributes:
-        delta: δ of the noise.
-        accountant: composes the events.
-        rounds: number of charged rounds.
-        charged: by adversary, how often each event was charged, for rounds and evaluations.
-        evaluations: by adversary, the part of it that was charged for evaluations.
-        releases: what was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
+        delta: The δ of the noise; what ciphertexts disclose has its own part of the δ of a guarantee.
+        accountant: The accountant that composes the events.
+        rounds: The number of charged rounds.
+        charged: How often each event was charged, by adversary, for rounds and evaluations.
+        evaluations: The part of `charged` that was charged for evaluations, by adversary.
+        releases: What was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
             evaluations, counted from 0, whose release with this number was charged; of a plan they are a range
             (`count_events`).
-        reported: ε by adversary that was reported earlier; no later ε is smaller.
-        is_beyond_plan: whether events may be larger than those which constants of the aggregator were chosen for.
+        reported: The ε by adversary that was reported earlier; no later ε is smaller.
+        is_beyond_plan: Whether events may be larger than those which constants of the aggregator were chosen for.
     """
 
     delta: float
@@ -121,6 +124,7 @@ class ChargeCounts:
         cost = compute_cost(self.charged[adversary].items(), self.delta, self.accountant)
         if cost.epsilon is None:
             return cost
+        # A finer grid may lower ε by a part in 10⁵; what was once reported stays.
         return Cost(max(cost.epsilon, self.reported.get(adversary, 0.0)))
 
     def compute_person_cost(self, adversary: Adversary, records: int) -> Cost:

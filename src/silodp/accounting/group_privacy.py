@@ -30,6 +30,9 @@ def scale_to_person(event: Event, records: int) -> Event:
     does. Where silos have their own settings (`WorstOf`), every release is charged with the least noise that it
     has in any silo, in units of what one record can move there. Then k records, in whichever silos they are,
     move it no further than k records of one silo.
+
+    Source: group privacy of Rényi differential privacy, Mironov 2017, Proposition 2 (ULDP-FL, Lemma 6), and proofs in
+    docs/privacy.md, sections 4, G, and 9.
     """
     if records == 1:
         return event
@@ -43,6 +46,7 @@ def scale_to_person(event: Event, records: int) -> Event:
         case Composed(parts):
             return Composed(tuple(scale_to_person(part, records) for part in parts))
         case WorstOf(parts):
+            # The records may lie in silos of different kinds, so no single alternative covers the person.
             try:
                 return scale_to_person(find_costliest_event(parts), records)
             except SilodpError:

@@ -21,28 +21,25 @@ class Guarantee:
     """What is proven against one adversary, for which unit, under which assumptions, by which accountant.
 
     Attributes:
-        adversary: the adversary against whom it holds.
-        unit: "user" or "record"; None without privacy.
-        epsilon: an upper bound of ε at `delta`; None where nothing is promised.
-        delta: δ.
-        rounds: number of rounds that were charged.
-        accountant: name of the accountant, as it is stored.
-        method: name of the method.
-        private: whether anything is promised.
-        releasable: False where the noise came from a fixed seed.
-        reason: why nothing is promised.
-        assumptions: the assumptions on which the guarantee rests.
-        not_covered: what the guarantee does not cover.
-        persons: where the unit is a record, (k, ε or None) for a person with k records.
-        groups: where units have their own budgets, one entry for each budget: what was requested, what was
-            spent.
-        claims: ε that a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the
-            guarantee.
-        any_dropouts: where some silos may fail to answer, the ε that holds even if dropouts depend on the
-            models.
-        sample_known: where users are sampled and the adversary does not know who was, the ε against one who learns
-            it, for example because a silo hands on the secret of all silos.
-        linkage: ε of a person who is known under several ids, or whose records are filed under another person's,
+        adversary: The adversary against whom it holds.
+        unit: Who is protected, "user" or "record"; None without privacy.
+        epsilon: An upper bound of ε at `delta`; None where nothing is promised.
+        delta: The δ of the guarantee.
+        rounds: The number of rounds that were charged.
+        accountant: The name of the accountant, as it is stored.
+        method: The name of the method.
+        private: Whether anything is promised.
+        releasable: Whether the model may be released; False where the noise came from a fixed seed.
+        reason: A clause that says why nothing is promised; None where something is.
+        assumptions: The assumptions on which the guarantee rests, one clause each.
+        not_covered: What the guarantee does not cover, one clause each.
+        persons: The pairs (k, ε or None) for persons with k records, where the unit is a record.
+        groups: One entry for each budget, with what was requested and what was spent, where units have their own.
+        claims: Each ε that a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
+        any_dropouts: The ε that holds even if dropouts depend on the models, where some silos may fail to answer.
+        sample_known: The ε against an adversary who learns who was sampled, for example because a silo hands on the
+            secret of all silos; None where nobody is sampled, or the sample is known anyway.
+        linkage: The ε of a person who is known under several ids, or whose records are filed under another person's,
             {"case", "epsilon", "estimate"}; an estimate is computed and not proven.
     """
 

@@ -52,7 +52,13 @@ Since 3, silos draw the sample of users, so that the server is charged a `Poisso
 
 @dataclass(frozen=True)
 class Budget(Settings, prefix="budget."):
-    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3)."""
+    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3).
+
+    Attributes:
+        epsilon: The largest ε that may be spent.
+        delta: The δ at which it is counted, which may be another than that of the ledger.
+        adversary: The adversary against whom it is counted.
+    """
 
     epsilon: Epsilon
     delta: Annotated[Delta, Named("delta")]
@@ -64,12 +70,13 @@ class LedgerHeader:
     """What a run's events are about, so that no guarantee can state something else.
 
     Attributes:
-        method: its name.
-        settings: the method with all its constants.
-        unit: whom it protects.
-        aggregator: its name.
-        secret: whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
-        accounting: the rules that the ledger was begun with; ledgers of the first version do not state them.
+        method: The name of the method.
+        settings: The method with all its constants, as text.
+        unit: Who is protected, "user" or "record"; None without privacy.
+        aggregator: The name of the aggregator.
+        secret: Whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
+        accounting: The version of the rules that the ledger was begun with (`ACCOUNTING`); ledgers of the first version
+            do not state it.
     """
 
     method: str
@@ -85,10 +92,10 @@ class LedgerEntry:
     """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
 
     Attributes:
-        round: the round; of an evaluation the last round that was charged before it.
-        release: number of the release in its round or evaluation.
-        events: by adversary.
-        evaluation: number of the evaluation, counted from 0; None for a round of training.
+        round: The number of the round; of an evaluation the last round that was charged before it.
+        release: The number of the release in its round or evaluation.
+        events: The event of each adversary.
+        evaluation: The number of the evaluation, counted from 0; None for a round of training.
     """
 
     round: int
@@ -106,6 +113,11 @@ class LedgerEntry:
 class Ledger:
     """The ledger of one run, open in one process at a time.
 
+    It says what is spent (`epsilon`), as a privacy odometer does, and whether a further charge may be made (`affords`),
+    as a privacy filter does.
+
+    Source: Rogers, Roth, Ullman and Vadhan 2016 (Privacy odometers and filters) for these two notions.
+
     Args:
         path: the file, made if it is not there; None keeps the ledger in memory.
         delta: δ at which ε is reported.
@@ -116,10 +128,10 @@ class Ledger:
         disclosure: TV by adversary (`Aggregator.disclosure`), for a file that is made; None: not known.
 
     Attributes:
-        disclosure: as the file states it.
-        reserved: events that the budget must still hold after, whatever is charged before; {} for none.
-        files: digest by name of the files that the run wrote when it ended; None where a charge came after that, and in
-            ledgers of earlier versions.
+        disclosure: The TV by adversary, as the file states it.
+        reserved: The events that the budget must still hold after, whatever is charged before; {} for none.
+        files: The digests by name of the files that the run wrote when it ended; None where a charge came after that,
+            and in ledgers of earlier versions.
 
     Raises:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
@@ -161,12 +173,13 @@ class Ledger:
             header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
         if self.disclosure is not None:
             header["disclosure"] = dict(self.disclosure)
+        # Locked from here on: what was read of the first line before is compared with the header by the log.
         self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
                 self._take(fields, number)
         except BaseException:
-            self.close()
+            self.close()  # else the lock stays until the object is collected, and the run cannot be opened again
             raise
 
     def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
@@ -185,6 +198,7 @@ class Ledger:
         known = self._charges.get(charge.place)
         is_evaluation, number, _ = charge.place
         if known is None:
+            # Checked before it is written: a line that cannot be read again would end the run.
             self._check(charge)
             if self._journal is not None:
                 lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
@@ -212,6 +226,7 @@ class Ledger:
             release: of the evaluation, counted from 0.
             events: by adversary.
         """
+        # A repeated evaluation keeps the round under which it was first written, else its line would differ.
         known = self._charges.get((True, number, release))
         after = max(self.rounds - 1, 0) if known is None else known.round
         self._charge(LedgerEntry(after, int(release), dict(events), int(number)))
@@ -257,6 +272,7 @@ class Ledger:
                 code="accounting.no_guarantee",
                 field="budget.adversary",
             )
+        # What is kept for the evaluation of the last round counts as spent.
         reserved = self.reserved.get(adversary)
         more = (event,) if reserved is None else (event, reserved)
         return self._spent(adversary, self.budget.delta, *more) <= self.budget.epsilon
@@ -290,6 +306,7 @@ class Ledger:
         wanted = range(self.rounds + 1) if rounds is None else rounds
         counts: Counter[Event] = Counter()
         found: dict[int, float | None] = {0: 0.0} if 0 in wanted else {}
+        # An evaluation stands under the last round charged before it, so it is added where that round is.
         for round_, charges in groupby(sorted(self.history, key=lambda c: c.round), key=lambda c: c.round):
             counts.update(charge.events[adversary] for charge in charges)
             if round_ + 1 not in wanted:
@@ -384,10 +401,11 @@ class Ledger:
 
         It never falls: a new, smaller kind of event refines the grid of `pld`, which may lower ε by a part in 10⁵.
         """
+        # From counts and not entry by entry: a run of 10⁵ rounds composes a few distinct steps.
         counts = self._counts[adversary] + Counter(more)
         spent = compute_epsilon(counts.items(), delta, self.accountant)
         spent = max(spent, self._reported.get((adversary, delta), 0.0))
-        if not more:
+        if not more:  # a charge that is only considered must not raise what is reported
             self._reported[adversary, delta] = spent
         return spent
 

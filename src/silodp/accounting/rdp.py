@@ -86,6 +86,7 @@ def choose_orders(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[flo
         if isinstance(inner, Group)
     ]
     factor = 2.0 ** max(groups, default=0)
+    # Of groups of several sizes the largest decides, as the sum needs every step at the same orders.
     return orders if not groups else tuple(a / factor for a in orders if a >= 2 * factor)
 
 
@@ -128,12 +129,16 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float
             return mixed
         case Group(k, inner):
             factor = compute_group_exponent(k)
+            # c doublings of the group: each turns ρ(α) into 3ρ(2α), so the inner steps are taken at 2^c·α.
             rho = 3.0**factor * _sum_steps(list_inner_steps(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
 def compute_mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+    """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not.
+
+    Source: rPDP-FL, Lemma 6, whose λ is q, with x = (α−1)ρ(α).
+    """
     # Near 0, ln(1 − q + q e^x) loses all digits of x; expm1 keeps them. Far out, e^x overflows; logaddexp does not.
     small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
     mixed: NDArray[np.float64] = np.where(
@@ -159,6 +164,7 @@ def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDAr
         )
     if not whole.all():
         accountant = library.RdpAccountant([float(order) for order in alpha[~whole]])
+        # Between integers only the library's series converges to the true value; it is slow, so it is asked only there.
         with _quiet():
             accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
         rho[~whole] = accountant.rdp
@@ -184,6 +190,7 @@ def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[n
     Source: Agarwal, Kairouz and Liu 2021 (The Skellam mechanism for differentially private federated learning),
     Theorem 3.5.
     """
+    # σ is in units of the sensitivity, so the variance in squared grid steps, which the theorem calls μ, is (sσ)².
     s, sigma = float(event.units), event.noise_multiplier
     reach = min(math.sqrt(event.dimension), s)  # Δ1 / s
     curvature = (2 * alpha - 1) / (4 * s**2 * sigma**4) + 3 * reach / (2 * s**3 * sigma**4)
@@ -204,6 +211,7 @@ def compute_sampled_moments(
     Source: rPDP-FL, Lemma 6; Mironov, Talwar and Zhang 2019, section 3.3; for other noise Zhu and Wang 2019 (Poisson
     subsampled Rényi differential privacy) and Wang, Balle and Kasiviswanathan 2019.
     """
+    # All in logarithms, as binom(4096, 2048) is no float; gammaln(l + 1) stands for ln l!.
     l = np.arange(2, orders.max() + 1)  # noqa: E741
     growth = (l - 1) * compute_release_rdp(event, l)
     beyond = _log_expm1(growth) - special.gammaln(l + 1)
@@ -215,6 +223,7 @@ def compute_sampled_moments(
         terms += (beyond[: len(upto)] + special.gammaln(alpha + 1) - special.gammaln(alpha - upto + 1))[
             :, None
         ]
+        # Relative to the largest term, as e^terms overflows; in place, as the arrays are the largest of a run.
         top = terms.max(axis=0)
         terms -= top
         np.exp(terms, out=terms)
@@ -229,7 +238,9 @@ def compute_replaced_moments(q: float, event: Additive, orders: NDArray[np.float
     other. The smallest of three bounds of ln ∫P^α Q^(1−α); nothing is used of the noise but that it is symmetric.
 
     By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
-    `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
+    `_by_hoelder` and `_by_expansion`.
+
+    Source: proofs in docs/privacy.md, section 4, W.
     """
     seen = compute_mixture_rdp(q, (orders - 1) * compute_release_rdp(multiply_shift(event, 2), orders))
     return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
@@ -243,12 +254,14 @@ def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArr
     The first is the sampled release's. The second is at most that at order n + 1; at most n·ln(1/(1−q)), as
     Q ≥ (1−q)P₀; and at most ln(1 + n(n+1)/2·q²χ²/(1−q)^(n+2)), by Taylor, where χ² = E[(Q₁/P₀ − 1)²] ≤ e^ρ(2) − 1.
     """
+    # No k beyond 2α is tried: the first term grows with k, and n is at most 2(α−1) there already.
     known = _integers_up_to(2 * orders.max())
     first = compute_sampled_moments(np.array([q]), event, known)[:, 0]
     log_chi = float(_log_expm1(compute_release_rdp(event, np.array([2.0])))[0])
 
     def second(n: NDArray[np.float64]) -> NDArray[np.float64]:
         taylor = np.log(n) + np.log1p(n) - math.log(2) + 2 * math.log(q) + log_chi - (n + 2) * math.log1p(-q)
+        # Linear between integers, as the moments are convex in the order: the chord lies above them.
         sampled = np.interp(n + 1, [1, *known], [0.0, *first], right=np.inf)
         smaller = np.minimum(np.logaddexp(0.0, taylor), -n * math.log1p(-q))
         smallest: NDArray[np.float64] = np.minimum(smaller, sampled)
@@ -288,6 +301,7 @@ def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDA
 
 def _log_expm1(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ln(e^x − 1) for x > 0, finite where e^x is not."""
+    # From 30 on, −1 is below the last digit of e^x.
     found: NDArray[np.float64] = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
     return found
 
@@ -303,9 +317,11 @@ def _between_integers(
 ) -> NDArray[np.float64]:
     """Bound ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1.
 
-    Source: Wang, Balle and Kasiviswanathan 2019 (the analytical moments accountant interpolates the same way).
+    Source: Wang, Balle and Kasiviswanathan 2019 (Subsampled Rényi differential privacy and analytical moments
+    accountant), Corollary 10.
     """
     alpha = np.array(orders)
+    # The chord of a convex function lies above it, so this is an upper bound.
     known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
     known = known[known > 1]
     between = np.interp(alpha, [1, *known], [0.0, *moments(known)])
@@ -352,19 +368,22 @@ class RdpComposition(Composition):
     """Rényi bounds of one kind of unit.
 
     Attributes:
-        steps: all steps; None where nothing is promised.
-        orders: the orders α > 1 to choose from.
+        steps: All steps; None where nothing is promised.
+        orders: The orders α > 1 to choose from.
     """
 
     steps: Steps | None
     orders: tuple[float, ...] = ORDERS
 
     def epsilon(self, delta: float) -> float:
-        """Return the smallest ε over the orders, by dp_accounting's conversion."""
+        """Return the smallest ε over the orders, by dp_accounting's conversion.
+
+        Source: Canonne, Kamath and Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12.
+        """
         return _epsilon(self.steps, self.orders, delta) if self.steps else self._trivial(math.inf)
 
     def delta(self, epsilon: float) -> float:
-        """Return the smallest δ over the orders, by dp_accounting's conversion."""
+        """Return the smallest δ over the orders, by dp_accounting's conversion; source as of `epsilon`."""
         if not self.steps:
             return self._trivial(1.0)
         orders, rho = compose_steps(self.steps, self.orders)
@@ -380,6 +399,9 @@ class RdpComposition(Composition):
         χ² = e^(D_2) − 1: on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data
         processing χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t),
         t ≤ χ²/(1+χ²).
+
+        Source: Bretagnolle and Huber 1979; Pinsker's inequality; van Erven and Harremoës 2014 (Rényi divergence and
+        Kullback-Leibler divergence), Theorem 3. The third one is proven here.
         """
         if not self.steps:
             return self._trivial(1.0)
@@ -426,10 +448,11 @@ class RdpAccountant(Accountant):
     """Rényi orders: the only accountant that knows integer (Skellam) noise and groups of composed events.
 
     Attributes:
-        name: what ledgers store; with other orders than the default ones another name is needed.
-        orders: the orders α > 1 to choose from.
+        name: The name that ledgers store; with other orders than the default ones another name is needed.
+        orders: The orders α > 1 to choose from.
 
-    Source: Mironov 2017 (Rényi differential privacy).
+    Source: Mironov 2017 (Rényi differential privacy), Proposition 1 for adaptive composition; Canonne, Kamath and
+    Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12, for ε.
     """
 
     name: str = "rdp"

@@ -66,10 +66,10 @@ class TwoStage(Settings):
     """The public constants of a run of rPDP-FL, and what a round of it costs a record with sampling probability q.
 
     Attributes:
-        noise_multiplier: σ of every step, in units of the clip.
-        local_steps: τ, the number of steps of a round.
-        client_sampling: λ, the probability with which a client takes part in a round.
-        delta: δ of the budgets.
+        noise_multiplier: The standard deviation σ of the noise of every step, in units of the clip.
+        local_steps: The number τ of steps of a round.
+        client_sampling: The probability λ with which a client takes part in a round.
+        delta: The δ of the budgets.
 
     Source: rPDP-FL (Liu et al.), Lemma 6 and Theorem 1, case 1.
     """
@@ -93,6 +93,7 @@ class TwoStage(Settings):
 
         Source: rPDP-FL, Lemma 6.
         """
+        # τ steps add up at every order; the coin λ then mixes what a joined round costs with one that costs nothing.
         joined, rest = (
             self.local_steps * compute_sampled_gaussian(q, self.noise_multiplier),
             ORDERS[:, None] - 1,
@@ -106,6 +107,7 @@ class TwoStage(Settings):
         self, q: Array, rounds: int | NDArray[np.int64], charging: ChargingMode = "planned"
     ) -> Array:
         """Return ε (n,) ≥ 0 of records with sampling probabilities q (n,) after `rounds` rounds, one number or (n,)."""
+        # In slices: the series at 4,096 orders would need gigabytes for 10⁵ records at once.
         found, count = np.empty(len(q)), np.broadcast_to(rounds, len(q))
         conversion = compute_conversion(ORDERS, self.delta)[:, None]
         for part in split_records(len(q)):
@@ -123,7 +125,7 @@ def split_records(total: int, width: int = int(ORDERS[-1])) -> Iterator[slice]:
 def compute_conversion(orders: Array, delta: float) -> Array:
     """Return ε − ρ(α) at δ, ln(1 − 1/α) − ln(δα)/(α − 1).
 
-    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    Source: Canonne, Kamath and Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12.
     """
     found: Array = np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return found
@@ -134,7 +136,7 @@ def compute_sampled_gaussian(q: Array, sigma: float) -> Array:
 
     Source: rPDP-FL, Lemma 6; Mironov, Talwar and Zhang 2019, section 3.3.
     """
-    rho = np.zeros((len(ORDERS), len(q)))
+    rho = np.zeros((len(ORDERS), len(q)))  # stays 0 at q = 0
     rho[:, q == 1] = ORDERS[:, None] / (2 * sigma**2)
     inner = (q > 0) & (q < 1)
     if inner.any():
@@ -217,6 +219,7 @@ def count_affordable_rounds(
             code="argument.value",
             field="sampling_probabilities",
         )
+    # Records with one budget have one q, and ρ of a few distinct q is enough.
     distinct, which = np.unique(q, return_inverse=True)
     rho = np.empty((len(ORDERS), len(distinct)))
     for part in split_records(len(distinct)):
@@ -228,6 +231,7 @@ def count_affordable_rounds(
         with np.errstate(divide="ignore", invalid="ignore"):
             afford = (eps[part] - room[:, None]) / rho[:, which[part]]
         afford = np.where(np.isnan(afford), 0.0, np.clip(afford, 0.0, most))
+        # The best order for a record is the one that allows most rounds; it need not be the best for another.
         rounds[part] = np.floor(afford.max(axis=0))
     return np.where(q == 0, most, rounds)
 
@@ -311,6 +315,7 @@ def search_probabilities(
         if cost(1.0) <= budget:
             return 1.0
         fits, fails = 0.0, 1.0
+        # Always the side that costs no more is kept, so that nobody overspends by the tolerance.
         while fails - fits > 1e-6:
             middle = (fits + fails) / 2
             spent = cost(middle)

@@ -70,6 +70,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Compute ε and traffic of a run in advance. No data are read."""
+    # Imported here, as everywhere in the command line: `silodp --help` must not wait for numpy.
     from silodp.config.resolve import load_config
 
     _refuse_unused_options(tune)
@@ -221,9 +222,11 @@ class EpsilonCommand(typer.core.TyperCommand):
         """Read the arguments, first with the options of the method that they name."""
         from silodp.methods import METHODS
 
+        # Before click has parsed anything, since which options exist depends on the method; "--method=x" is two words.
         words = [word for arg in args for word in arg.split("=", 1)]
         named = words[words.index("--method") + 1 :][:1] if "--method" in words else []
         self._method = named[0] if named and named[0] in METHODS else None
+        # click takes words out of the list, so it gets a copy for the second try.
         try:
             return super().parse_args(context, list(args))
         except click.NoSuchOption:
@@ -249,6 +252,7 @@ def _make_field_options(method: str | None) -> list[click.Option]:
             described = find_mark(hint, Help)
             if described is not None and name not in found:
                 choices = _list_choices(hint)
+                # The range itself is checked by the method, with a sentence and a code; click checks the type alone.
                 kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else Names(choices)
                 names = [name, f"--{name.replace('_', '-')}", *_ALSO.get(name, ())]
                 found[name] = click.Option(

@@ -68,6 +68,7 @@ class Randomness:
         import torch
 
         generator = torch.Generator(device)
+        # torch takes a signed seed of 64 bits.
         return generator.manual_seed(int.from_bytes(self.derive_key(*purpose)[:8], "little") >> 1)
 
     def derive_key(self, *purpose: str | int) -> bytes:
@@ -75,6 +76,7 @@ class Randomness:
 
         Source: keyed BLAKE2b (RFC 7693) of the purpose. JSON separates the words, so that no two purposes collide.
         """
+        # Fresh at every call: if noise could be drawn again, the difference of two releases would be free of it.
         if self.key is None:
             return secrets.token_bytes(32)
         return hashlib.blake2b(
@@ -89,6 +91,7 @@ def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.T
     """Draw `size` independent values of N(0, std²), float64; `std` is in units of the sum that they are added to."""
     import torch
 
+    # By numpy from the ChaCha20 stream: generators of torch have 64 bits of seed, which can be searched.
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 
@@ -112,5 +115,6 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
             f"{MAX_SKELLAM_VARIANCE:.0e}).",
             code="argument.grid",
         )
+    # The difference of two Poisson draws, exactly an integer: no low bits as those of floating-point noise.
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)
     return draws

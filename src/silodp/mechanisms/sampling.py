@@ -15,4 +15,5 @@ def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Gen
 
     Source: the samples ("lots") of Abadi et al. 2016, "Deep Learning with Differential Privacy", section 3.1.
     """
+    # One draw for every unit, whatever its q is, so that whether a unit is drawn does not depend on another's q.
     return stream.random(count) < q

@@ -58,6 +58,7 @@ def plan_budgets(
     """
     if distribution is None:
         return None
+    # Drawn from the public distribution, never read from tables: a plan reads no data.
     budgets = distribution.draw(users if distribution.unit == "user" else REPRESENTATIVE_RECORDS)
     unreachable = method.budgets.count_infeasible(budgets)
     if unreachable is None:
@@ -197,6 +198,7 @@ def _compute_curve(
         curve = method.budgets.sampling_curve(rounds, accountant, _POINTS, _MIN_SAMPLING)
     else:
         field = _sampling_field(method)
+        # With budgets ε follows from these, and not from the sampling probability that is varied here.
         plain: Any = method.without_budgets()
 
         def at(q: float) -> Event:

@@ -115,6 +115,7 @@ def answer_question(
     chosen_aggregator = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
     wanted = None if accountant is None else find_accountant(accountant)
+    # Where the number of silos does not matter, any stands for all: `_check_question` asks for it where it does.
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     asked = cast(Adversary, adversary)  # checked above
     spec = _Question(
@@ -133,6 +134,7 @@ def answer_question(
     chosen_aggregator.check(spec)
     spec = cast(_Question, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
+    # Whether the tightest accountant knows the noise is only seen in the event, which the aggregator may have changed.
     chosen = wanted or choose_accountant([spec.round_events()[asked]])
     charges = replace(plan_charges(spec, chosen), is_beyond_plan=knows_sample)
     found = derive_guarantees(spec, charges)[asked]
@@ -215,6 +217,7 @@ def _build_method(
             code="argument.conflict",
             field="largest_budget",
         )
+    # Constants that ε does not depend on, such as learning rates, are filled in: nobody should have to invent them.
     run = {**maker.epsilon_ignores, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in get_fields(maker)}
     made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))

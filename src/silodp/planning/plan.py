@@ -171,6 +171,7 @@ def _solve(
     ended at its limit: the target does not restrict them.
     """
 
+    # Each setting is solved with the others as configured, so the results are alternatives, not one set of settings.
     def with_field(name: str) -> Callable[[float], Event]:
         def make_event(value: float) -> Event:
             if name == "noise_multiplier":
@@ -201,6 +202,7 @@ def _solve(
             found[name] = solve()
         except SilodpError as error:
             found[name], refused[name] = None, error
+    # One that works is enough for a plan; the others are listed with their reasons.
     if len(refused) == len(solvers):
         raise next(iter(refused.values()))
     ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
@@ -258,6 +260,7 @@ def _describe_limit(
 def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     """Return the most rounds that fit with their evaluations."""
 
+    # Doubling, then bisection: more rounds never cost less, and each question composes a whole run.
     beyond = 1
     while beyond <= MAX_ROUNDS and fits(beyond):
         beyond *= 2
@@ -348,5 +351,6 @@ def round_safely(value: float, up: bool) -> float:
     """Return five figures, rounded to the side with the smaller ε."""
     if isinstance(value, int) or value == 0:
         return value
+    # Up for noise, down for rounds and sampling: what is printed, typed in again, still meets the target.
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)
     return (math.ceil(value / unit) if up else math.floor(value / unit)) * unit

@@ -82,6 +82,7 @@ def draw_federation(
         )
         for s, name in enumerate(public.silos)
     )
+    # Held-out records are drawn for further persons, none of whom takes part: −1 for "nobody".
     nobody = np.full(_TEST_RECORDS, -1, np.int64)
     test = SiloData("test", inputs[records:], y[records:], nobody, labels=public.labels)
     return Federation(
@@ -108,6 +109,7 @@ def _draw_features(
     """
     sizes, real = _list_sizes(public), public.feature_count
     n, d = len(owner), real + len(sizes)
+    # Drawn, as a schema says nothing of it: settings must do well however strongly columns and persons hang together.
     alike = generator.choice([0.0, 0.3, 0.6])  # share of the variance that a person's records have in common
     factors = generator.standard_normal((max(1, d // 5), d)) * generator.choice([0.0, 0.5, 1.0])
 

@@ -152,7 +152,14 @@ def tune(
 
 
 class _Tuner:
-    """The candidates tried so far, and their metric on each federation."""
+    """The candidates tried so far, and their metric on each federation.
+
+    Attributes:
+        scores: The metric by candidate and number of the federation; larger is better, so a loss is negated.
+        sigma: Returns σ with which T rounds under a weighting and a model meet the target and the limits.
+        users: The number of persons in a synthetic federation, which may be smaller than U.
+        limits: The largest ε by adversary: the target, and the limits of the silos.
+    """
 
     def __init__(
         self,
@@ -198,6 +205,7 @@ class _Tuner:
             # The noise of all rounds moves the parameters by step·T times the noise of one round.
             if step * rounds * self._signal(rounds, first, model) <= _MAX_TOTAL_NOISE or step == STEPS[0]
         ]
+        # Fewer and fewer candidates on more and more federations: a training takes seconds, and the grid has sixty.
         everywhere = range(len(self.federations))
         self._try(grid, range(_FIRST_FEDERATIONS))
         best = self._rank(grid)[:_MAX_FINALISTS]
@@ -229,6 +237,7 @@ class _Tuner:
 
     def _select_weightings(self, possible: Sequence[Weighting]) -> list[Weighting]:
         """Return those that cost an ε against nobody whom another one has an ε against, but those to be given up."""
+        # Against an adversary who has no ε under any weighting, none can be lost.
         missing = {weighting: set(self._list_without_guarantee(weighting)) for weighting in possible}
         unavoidable = set.intersection(*missing.values())
         found = [weighting for weighting in possible if missing[weighting] <= unavoidable | self._give_up]
@@ -236,6 +245,7 @@ class _Tuner:
 
     def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
+        # A training that diverged on some federation has −∞ there, and no mean.
         if not math.isfinite(sum(self.scores[other].values())):
             return True
         gains = self._list_gains(candidate, other)
@@ -293,6 +303,7 @@ class _Tuner:
 
     def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
         """Return the specification of a run of the method alone."""
+        # The evaluation is left out: `check_target` has refused one that costs ε.
         size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
         return replace(self.spec, method=method, model=size, budget=None, evaluation=None)
 
@@ -330,6 +341,7 @@ class _Tuner:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         missing = {w: self._list_without_guarantee(w) for w in {c.weighting for c in complete}}
+        # How far the choice is behind on each federation: what it may lose by serving all of them.
         loss = table.max(axis=0) - table[complete.index(chosen)]
         sign = -1 if self.metric == "loss" else 1  # scores are negated losses
         linear = None if chosen.model == "configured" else _name_linear(self.spec)
