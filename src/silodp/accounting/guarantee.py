@@ -82,6 +82,7 @@ class Guarantee:
             name: tuple(fields.get(name, ()))
             for name in ("assumptions", "not_covered", "persons", "groups", "claims", "linkage")
         }
+        # JSON has no tuples, and a guarantee read from a file must equal one that is derived again.
         lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
 

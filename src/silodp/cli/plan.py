@@ -79,8 +79,14 @@ def plan(
     from silodp.planning.plan import format_plan, plan_run
 
     spec, assumed = resolved.build_public_spec(users)
+    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     if tune:
-        _tune(resolved, spec, assumed, target_epsilon, records_per_person, prevalence, give_up or (), as_json)
+        guess = records_per_person, prevalence
+        result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or ())
+        users_line = [_remark_on_users(spec)] if assumed else []
+        lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
+        about = {"users_assumed": assumed, "remarks": list(remarks)}
+        show({"name": resolved.config.name, **result, **about}, as_json, lines)
         return
     result = plan_run(
         spec,
@@ -98,12 +104,8 @@ def plan(
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )
-    private = any(found["private"] for found in result["adversaries"].values())
-    remarks = (
-        list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
-        if private
-        else ()
-    )
+    if not any(found["private"] for found in result["adversaries"].values()):
+        remarks = ()  # without any guarantee, there is no δ to speak of
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
@@ -140,15 +142,11 @@ def _remark_on_users(spec: RunSpec) -> str:
 def _tune(
     resolved: ResolvedRun,
     spec: RunSpec,
-    assumed: bool,
     target: float | None,
-    records: float,
-    prevalence: float | None,
+    guess: tuple[float, float | None],
     give_up: Sequence[str],
-    as_json: bool,
-) -> None:
-    """Choose settings for a target ε, and show them."""
-    from silodp.planning.epsilon import list_delta_remarks
+) -> tuple[dict[str, Any], list[str]]:
+    """Choose settings for a target ε; return the result, and its lines."""
     from silodp.planning.synthetic import SyntheticSettings
     from silodp.planning.tuning import format_tuning, tune
 
@@ -161,25 +159,16 @@ def _tune(
     import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    guess = SyntheticSettings(records, prevalence)
-    if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
+    settings = SyntheticSettings(*guess)
+    if settings.prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
         raise SilodpError(
             "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
             code="argument.conflict",
             field="prevalence",
         )
-    result = tune(
-        resolved,
-        spec,
-        target,
-        guess=guess,
-        on_progress=_make_progress(),
-        give_up=cast(Any, give_up),  # checked there
-    )
-    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
-    lines = [*([_remark_on_users(spec)] if assumed else []), *(f"  ({remark})" for remark in remarks)]
-    about = {"users_assumed": assumed, "remarks": list(remarks)}
-    show({"name": resolved.config.name, **result, **about}, as_json, [*lines, *format_tuning(result)])
+    adversaries = cast(Any, give_up)  # checked there
+    result = tune(resolved, spec, target, guess=settings, on_progress=_make_progress(), give_up=adversaries)
+    return result, format_tuning(result)
 
 
 def _make_progress() -> Callable[[int, int], None]:
