@@ -186,6 +186,7 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
     blocks, which then read as zeros.
     """
     *lines, torn = content.split(b"\n")
+    # Splitting removes the line ends, and `_read_line` compares whole lines.
     whole = [line + b"\n" for line in lines]
     if whole and not torn and b"\0" in whole[-1]:
         torn = whole.pop()
@@ -194,6 +195,7 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 def _line(fields: Mapping[str, Any], previous: str) -> bytes:
     """Return one line: the fields, the hash of the line before, and the hash of both."""
+    # The hash covers the hash of the line before, so a line can neither be moved nor left out.
     body = {**fields, "previous": previous}
     body["hash"] = hashlib.sha256(_json(body)).hexdigest()
     return _json(body) + b"\n"

@@ -161,6 +161,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
     Raises:
         SilodpError: the name is not known, the object is no accountant, or it bears the name of another one.
     """
+    # A text that is a name of silodp's own never leads to an import of somebody else's code.
     if isinstance(given, str) and given in ACCOUNTANTS:
         return _registered(given)
     names = " or ".join(map(repr, ACCOUNTANTS))
@@ -170,6 +171,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
             code="argument.value",
             field="accountant",
         )
+    # A name of silodp's own under other rules would be stored, and a report would then compute with the wrong ones.
     name: object = getattr(given, "name", None)
     if not isinstance(name, str) or not name or (name in ACCOUNTANTS and given != _registered(name)):
         raise SilodpError(
@@ -219,6 +221,7 @@ def compute_epsilon(
     """
     check_value("delta", delta, Delta)
     _check_not_negative("disclosure", disclosure)
+    # Once for all δ: composing takes most of the time, and `disclosure` asks several times.
     found = find_accountant(accountant)
     composition = found.compose(_check_charges(charges))
 

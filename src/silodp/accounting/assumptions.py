@@ -26,6 +26,7 @@ def list_not_covered(measured: bool, has_list: bool) -> tuple[str, ...]:
         measured: whether pooled held-out records measure the model.
         has_list: whether the run has a public list of ids.
     """
+    # A text about something that the run does not have would only tire its readers.
     absent = {HELD_OUT: not measured, ON_THE_LIST: not has_list}
     return tuple(text for text in NOT_COVERED if not absent.get(text))
 
@@ -100,6 +101,7 @@ def list_assumptions(
         PUBLIC_INDEX if public_index else LOCAL_INDEX,
         DROPOUTS,
         SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
+        # Integer noise is added exactly, so it has no low bits to attack.
         *(() if integers else (FLOATING_POINT_NOISE,)),
         "the run's directory was never copied or restored and continued twice",
     )

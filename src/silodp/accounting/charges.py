@@ -56,9 +56,11 @@ def compute_cost(
     """
     check_value("delta", delta, Delta)
     charges = list(charges)
+    # Before any accountant is asked: one release without a guarantee leaves none, whatever the others cost.
     reason = next((why for event, _ in charges if (why := explain_not_private(event)) is not None), None)
     if reason is not None:
         return Cost(None, reason)
+    # Infinity is no number in JSON, and readers ask why: so it becomes None with a reason.
     epsilon = compute_epsilon(charges, delta, accountant, disclosure)
     if math.isfinite(epsilon):
         return Cost(epsilon)

@@ -222,6 +222,7 @@ def count_kinds(event: Event) -> int | None:
     Raises:
         SilodpError: two parts of it name different numbers of kinds, or none at all.
     """
+    # All charges must name the same kinds: the i-th alternative of one goes with the i-th of every other.
     sizes = {len(inner.alternatives) for inner in list_nested(event) if isinstance(inner, WorstOf)}
     if len(sizes) > 1 or 0 in sizes:
         raise SilodpError(
@@ -292,6 +293,7 @@ def find_costliest_event(events: Sequence[Event]) -> Event:
 
 def _choose_costliest(name: str, values: Sequence[Any]) -> Any:
     """Return the costliest value of one field of events of the same kind."""
+    # Less noise and, with the same multiplier, fewer grid steps cost more; all other fields must agree.
     if name in ("noise_multiplier", "units"):
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
@@ -418,6 +420,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
     Raises:
         SilodpError: the fields are not an event's.
     """
+    # The fields may come from a file that somebody has changed: what the class does not take is refused with a code.
     try:
         values = {name: _read_value(value) for name, value in fields.items()}
         if values.get("noise_multiplier") == "inf":

@@ -104,6 +104,7 @@ def format_epsilon(epsilon: float | None) -> str:
     epsilon = max(epsilon, 1e-300)  # so that the powers below are floats
     exponent = math.floor(math.log10(epsilon))
     is_usual = -6 <= exponent < 6
+    # 2 − exponent digits after the point are three figures in all.
     digits = max(3, 2 - exponent) if is_usual else 2 - exponent
     # The last digits of a float are no reason for a larger ε: 0.1 · 1000 is a little more than 100.
     rounded = math.ceil(epsilon * 10.0**digits - 1e-9) / 10.0**digits

@@ -207,6 +207,7 @@ class Ledger:
                     {"round": charge.round, "release": charge.release, **about, "events": lines}
                 )
             self._count(charge)
+        # A repeated attempt is free only where it costs what was charged.
         elif known.events != charge.events:
             raise SilodpError(
                 f"release {charge.release + 1} of {'evaluation' if is_evaluation else 'round'} {number + 1} is in the "
@@ -387,8 +388,9 @@ class Ledger:
 
     def _count(self, charge: LedgerEntry) -> None:
         last = next(reversed(self._charges.values()), charge)
+        # Rounds that cost the same share one mapping: a run of 10⁵ rounds would else hold as many.
         if last.events == charge.events:
-            charge = replace(charge, events=last.events)  # one copy in memory for rounds that cost the same
+            charge = replace(charge, events=last.events)
         self._charges[charge.place] = charge
         self.files = None  # they are of an earlier moment
         for adversary, event in charge.events.items():
@@ -425,6 +427,7 @@ def find_exceeded_limit(
     """
     for adversary, limit in limits.items():
         spent = epsilon_after(adversary)
+        # No guarantee is more than every limit.
         if spent is None or spent > limit:
             return adversary, "more than any ε" if spent is None else f"ε = {spent:.4g}"
     return None
@@ -456,6 +459,7 @@ def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> 
         kept = LedgerHeader(**header["subject"])
     except (KeyError, TypeError):
         return subject
+    # Only the version of the rules may differ; anything else is refused when the header is compared.
     if subject is None or replace(subject, accounting=kept.accounting) == kept:
         return kept
     return subject

@@ -50,4 +50,5 @@ class View:
     @property
     def unknown_shares(self) -> int:
         """Noise shares in the sum that the adversary does not know; below 1 if colluding silos know all of them."""
+        # Colluding silos subtract the shares that they drew themselves; server and released models know none.
         return self.shares_in_sum - (self.colluding if self.adversary == "silo" else 0)

@@ -79,6 +79,7 @@ class Randomness:
         # Fresh at every call: if noise could be drawn again, the difference of two releases would be free of it.
         if self.key is None:
             return secrets.token_bytes(32)
+        # `person` separates these keys from any other use of the same secret.
         return hashlib.blake2b(
             json.dumps([*self.prefix, *purpose]).encode(),
             key=self.key,

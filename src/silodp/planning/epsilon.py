@@ -51,6 +51,7 @@ class _Question(RunSpec):
         views = super().views(survivors, round_)
         view = views[self.adversary]
         known = view.knows_sample or self.knows_sample
+        # The other views stay as in a run: guarantees against them are derived, and not shown.
         return {**views, self.adversary: replace(view, colluding=self.colluding, knows_sample=known)}
 
     def event(self, view: View) -> Event:

@@ -83,6 +83,7 @@ def plan_run(
     derived = derive_guarantees(spec, plan_charges(spec, accountant))
     fewest = None  # None where all silos must answer
     if spec.min_silos < spec.population.silos:
+        # With fewer survivors less noise is in the sum, as every silo adds a share for the required number only.
         least = plan_charges(spec, accountant, spec.min_silos).compute_cost("released")
         fewest = {"silos": spec.min_silos, "epsilon": least.epsilon if rounds else None}
     result: dict[str, Any] = {
@@ -246,6 +247,7 @@ def _describe_limit(
         return epsilon is not None and epsilon <= limit
 
     event, most = spec.round_events(survivors)[adversary], 0
+    # Without a guarantee no number of rounds fits, not even 1.
     if not isinstance(event, NonPrivate):
         most = (
             calibration.calibrate_rounds(event, limit, delta, accountant)

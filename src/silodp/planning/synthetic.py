@@ -149,10 +149,12 @@ def _draw_labels(
 ) -> NDArray[np.int64] | NDArray[np.float32]:
     """Draw labels of the declared kind from scores linear in numbers and categories."""
     outputs = public.targets or max(1, public.classes or 1)
+    # A factor with heavy tails for each column makes a few of them important, as in real tables.
     effects = generator.standard_normal((x.shape[1], outputs)) * generator.exponential(size=(x.shape[1], 1))
     scores = (x - x.mean(axis=0)) @ effects
     for column, size in zip(codes.T, _list_sizes(public), strict=True):
         scores += (generator.standard_normal((size, outputs)) * generator.exponential())[column]
+    # The strength of the signal: standard deviation of the scores against the unit of the noise that is added below.
     scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
     if public.targets is not None:
         scores += generator.logistic(size=scores.shape)

@@ -417,6 +417,7 @@ def _name_linear(spec: RunSpec) -> str:
 
 def _choose_metric(task: Task) -> str:
     """Return the metric to rank by: one that needs no threshold if there is one; "loss" without metrics."""
+    # An error is smaller for the better model, so ranking takes the loss instead, whose sign is turned.
     for name in ("roc_auc", "concordance", "r2", "accuracy", *task.metrics):
         if name in task.metrics and name not in ERRORS:
             return name
