@@ -342,8 +342,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from silodp.accounting.assumptions import TECHNICAL
-    from silodp.accounting.guarantee import describe_unit, format_epsilon
+    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -366,8 +366,7 @@ def epsilon(
             param_hint="'--method' or '--framework'" if method is None else None,
         )
     delta = 1e-5 if delta is None else delta
-    from silodp.accounting.assumptions import TECHNICAL
-    from silodp.accounting.guarantee import describe_any_dropouts, format_epsilon
+    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
     from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim

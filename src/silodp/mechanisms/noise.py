@@ -1,4 +1,4 @@
-"""Random streams of a run, one for each purpose; Gaussian and Skellam noise.
+"""Random streams of a run, one for each purpose; Gaussian and Skellam noise, and Poisson samples.
 
 Each purpose ("noise", "sample", "batches") has its own stream, so that no two draws share bits and a repeated round
 repeats exactly the draws it made before. Streams are ChaCha20 keyed with 256 bits: from the operating system for a run
@@ -119,3 +119,17 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
     # The difference of two Poisson draws, exactly an integer: no low bits as those of floating-point noise.
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)
     return draws
+
+
+def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    """Draw a sample (count,) bool, each True independently with probability q (to within 2⁻⁵³).
+
+    Args:
+        count: The number of units.
+        q: One probability for all units, or (count,) one for each.
+        stream: The random numbers; secret ones where the sample is private.
+
+    Source: the samples ("lots") of Abadi et al. 2016, "Deep Learning with Differential Privacy", section 3.1.
+    """
+    # One draw for every unit, whatever its q is, so that whether a unit is drawn does not depend on another's q.
+    return stream.random(count) < q
