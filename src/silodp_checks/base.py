@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
-from silodp.accounting.charges import Cost, compute_cost
+from silodp.accounting.charges import PERSONS_RECORDS, Cost, compute_cost
 from silodp.accounting.events import Gaussian, RevealedSample
-from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override

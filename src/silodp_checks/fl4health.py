@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from silodp.accounting.accountant import EventCount, find_accountant
-from silodp.accounting.charges import compute_cost
+from silodp.accounting.charges import compute_cost, scale_to_person
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
 from silodp_checks.base import (
     CLIENT,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from silodp.accounting.accountant import EventCount
+from silodp.accounting.charges import scale_to_person
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
-from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
 from silodp_checks.base import (
     CLIENT,

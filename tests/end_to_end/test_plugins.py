@@ -18,7 +18,7 @@ import pytest
 import tomli_w
 import torch
 
-from silodp.accounting.assumptions import OTHER_CODE
+from silodp.accounting.guarantee import OTHER_CODE
 from silodp.cli import main
 from silodp.config.resolve import load_config
 from silodp.report.run_record import read_run

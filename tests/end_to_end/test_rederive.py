@@ -17,8 +17,7 @@ from test_edges import TABLES
 from test_record_methods import DDP
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.assumptions import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE
-from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.guarantee import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.cli.main import main

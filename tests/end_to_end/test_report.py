@@ -18,8 +18,7 @@ import pytest
 from markupsafe import escape
 
 import silodp
-from silodp.accounting.assumptions import NOT_COVERED, TECHNICAL, list_assumptions
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, TECHNICAL, Guarantee, list_assumptions
 from silodp.accounting.views import ADVERSARIES, View
 from silodp.errors import SilodpError
 from silodp.report.formatting import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session

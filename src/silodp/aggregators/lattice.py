@@ -21,7 +21,7 @@ import numpy as np
 
 from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary
 from silodp.aggregators import _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators import _private_weights, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer

@@ -299,8 +299,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
 
     Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
     """
-    from silodp.accounting.assumptions import TECHNICAL
-    from silodp.accounting.guarantee import describe_unit, format_epsilon
+    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
     from silodp.report.templates import make_environment
 
     # A terminal shows the text: it needs no escapes of HTML, and must not get sequences that steer it.

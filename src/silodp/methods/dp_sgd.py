@@ -19,7 +19,7 @@ from silodp.mechanisms.clipping import (
     add_weighted_rows,
     clip_rows,
 )
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms.noise import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
 from silodp.text import pluralize

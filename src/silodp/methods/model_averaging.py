@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.assumptions import NOT_COVERED
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Gaussian, PoissonSampled
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.errors import SilodpError
 from silodp.methods.ddp.method import CLAIM
 from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import (
     Event,
@@ -24,6 +23,7 @@ from silodp.accounting.events import (
     find_costliest_event,
     list_nested,
 )
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary, View
 from silodp.errors import SilodpError
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets

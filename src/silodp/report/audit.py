@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant, Composition, EventCount, MembershipAttack
-from silodp.accounting.assumptions import LOCAL_INDEX, PUBLIC_INDEX, list_not_covered
-from silodp.accounting.charges import ChargeCounts, Cost
+from silodp.accounting.charges import PERSONS_RECORDS, ChargeCounts, Cost
 from silodp.accounting.events import Event
-from silodp.accounting.group_privacy import PERSONS_RECORDS
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import LOCAL_INDEX, PUBLIC_INDEX, Guarantee, list_not_covered
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.accounting.views import ADVERSARIES, Adversary

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from silodp.accounting.assumptions import HELD_OUT, TECHNICAL
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import HELD_OUT, TECHNICAL, Guarantee
 from silodp.config.schema import CardSection, parse_card
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.subgroups import list_group_names

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, TECHNICAL, Guarantee
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots

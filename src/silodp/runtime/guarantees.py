@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, EventCount, find_accountant, supports_all
-from silodp.accounting.assumptions import OTHER_CODE, PUBLIC_VALUES, list_assumptions, list_not_covered
-from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_events
+from silodp.accounting.charges import PERSONS_RECORDS, ChargeCounts, Cost, compute_cost, count_events
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
-from silodp.accounting.group_privacy import PERSONS_RECORDS
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import (
+    OTHER_CODE,
+    PUBLIC_VALUES,
+    Guarantee,
+    list_assumptions,
+    list_not_covered,
+)
 from silodp.accounting.views import Adversary, View
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 

@@ -25,9 +25,8 @@ from silodp.accounting.views import View
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import add_noise
-from silodp.mechanisms.noise import Randomness, draw_gaussian
+from silodp.mechanisms.noise import Randomness, draw_gaussian, draw_poisson_sample
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
-from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.methods.ddp import method as ddp_method
 from silodp.methods.ddp.method import CLAIM, Ddp

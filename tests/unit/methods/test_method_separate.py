@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.accounting.assumptions import SEPARATE_ROUNDING, SHARED_ROUNDING
+from silodp.accounting.guarantee import SEPARATE_ROUNDING, SHARED_ROUNDING
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError

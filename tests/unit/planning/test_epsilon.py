@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.assumptions import OTHER_CODE
+from silodp.accounting.guarantee import OTHER_CODE
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.arguments import get_fields
 from silodp.config.build import build_aggregator

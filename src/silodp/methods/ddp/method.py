@@ -35,8 +35,7 @@ from silodp.mechanisms.clipping import (
     clip_rows,
     sum_rows,
 )
-from silodp.mechanisms.noise import draw_gaussian
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms.noise import draw_gaussian, draw_poisson_sample
 from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
 from silodp.methods.ddp.clients import PER_CLIENT, Client, expand_per_client, read_per_client
 from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch

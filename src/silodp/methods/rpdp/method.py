@@ -9,14 +9,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.events import Event
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.two_stage import ChargingMode, TwoStage
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms.noise import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import FederationSize

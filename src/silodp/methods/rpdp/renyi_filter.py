@@ -28,9 +28,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError

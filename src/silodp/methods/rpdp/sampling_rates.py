@@ -12,13 +12,14 @@ import numpy as np
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import MAX_GROUPS, EpsilonCurve
-from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.two_stage import (
     ChargingMode,
     TwoStage,
     compute_two_stage_curve,
     count_affordable_rounds,
+    fit_scf,
+    search_probabilities,
 )
 from silodp.accounting.views import View
 from silodp.data.public import PublicData
@@ -273,7 +274,7 @@ def _compute_terms(accounts: RecordBudgets, distinct: bytes) -> tuple[np.ndarray
 def _compute_probabilities(a: RecordBudgets, budgets: np.ndarray) -> np.ndarray:
     """Return q, (n,), for distinct budgets (n,)."""
     if a.calibration == "scf":
-        return fit_scf(a.run, a.rounds, budgets).sampling_probabilities
+        return fit_scf(a.run, a.rounds, budgets)
     if a.calibration == "binary-search":
         return search_probabilities(a.run, a.rounds, budgets, a.accountant)
     return compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(budgets)
