@@ -166,7 +166,8 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
         raise _refuse_empty(path)
     if ((cells == "") | cells.isna()).to_numpy().any():
         names = [header_text(name) for name in cells.iloc[0]]
-        used = {place for place, name in enumerate(names, 1) if columns is None or name in columns}
+        needed = names if columns is None else set(map(header_text, columns))
+        used = {place for place, name in enumerate(names, 1) if name in needed}
         _check_empty_cells(path, reader.sheet or sheets[0], used)
     return _take_header(cells)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -41,8 +41,8 @@ from silodp.data.tables._files import (
     name_setting,
     read_frame,
 )
-from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text
-from silodp.data.tables.schema import Schema, is_test_person, text_of, to_cell
+from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text, text_of
+from silodp.data.tables.schema import Schema, is_test_person, to_cell
 from silodp.errors import SilodpError
 from silodp.text import pluralize, suggest_name
 
@@ -90,43 +90,34 @@ _FAULTY_KEYS = [
 
 
 @dataclass
-class _Faults:
-    """The faults of a table that `Table.collect_faults` reports together.
-
-    Attributes:
-        found: the faults in the order of the columns; None while a fault is raised at once.
-        rows: column → (n,) bool, the rows that a fault in `found` is about.
-    """
-
-    found: list[SilodpError] | None = field(default=None, repr=False)
-    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True)
 class Table:
     """One file as text columns, and the schema to read it by.
 
     Attributes:
         path: the path of the file.
         schema: what the columns mean.
-        cells: the cells as they are in the file; columns by `header_text` of their names in the schema.
+        cells: name → (n,) cells as they are in the file, by the names of the schema.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
         mapping: how the table differs from the schema.
         is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
+
+    `_faults` and, by column, (n,) bool `_faulty_rows` are what `collect_faults` has found so far; `_faults` is None
+    while a fault is raised at once.
     """
 
     path: Path
     schema: Schema
-    cells: pd.DataFrame = field(repr=False)
-    columns: Mapping[str, Strings] = field(repr=False)
+    cells: Mapping[str, pd.Series[Any]] = field(repr=False)
+    columns: dict[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
     mapping: TableMapping = field(default_factory=TableMapping)
     is_fixed: bool = False
     _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
-    _faults: _Faults = field(default_factory=_Faults, init=False, repr=False)
+    _faults: list[SilodpError] | None = field(default=None, init=False, repr=False)
+    _faulty_rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def read(
@@ -153,22 +144,24 @@ class Table:
         reader = schema.reader if reader is None else reader
         mapping = TableMapping() if mapping is None else mapping
         names = {column: mapping.columns.get(column, column) for column in schema.columns}
-        frame, header = read_frame(path, reader, set(map(header_text, names.values())))
+        frame, header = read_frame(path, reader, names.values())
         check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
-        _check_rows(path, frame)
-        cells, columns = _take_columns(path, frame, names, reader, mapping)
-        keys = cells[header_text(schema.user)]
+        table = cls(
+            path, schema, *_take_columns(path, frame, names, reader, mapping), reader=reader, mapping=mapping
+        )
         if profile is None:
-            folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
-            columns[schema.user] = np.array(folded, dtype=object)
-            return cls(path, schema, cells, columns, reader=reader, mapping=mapping)
+            table.columns[schema.user] = _map_texts(
+                lambda key: _shorten_whole(key, reader), table.columns[schema.user], object
+            )
+            return table
         where = f"{path}: column {schema.user!r}"
-        found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
-        dropped = np.array([key is None for key in found], dtype=bool)
-        if dropped.any():
-            _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
-        columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, cells, columns, dropped, reader, mapping)
+        keys = list_identifiers(table.cells[schema.user], path, reader.missing)
+        found = profile.normalize_column(keys, where)
+        table.dropped = np.array([key is None for key in found], dtype=bool)
+        if table.dropped.any():
+            _log.warning("%s: %d rows without an identifier dropped", where, table.dropped.sum())
+        table.columns[schema.user] = np.array([key or "" for key in found], dtype=object)
+        return table
 
     @classmethod
     def read_inputs(
@@ -194,10 +187,9 @@ class Table:
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            frame, header = read_frame(source, schema.reader, set(map(header_text, names.values())))
+            frame, header = read_frame(source, schema.reader, names.values())
         needed = f"give the table the columns {format_names(list(names.values()))}"
         check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
-        _check_rows(path, frame)
         cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
         return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
 
@@ -208,24 +200,25 @@ class Table:
         Raises:
             SilodpError: a cell was refused; code and field are those of the first fault.
         """
-        self._faults.found, self._faults.rows = [], {}
+        self._faults, self._faulty_rows = [], {}
         try:
             # Refused cells go on through the arithmetic, so that the faults of later columns are found as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
         except Exception as error:
-            if not self._faults.found:
+            if not self._faults:
                 raise
             if isinstance(error, SilodpError):  # others may follow from cells that are refused
-                self._faults.found.append(error)
+                self._faults.append(error)
         finally:
-            found, self._faults.found = self._faults.found, None
+            found, self._faults = self._faults, None
         if found:
             raise _join_faults(self.path, found)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the bad rows, or note them while faults are collected; a row is reported once for each column."""
-        rows = bad & ~self._faults.rows.get(column, np.zeros_like(bad)) if self._faults.found else bad
+        known = self._faulty_rows.get(column, np.zeros_like(bad))
+        rows = bad if self._faults is None else bad & ~known
         if not rows.any():
             return
         row, others = int(np.argmax(rows)), int(rows.sum()) - 1
@@ -237,16 +230,14 @@ class Table:
             code="data.value",
             field=column,
         )
-        if self._faults.found is None:
+        if self._faults is None:
             raise fault
-        self._faults.found.append(fault)
-        self._faults.rows[column] = bad | self._faults.rows.get(column, np.zeros_like(bad))
+        self._faults.append(fault)
+        self._faulty_rows[column] = bad | known
 
-    def _advise(self, remedy: str, fixed: str = "") -> str:
+    def _advise(self, remedy: str, fixed: str = _AS_TRAINED) -> str:
         """Return a remedy that changes the schema, or `fixed` where a trained model fixes the schema."""
-        if not self.is_fixed:
-            return remedy
-        return fixed or _AS_TRAINED
+        return fixed if self.is_fixed else remedy
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
@@ -262,7 +253,8 @@ class Table:
                 return True
             return from_workbook and isinstance(key, int | float) and abs(key) >= MIN_ROUNDED
 
-        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch) | _mark(keys, is_rounded)
+        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch)
+        rounded |= np.array([is_rounded(key) for key in keys], dtype=bool)
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
@@ -295,7 +287,7 @@ class Table:
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
-        self._refuse_rounded_keys(self.cells[header_text(column)])
+        self._refuse_rounded_keys(self.cells[column])
         names_none = _mark(texts, names_no_person) | self._missing(column)
         self._refuse(column, names_none, "names no user", "give every record a user key")
         for pattern, fault, remedy in _FAULTY_KEYS:
@@ -345,52 +337,56 @@ class Table:
             values[self._missing(column)] = fill
         wrong = ~np.isfinite(values)
         if wrong.any():
-            first = self.columns[column][np.flatnonzero(wrong)[0]]
-            if column in self.schema.numeric and _DATE.fullmatch(first):
-                remedy = (
-                    'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
-                )
-                self._refuse(column, wrong, "is a date, and the column is declared as numbers", remedy)
-            if _TRUTH.fullmatch(first):
-                remedy = "declare the column as categorical, with the categories [false, true]"
-                if column not in self.schema.numeric:
-                    remedy = "write a number there"
-                self._refuse(column, wrong, "is true or false, and no number", self._advise(remedy))
-            if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
-                remedy = (
-                    "export the table without separators of thousands, or, if it is a decimal comma, set "
-                    + name_setting("decimal", ",")
-                )
-                self._refuse(column, wrong, "has a comma that may stand for thousands", remedy)
-            if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
-                remedy = f"set {name_setting('decimal', ',')}, or export the table with decimal points"
-                self._refuse(column, wrong, "has a decimal comma", remedy)
-            if self.reader.decimal == "," and _POINT.fullmatch(first):
-                remedy = "export the table without separators of thousands, and with decimal commas"
-                self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
+            self._refuse(column, wrong, *self._explain_no_number(column, wrong))
+        return values
+
+    def _explain_no_number(self, column: str, wrong: NDArray[np.bool_]) -> tuple[str, str]:
+        """Return what is wrong with the first of the marked cells, which are no numbers, and the remedy."""
+        row = int(np.argmax(wrong))
+        first, is_feature = self.columns[column][row], column in self.schema.numeric
+        if is_feature and _DATE.fullmatch(first):
+            remedy = (
+                'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
+            )
+            return "is a date, and the column is declared as numbers", remedy
+        if _TRUTH.fullmatch(first):
+            remedy = "declare the column as categorical, with the categories [false, true]"
+            remedy = remedy if is_feature else "write a number there"
+            return "is true or false, and no number", self._advise(remedy)
+        remedy = "export the table without separators of thousands"
+        if self.reader.decimal == "," and _POINT.fullmatch(first):
+            return (
+                "has a point, and the decimal mark is declared as ','",
+                f"{remedy}, and with decimal commas",
+            )
+        comma = f"set {name_setting('decimal', ',')}"
+        if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
+            return (
+                "has a comma that may stand for thousands",
+                f"{remedy}, or, if it is a decimal comma, {comma}",
+            )
+        if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
+            return "has a decimal comma", f"{comma}, or export the table with decimal points"
         remedy = "fill in or drop missing and infinite values"
         if column in self.schema.label_columns:
             remedy += ", or, for a label that is text, leave out kind and list its classes"
-        if column in self.schema.numeric:
+        if is_feature:
             remedy += ', or declare missing = "indicator" or a public number for the column'
-        fixed = ""
-        if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
-            if _BEGINS_WITH_NUMBER.match(first):
-                clean = (
-                    "clean the column, so that its cells are numbers without units or other characters, or, if the "
-                    f"decimal mark is another one, set {name_setting('decimal')}"
-                )
-                self._refuse(column, wrong, "is a number with other characters", clean)
-            texts = set(self.columns[column][wrong & ~self._missing(column)])
-            if column in self.schema.numeric and len(texts) > 1 and wrong.all():
-                remedy = "declare the column as categorical, with its public categories"
-                self._refuse(column, wrong, "is no number, as all others of the column", self._advise(remedy))
-            # A value for missing cells does not help here: this text is not known to stand for none.
-            none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
-            remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
-            fixed = f"{_AS_TRAINED}, {none}"
-        self._refuse(column, wrong, "is no finite number", self._advise(remedy, fixed))
-        return values
+        if not 0 < len(first) <= 20 or self._missing(column)[row]:
+            return "is no finite number", self._advise(remedy)
+        if _BEGINS_WITH_NUMBER.match(first):
+            return (
+                "is a number with other characters",
+                "clean the column, so that its cells are numbers without units or other characters, or, if the "
+                f"decimal mark is another one, set {name_setting('decimal')}",
+            )
+        if is_feature and wrong.all() and len(set(self.columns[column][~self._missing(column)])) > 1:
+            remedy = "declare the column as categorical, with its public categories"
+            return "is no number, as all others of the column", self._advise(remedy)
+        # A value for missing cells does not help here: this text is not known to stand for none.
+        none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
+        remedy = f"correct the cell, {none}; {remedy}" if is_feature else remedy
+        return "is no finite number", self._advise(remedy, f"{_AS_TRAINED}, {none}")
 
     def _parse(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers, NaN where the text is missing or not a number."""
@@ -404,7 +400,7 @@ class Table:
         texts = self.columns[column]
         values = parse_numbers(texts, ".")
         if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
-            is_text = _mark(self.cells[header_text(column)], lambda cell: isinstance(cell, str))
+            is_text = np.array([isinstance(cell, str) for cell in self.cells[column]], dtype=bool)
             values[is_text] = parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
@@ -413,7 +409,7 @@ class Table:
         since = datetime.fromisoformat(str(constants.since))
         layout = (self.reader.dates or {}).get(column, constants.date)
         # Cells that are dates have no layout: one with the day before the month would exchange the two.
-        is_date = [isinstance(cell, date) for cell in self.cells[header_text(column)]]
+        is_date = [isinstance(cell, date) for cell in self.cells[column]]
         cells = list(zip(self.columns[column], is_date, strict=True))
         found = {cell: parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)}
         of_layout = {cell: day for cell, day in found.items() if day is not None and not cell[1]}
@@ -473,7 +469,7 @@ class Table:
 
         # The order matters: spellings and missing cells are told apart only among texts that are no declared value.
         texts = self.columns[column]
-        codes = np.array([find(text) for text in texts], dtype=np.int64)
+        codes = _map_texts(find, texts, int)
         # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
         spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
         misspelt = codes < 0
@@ -542,21 +538,20 @@ class Table:
 
     def labels(self) -> NDArray[Any]:
         """Return (n,) int64, (n,) float32, (n, 2) or (n, k) float32, by the schema's kind."""
-        schema = self.schema
-        if schema.classes is not None and isinstance(schema.label, str):
+        schema, columns = self.schema, self.schema.label_columns
+        if schema.kind == "classes":
             remedy = (
                 "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
                 "classes out, and where it is the time until an event, kind = 'survival'"
             )
-            if any(text.lower() in ("true", "false") for text in self.columns[schema.label]):
+            if any(text.lower() in ("true", "false") for text in self.columns[columns[0]]):
                 remedy = "set classes = [false, true]"
-            return self._codes(schema.label, schema.classes, remedy, "leave out rows without a label")
+            return self._codes(columns[0], schema.classes or (), remedy, "leave out rows without a label")
+        if schema.kind == "multilabel":
+            why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
+            answers = [self._answers(name, why, remedy) for name in columns]
+            return np.stack(answers, axis=1).astype(np.float32)
         if schema.event is None or schema.time is None:
-            columns = schema.label_columns
-            if schema.kind == "multilabel":
-                why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
-                answers = [self._answers(name, why, remedy) for name in columns]
-                return np.stack(answers, axis=1).astype(np.float32)
             pairs: Any = schema.label_typical or [(0.0, 1.0)] * len(columns)
             if schema.targets is None and schema.label_typical is not None:
                 pairs = [schema.label_typical]
@@ -573,7 +568,7 @@ class Table:
     def _answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
         """Return (n,) 1 and 0 for cells that say yes and no."""
         words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
-        found = np.array([words.get(text.lower(), np.nan) for text in self.columns[column]])
+        found = _map_texts(lambda text: words.get(text.lower(), np.nan), self.columns[column], float)
         self._refuse(column, ~np.isin(found, (0, 1)), why, remedy)
         return found
 
@@ -598,7 +593,7 @@ def read_cells(
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = read_frame(path, reader, {header_text(column)})
+    frame, header = read_frame(path, reader, [column])
     check_columns(path, header, {column: setting})
     _check_rows(path, frame)
     return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
@@ -652,9 +647,15 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     )
 
 
-def _mark(cells: Iterable[Any], test: Callable[[Any], object]) -> NDArray[np.bool_]:
-    """Return (n,) bool, True where a test holds for the cell."""
-    return np.array([bool(test(cell)) for cell in cells], dtype=bool)
+def _map_texts(function: Callable[[str], Any], texts: Strings, kind: type) -> NDArray[Any]:
+    """Return (n,) results of a function of each text; a text that stands in many rows is computed once."""
+    results = {text: function(text) for text in set(texts)}
+    return np.array([results[text] for text in texts], dtype=kind)
+
+
+def _mark(texts: Strings, test: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Return (n,) bool, True where a test holds for the text."""
+    return _map_texts(lambda text: bool(test(text)), texts, bool)
 
 
 def _shorten_whole(text: str, reader: Reader) -> str:
@@ -669,25 +670,15 @@ def _find_type(cells: pd.Series[Any]) -> Any:
 
 def _take_columns(
     path: Path, frame: pd.DataFrame, names: Mapping[str, str], reader: Reader, mapping: TableMapping
-) -> tuple[pd.DataFrame, dict[str, Strings]]:
-    """Return the cells of the schema's columns under its names, and their texts, those that are mapped replaced.
-
-    Args:
-        path: the path of the table.
-        frame: all its cells.
-        names: column of the schema → its name in the table.
-        reader: how the file is written.
-        mapping: how the table differs from the schema; only its values are used here.
-    """
-    named = frame[[header_text(name) for name in names.values()]]
-    texts = {
-        column: list_texts(frame[header_text(name)], path, reader.decimal) for column, name in names.items()
-    }
-    for column, values in mapping.values.items():
-        if column in texts:
-            found = {text_of(text): to_cell(value) for text, value in values.items()}
-            texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
-    return named.set_axis([header_text(column) for column in names], axis=1), texts
+) -> tuple[dict[str, pd.Series[Any]], dict[str, Strings]]:
+    """Return cells and texts of the columns `names` (in the schema → in the file), mapped values replaced."""
+    _check_rows(path, frame)
+    cells = {column: frame[header_text(name)] for column, name in names.items()}
+    texts = {column: list_texts(cells[column], path, reader.decimal) for column in names}
+    for column in mapping.values.keys() & texts.keys():
+        found = {text_of(text): to_cell(value) for text, value in mapping.values[column].items()}
+        texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
+    return cells, texts
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
@@ -26,12 +24,14 @@ from silodp.data.tables.columns import (
     Reader,
     TableMapping,
     check_typical,
+    check_values,
     header_text,
     read_categorical,
     read_mapping,
     read_numeric,
     read_reader,
     refuse_schema,
+    text_of,
 )
 from silodp.errors import SilodpError
 from silodp.settings import Range, check_choice, check_type
@@ -52,8 +52,6 @@ _OF_RECORDS = {
     "test_share", "readers", "silos",
 }  # fmt: skip
 """Fields that say nothing about features: a model is stored without them."""
-
-_WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 @dataclass(frozen=True)
@@ -138,15 +136,7 @@ class Schema:
                 raise refuse_schema(section, reason)
         if not self.numeric and not self.categorical:
             raise refuse_schema("", "no features; declare numeric ranges or categorical values")
-        self.numeric_columns()
-        for column, found in self.categorical_columns().items():
-            _check_values(f"categorical column {column!r}", found.categories)
-            if found.missing is not None and text_of(found.missing) not in map(text_of, found.categories):
-                raise refuse_schema(
-                    "categorical",
-                    f"categorical column {column!r} has missing {short(found.missing)}, which is none of its "
-                    "categories; add it to them",
-                )
+        self._columns  # noqa: B018  raises where one is wrong
         if not isinstance(self.reader, Reader):
             object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
         check_type("data.schema.readers", self.readers, Mapping)
@@ -304,7 +294,7 @@ class Schema:
                     "time until an event",
                     "data.kind",
                 )
-            _check_values("classes", self.classes)
+            check_values("classes", self.classes)
 
     def list_silo_settings(self) -> tuple[str, ...]:
         """Return the names of the settings that a silo changes: of its reader in the order of `SETTINGS`, or silos."""
@@ -368,34 +358,27 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
-        numbers: list[str] = []
-        for name, column in self.numeric_columns().items():
-            numbers += [name, f"{name} is missing"] if column.has_indicator else [name]
-        one_hot = [
-            f"{name}={value}"
-            for name, column in self.categorical_columns().items()
-            for value in column.categories
-            if not column.codes
-        ]
-        # Parties compare names: these say which category has which code.
-        codes = [f"{name}={_join(column.categories)}" for name, column in self.code_columns().items()]
-        return (*numbers, *one_hot, *codes)
+        numeric, categorical = (columns.items() for columns in self._columns)
+        ordered = [
+            *numeric,
+            *sorted(categorical, key=lambda item: item[1].codes),
+        ]  # codes are an array of their own
+        return tuple(feature for name, column in ordered for feature in column.list_features(name))
+
+    @cached_property
+    def _columns(self) -> tuple[dict[str, NumericColumn], dict[str, CategoricalColumn]]:
+        return (
+            {name: read_numeric(name, declared) for name, declared in self.numeric.items()},
+            {name: read_categorical(name, declared) for name, declared in self.categorical.items()},
+        )
 
     def numeric_columns(self) -> dict[str, NumericColumn]:
-        """Return the numeric columns by name.
-
-        Raises:
-            SilodpError: the constants of one are wrong.
-        """
-        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+        """Return the numeric columns by name."""
+        return self._columns[0]
 
     def categorical_columns(self) -> dict[str, CategoricalColumn]:
-        """Return the categorical columns by name.
-
-        Raises:
-            SilodpError: one has an unknown setting.
-        """
-        return {column: read_categorical(column, declared) for column, declared in self.categorical.items()}
+        """Return the categorical columns by name."""
+        return self._columns[1]
 
     def code_columns(self) -> dict[str, CategoricalColumn]:
         """Return the categorical columns that are given as codes by name, in the order of the array of codes."""
@@ -413,14 +396,6 @@ class Schema:
             return ()
         codes, numbers = Input(CODES, (len(sizes),), sizes), len(self.features) - len(sizes)
         return (Input(NUMERIC, (numbers,)), codes) if numbers else (codes,)
-
-    def find_range(self, column: str) -> tuple[float, float]:
-        """Return the declared range of a numeric column."""
-        return self.numeric_columns()[column].range
-
-    def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
-        return self.numeric_columns()[column].scale(values)
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
@@ -478,19 +453,6 @@ def refuse_users(message: str) -> SilodpError:
     return SilodpError(message, code="data.users", field="data.schema.users")
 
 
-def _check_values(what: str, values: Any) -> None:
-    listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and np.ndim(values)
-    if not listed or len(values) < 2 or len({str(text_of(value)) for value in values}) < len(values):
-        raise refuse_schema(
-            "", f"{what} are {short(values)}; list at least two values, all different", "data.values"
-        )
-
-
-def _join(categories: Sequence[Any]) -> str:
-    """Return categories as one text, from which they can be told."""
-    return "|".join(text_of(value).replace("\\", r"\\").replace("|", r"\|") for value in categories)
-
-
 def _to_plain(value: Any) -> Any:
     """Return a setting of a schema as JSON has it; categories become the texts that they are compared as."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -509,13 +471,6 @@ def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
     if schema is not None and schema.classes is not None:
         return tuple(map(text_of, schema.classes))
     return tuple(map(str, range(count or 0)))
-
-
-def text_of(value: object) -> str:
-    """Return a cell as text: stripped, in Unicode's form NFC, and a whole float written as an integer."""
-    text = unicodedata.normalize("NFC", str(value).strip())
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
 
 
 def to_cell(value: object) -> str:
