@@ -33,6 +33,10 @@ DELTA = 1e-5
 
 SERVER, RELEASED = "the server", "whoever sees the models"
 CLIENT, RECORD = "a client", "a record"
+RECORDS = {RECORD: 1, **{f"a person with {records} records": records for records in PERSONS_RECORDS}}
+"""Units that have records in one client or in several: name → number of records."""
+UNITS = {CLIENT: 0, **RECORDS}
+"""All units; 0 stands for a client that is emptied."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +321,7 @@ def _read_yaml_value(text: str) -> Any:
 
 
 def bound_units(
-    adversary: str, delta: float, charges: Callable[[int], list[EventCount]], units: Mapping[str, int]
+    adversary: str, delta: float, charges: Callable[[int], list[EventCount]], units: Mapping[str, int] = UNITS
 ) -> tuple[Bound, ...]:
     """Return a bound for each unit.
 
@@ -327,11 +331,8 @@ def bound_units(
         charges: from the value of a unit to its events with their counts.
         units: name of the unit → its value.
     """
-    bounds = []
-    for unit, value in units.items():
-        cost = _compute(charges(value), delta)
-        bounds.append(Bound(adversary, unit, cost.epsilon, cost.reason))
-    return tuple(bounds)
+    costs = {unit: compute_bound(charges(value), delta) for unit, value in units.items()}
+    return tuple(Bound(adversary, unit, cost.epsilon, cost.reason) for unit, cost in costs.items())
 
 
 def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RECORD)) -> tuple[Bound, ...]:
@@ -351,19 +352,18 @@ def count_batches(settings: FrameworkSettings, size: int) -> int:
     return max(1, size // batch if is_dropped else math.ceil(size / batch))
 
 
-def list_persons() -> dict[str, int]:
-    """Return persons with several records by name."""
-    return {f"a person with {records} records": records for records in PERSONS_RECORDS}
+def compute_bound(charges: list[EventCount], delta: float) -> Cost:
+    """Return the ε of some events at δ, or why there is none.
 
-
-def _compute(charges: list[EventCount], delta: float) -> Cost:
+    Source: for Gaussian noise alone, Dong, Roth and Su 2022, Corollary 3.3.
+    """
     cost = compute_cost(charges, delta, choose_accountant(event for event, _ in charges))
     # A release on a sample costs at most what it costs on everybody.
     whole = [(event.event if isinstance(event, RevealedSample) else event, count) for event, count in charges]
     releases = [(event, count) for event, count in whole if isinstance(event, Gaussian)]
     if cost.epsilon is None and len(releases) == len(charges):
         # Accountants promise nothing where noise is so small; here the number is of interest. Independent Gaussian
-        # mechanisms are one whose 1/σ² is their sum (Dong, Roth and Su 2022, Corollary 3.3).
+        # mechanisms are one whose 1/σ² is their sum.
         precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
         return Cost(compute_gaussian_epsilon(precision**-0.5, delta))
     return cost

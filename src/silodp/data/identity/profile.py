@@ -17,20 +17,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from silodp.data.identity.spellings import (
-    MAX_LENGTH,
-    REASONS,
-    REMEDIES,
-    Kind,
-    Refusal,
-    clean_text,
-    compile_layouts,
-    count_places,
-    find_layout_fault,
-    find_wrong_checks,
-    has_letters,
-    read_text,
-)
+from silodp.data.identity import spellings
 from silodp.errors import SilodpError
 from silodp.parsing import parse_toml
 from silodp.settings import Count, Settings, Whole, check_path
@@ -82,9 +69,9 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     """
 
     study: str
-    kind: Kind
+    kind: spellings.Kind
     population: Count
-    width: Annotated[int, Whole(most=MAX_LENGTH)] | None = None
+    width: Annotated[int, Whole(most=spellings.MAX_LENGTH)] | None = None
     layouts: tuple[str, ...] = ()
     check: Literal["mod11", "luhn", "mod97"] | None = None
     placeholders: tuple[str, ...] = ()
@@ -119,37 +106,37 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         if self.kind == "code" and self.check in ("mod11", "luhn"):
             raise _fault("check", self.check, "choose 'mod97' for a code, because the others are for digits")
         for layout in self.layouts:
-            fault = find_layout_fault(layout)
+            fault = spellings.find_layout_fault(layout)
             if fault is not None:
                 raise _fault("layouts", layout, f"it {fault}; write for example '###-###-####'")
-            if self.kind == "digits" and has_letters(layout):
+            if self.kind == "digits" and spellings.has_letters(layout):
                 raise _fault(
                     "layouts", layout, "use '#' only, because identifiers of kind 'digits' have no letters"
                 )
-            if self.width is not None and count_places(layout) != self.width:
+            if self.width is not None and spellings.count_places(layout) != self.width:
                 raise _fault(
                     "layouts",
                     layout,
-                    f"give it {self.width} places, as many as the width, and not {count_places(layout)}",
+                    f"give it {self.width} places, as many as the width, and not {spellings.count_places(layout)}",
                 )
 
     def _check_placeholders(self) -> None:
         """Check that every placeholder can be met: cells are compared after their characters were normalized."""
         for text in self.placeholders:
-            if not 0 < len(text) <= MAX_LENGTH or clean_text(text) != text:
+            if not 0 < len(text) <= spellings.MAX_LENGTH or spellings.clean_text(text) != text:
                 raise _fault("placeholders", text, "write it in plain characters, without space around it")
 
     # --- reading cells ---
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return compile_layouts(self.kind, self.width, self.layouts)
+        return spellings.compile_layouts(self.kind, self.width, self.layouts)
 
     @cached_property
     def _folded_placeholders(self) -> frozenset[str]:
         return frozenset(text.casefold() for text in self.placeholders)
 
-    def parse(self, cell: object) -> str | Refusal:
+    def parse(self, cell: object) -> str | spellings.Refusal:
         """Return the identifier that a cell spells, or why it holds none; see the class for the order.
 
         Args:
@@ -157,28 +144,28 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         """
         return self.parse_column([cell])[0]
 
-    def parse_column(self, cells: Iterable[object]) -> list[str | Refusal]:
+    def parse_column(self, cells: Iterable[object]) -> list[str | spellings.Refusal]:
         """Return `parse` of every cell; a spelling that occurs in many rows is read once."""
         cells = list(cells)
         known = {cell: self._read(cell) for cell in dict.fromkeys(cells)}
         if self.check is not None:
-            wrong = find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
-            known = {cell: Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
+            wrong = spellings.find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
+            known = {cell: spellings.Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
         return [known[cell] for cell in cells]
 
-    def _read(self, cell: object) -> str | Refusal:
+    def _read(self, cell: object) -> str | spellings.Refusal:
         """Return the identifier that a cell spells, its check digit not yet checked."""
         if not isinstance(cell, str):
-            return Refusal.NUMBER
-        text = clean_text(cell)
+            return spellings.Refusal.NUMBER
+        text = spellings.clean_text(cell)
         if text is None:
-            return Refusal.CHARACTER
+            return spellings.Refusal.CHARACTER
         if text.casefold() in self._folded_placeholders:
-            return Refusal.PLACEHOLDER
-        value = read_text(text, self.kind, self.width, self.layouts, self._pattern)
+            return spellings.Refusal.PLACEHOLDER
+        value = spellings.read_text(text, self.kind, self.width, self.layouts, self._pattern)
         # Before the check digit: a placeholder such as 9999999999 is to be known as one also where its digit is wrong.
         if isinstance(value, str) and value.casefold() in self._folded_placeholders:
-            return Refusal.PLACEHOLDER
+            return spellings.Refusal.PLACEHOLDER
         return value
 
     def normalize(self, cell: object, row: int, where: str = "") -> str | None:
@@ -198,13 +185,13 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         """
         return self._accept(self.parse(cell), row, where)
 
-    def _accept(self, parsed: str | Refusal, row: int, where: str) -> str | None:
+    def _accept(self, parsed: str | spellings.Refusal, row: int, where: str) -> str | None:
         if isinstance(parsed, str):
             return parsed
         if parsed.stands_for_none and self.missing == "drop":
             return None
         raise SilodpError(
-            f"{where}{': ' if where else ''}data row {row} {REASONS[parsed]}; {REMEDIES[parsed]}",
+            f"{where}{': ' if where else ''}data row {row} {spellings.REASONS[parsed]}; {spellings.REMEDIES[parsed]}",
             code="identity.cell",
             field="data.schema.identity",
         )

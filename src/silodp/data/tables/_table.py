@@ -21,26 +21,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.identity.spellings import MISSING, names_no_person
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
-from silodp.data.tables._cells import (
-    MIN_ROUNDED,
-    Strings,
-    describe_header,
-    format_names,
-    list_identifiers,
-    list_texts,
-    needs_all_digits,
-    parse_date,
-    parse_numbers,
-)
-from silodp.data.tables._files import (
-    is_text_file,
-    is_workbook,
-    name_date,
-    name_date_option,
-    name_missing_option,
-    name_setting,
-    read_frame,
-)
+from silodp.data.tables import _cells, _files
 from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text, text_of
 from silodp.data.tables.schema import Schema, is_test_person, to_cell
 from silodp.errors import SilodpError
@@ -110,7 +91,7 @@ class Table:
     path: Path
     schema: Schema
     cells: Mapping[str, pd.Series[Any]] = field(repr=False)
-    columns: dict[str, Strings] = field(repr=False)
+    columns: dict[str, _cells.Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
     mapping: TableMapping = field(default_factory=TableMapping)
@@ -144,7 +125,7 @@ class Table:
         reader = schema.reader if reader is None else reader
         mapping = TableMapping() if mapping is None else mapping
         names = {column: mapping.columns.get(column, column) for column in schema.columns}
-        frame, header = read_frame(path, reader, names.values())
+        frame, header = _files.read_frame(path, reader, names.values())
         check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
         table = cls(
             path, schema, *_take_columns(path, frame, names, reader, mapping), reader=reader, mapping=mapping
@@ -155,7 +136,7 @@ class Table:
             )
             return table
         where = f"{path}: column {schema.user!r}"
-        keys = list_identifiers(table.cells[schema.user], path, reader.missing)
+        keys = _cells.list_identifiers(table.cells[schema.user], path, reader.missing)
         found = profile.normalize_column(keys, where)
         table.dropped = np.array([key is None for key in found], dtype=bool)
         if table.dropped.any():
@@ -187,8 +168,8 @@ class Table:
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            frame, header = read_frame(source, schema.reader, names.values())
-        needed = f"give the table the columns {format_names(list(names.values()))}"
+            frame, header = _files.read_frame(source, schema.reader, names.values())
+        needed = f"give the table the columns {_cells.format_names(list(names.values()))}"
         check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
         cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
         return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
@@ -243,7 +224,7 @@ class Table:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
         digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
-        from_workbook = is_workbook(self.path)
+        from_workbook = _files.is_workbook(self.path)
 
         def is_rounded(key: Any) -> bool:
             if isinstance(key, str):
@@ -251,7 +232,7 @@ class Table:
                 return long is not None and int(long[1]) >= 2**53
             if isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits:
                 return True
-            return from_workbook and isinstance(key, int | float) and abs(key) >= MIN_ROUNDED
+            return from_workbook and isinstance(key, int | float) and abs(key) >= _cells.MIN_ROUNDED
 
         rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch)
         rounded |= np.array([is_rounded(key) for key in keys], dtype=bool)
@@ -278,11 +259,11 @@ class Table:
         numeric |= set(schema.label_columns if schema.kind == "real" else ())
         if self.reader.missing and column in numeric:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
-            found |= np.isin(self._parse_cells(column), parse_numbers(listed, self.reader.decimal))
+            found |= np.isin(self._parse_cells(column), _cells.parse_numbers(listed, self.reader.decimal))
         return found
 
     @cached_property
-    def keys(self) -> Strings:
+    def keys(self) -> _cells.Strings:
         """(n,) user keys as text, none missing; "" in dropped rows only."""
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
@@ -359,7 +340,7 @@ class Table:
                 "has a point, and the decimal mark is declared as ','",
                 f"{remedy}, and with decimal commas",
             )
-        comma = f"set {name_setting('decimal', ',')}"
+        comma = f"set {_files.name_setting('decimal', ',')}"
         if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
             return (
                 "has a comma that may stand for thousands",
@@ -378,13 +359,13 @@ class Table:
             return (
                 "is a number with other characters",
                 "clean the column, so that its cells are numbers without units or other characters, or, if the "
-                f"decimal mark is another one, set {name_setting('decimal')}",
+                f"decimal mark is another one, set {_files.name_setting('decimal')}",
             )
         if is_feature and wrong.all() and len(set(self.columns[column][~self._missing(column)])) > 1:
             remedy = "declare the column as categorical, with its public categories"
             return "is no number, as all others of the column", self._advise(remedy)
         # A value for missing cells does not help here: this text is not known to stand for none.
-        none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
+        none = f"or, if this stands for no value, set {_files.name_setting('missing', [first])}"
         remedy = f"correct the cell, {none}; {remedy}" if is_feature else remedy
         return "is no finite number", self._advise(remedy, f"{_AS_TRAINED}, {none}")
 
@@ -398,10 +379,10 @@ class Table:
     def _parse_cells(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers, those of text by the decimal mark of the file, NaN where the text is not a number."""
         texts = self.columns[column]
-        values = parse_numbers(texts, ".")
+        values = _cells.parse_numbers(texts, ".")
         if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
             is_text = np.array([isinstance(cell, str) for cell in self.cells[column]], dtype=bool)
-            values[is_text] = parse_numbers(texts[is_text], self.reader.decimal)
+            values[is_text] = _cells.parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
@@ -411,14 +392,16 @@ class Table:
         # Cells that are dates have no layout: one with the day before the month would exchange the two.
         is_date = [isinstance(cell, date) for cell in self.cells[column]]
         cells = list(zip(self.columns[column], is_date, strict=True))
-        found = {cell: parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)}
+        found = {
+            cell: _cells.parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)
+        }
         of_layout = {cell: day for cell, day in found.items() if day is not None and not cell[1]}
         if any(is_date):
             # A spreadsheet program has no dates before 1900.
             converted = {
                 cell
                 for cell, day in of_layout.items()
-                if day >= _FIRST_OF_WORKBOOKS and parse_date(cell[0]) is None
+                if day >= _FIRST_OF_WORKBOOKS and _cells.parse_date(cell[0]) is None
             }
             self._refuse(
                 column,
@@ -427,8 +410,8 @@ class Table:
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
             )
-        if not of_layout and not is_text_file(self.path):
-            found = {cell: day or parse_date(cell[0]) for cell, day in found.items()}
+        if not of_layout and not _files.is_text_file(self.path):
+            found = {cell: day or _cells.parse_date(cell[0]) for cell, day in found.items()}
         days = {
             cell: np.nan if day is None else (day - since) / timedelta(days=1) for cell, day in found.items()
         }
@@ -437,14 +420,15 @@ class Table:
         values[missing] = np.nan
         wrong = np.isnan(values)
         why = f"is no date of the layout {layout!r}"
-        if needs_all_digits(layout):
+        if _cells.needs_all_digits(layout):
             why += (
                 ", where each number has all its digits (a first zero may be lost: export the column as text)"
             )
         if constants.missing is not None:
             wrong &= ~missing
-        remedy = f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty"
-        fixed = f"give the layout of this table ({name_date_option(column)}), or correct the cell"
+        remedy = f"correct the layout ({_files.name_date(column)}), "
+        remedy += "or declare missing for the column where cells are empty"
+        fixed = f"give the layout of this table ({_files.name_date_option(column)}), or correct the cell"
         self._refuse(column, wrong, why, self._advise(remedy, fixed))
         return values
 
@@ -481,7 +465,7 @@ class Table:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & missing_cells] = place
         self._refuse(column, (codes < 0) & missing_cells, "stands for no value", self._advise(if_empty))
-        why = f"is none of {format_names([*numbers, *words])}"
+        why = f"is none of {_cells.format_names([*numbers, *words])}"
         self._refuse(column, codes < 0, why, self._advise(remedy))
         return codes
 
@@ -525,9 +509,11 @@ class Table:
                 "(--out-of-range clip)"
             )
             if _MISSING_CODE.fullmatch(first):
-                remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+                remedy += (
+                    f", or, if {first} stands for no value, set {_files.name_setting('missing', [first])}"
+                )
             if constants.fill is not None:
-                fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
+                fixed = f"if it stands for no value, give {_files.name_missing_option(first)}; else {fixed}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
             self._refuse(column, outside, why, self._advise(remedy, fixed))
         elif outside.any():
@@ -593,10 +579,10 @@ def read_cells(
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = read_frame(path, reader, [column])
+    frame, header = _files.read_frame(path, reader, [column])
     check_columns(path, header, {column: setting})
     _check_rows(path, frame)
-    return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
+    return _cells.list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
 def check_columns(
@@ -620,7 +606,7 @@ def check_columns(
         wrong = "appears twice" if name in header else "is missing"
         hint = suggest_name(name, header) if is_header and name not in header and not remedy else None
         listed = (
-            f"; it has {describe_header(header)}"
+            f"; it has {_cells.describe_header(header)}"
             if is_header
             else ", whose first row must be the header, with nothing above the header"
         )
@@ -647,13 +633,13 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     )
 
 
-def _map_texts(function: Callable[[str], Any], texts: Strings, kind: type) -> NDArray[Any]:
+def _map_texts(function: Callable[[str], Any], texts: _cells.Strings, kind: type) -> NDArray[Any]:
     """Return (n,) results of a function of each text; a text that stands in many rows is computed once."""
     results = {text: function(text) for text in set(texts)}
     return np.array([results[text] for text in texts], dtype=kind)
 
 
-def _mark(texts: Strings, test: Callable[[str], object]) -> NDArray[np.bool_]:
+def _mark(texts: _cells.Strings, test: Callable[[str], object]) -> NDArray[np.bool_]:
     """Return (n,) bool, True where a test holds for the text."""
     return _map_texts(lambda text: bool(test(text)), texts, bool)
 
@@ -670,11 +656,11 @@ def _find_type(cells: pd.Series[Any]) -> Any:
 
 def _take_columns(
     path: Path, frame: pd.DataFrame, names: Mapping[str, str], reader: Reader, mapping: TableMapping
-) -> tuple[dict[str, pd.Series[Any]], dict[str, Strings]]:
+) -> tuple[dict[str, pd.Series[Any]], dict[str, _cells.Strings]]:
     """Return cells and texts of the columns `names` (in the schema → in the file), mapped values replaced."""
     _check_rows(path, frame)
     cells = {column: frame[header_text(name)] for column, name in names.items()}
-    texts = {column: list_texts(cells[column], path, reader.decimal) for column in names}
+    texts = {column: _cells.list_texts(cells[column], path, reader.decimal) for column in names}
     for column in mapping.values.keys() & texts.keys():
         found = {text_of(text): to_cell(value) for text, value in mapping.values[column].items()}
         texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
