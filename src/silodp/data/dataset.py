@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from silodp.data.federation import Federation
 from silodp.data.inputs import Input
 from silodp.data.public import LabelKind, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.data.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Dataset:
         Raises:
             SilodpError: the loader returned something else than a Federation, or refused the arguments or the files.
         """
+        from silodp.data.federation import Federation  # a plan reads no data, and does not need it
+
         federation = self.loader(**arguments)
         if not isinstance(federation, Federation):
             raise SilodpError(

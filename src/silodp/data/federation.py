@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.budget_distributions import PREFERENCES, Preference
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
@@ -20,6 +19,9 @@ from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE, Settings
 from silodp.text import shorten
+
+if TYPE_CHECKING:
+    from silodp.data.budget_distributions import Preference
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,13 +236,14 @@ class Federation(Settings):
             SilodpError: an unknown name, another number of budgets than units, or budgets that are not finite and
                 above 0.
         """
+        from silodp.data.budget_distributions import PREFERENCES
+
         if unit not in ("record", "user"):
             raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'", code="data.federation")
+        names = ", ".join(PREFERENCES)
         if isinstance(budgets, str):
             if budgets not in PREFERENCES:
-                raise SilodpError(
-                    f"budgets is {budgets!r}; choose one of {', '.join(PREFERENCES)}", code="data.federation"
-                )
+                raise SilodpError(f"budgets is {budgets!r}; choose one of {names}", code="data.federation")
             budgets = PREFERENCES[budgets]
         sizes = [len(silo) for silo in self.silos]
         count = self.users if unit == "user" else sum(sizes)
@@ -248,15 +251,14 @@ class Federation(Settings):
             given: Any = budgets(count, np.random.default_rng(seed))
         elif isinstance(budgets, np.ndarray):
             given = budgets
+        elif isinstance(budgets, Sequence) and len(budgets):
+            given = np.concatenate([np.atleast_1d(part) for part in budgets])
         else:
-            parts = [np.atleast_1d(part) for part in budgets] if isinstance(budgets, Sequence) else []
-            if not parts:
-                raise SilodpError(
-                    f"budgets is a {type(budgets).__name__}; give one of {', '.join(PREFERENCES)}, a function, or "
-                    f"arrays of one ε for every {unit}",
-                    code="data.federation",
-                )
-            given = np.concatenate(parts)
+            raise SilodpError(
+                f"budgets is a {type(budgets).__name__}; give one of {names}, a function, or arrays of one ε for every "
+                f"{unit}",
+                code="data.federation",
+            )
         if np.issubdtype(given.dtype, np.number):
             given = given.astype(np.float64)
         check_budgets(given, count, f"federation {self.name!r}", unit)

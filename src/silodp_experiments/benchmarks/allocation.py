@@ -24,48 +24,6 @@ MAIN_SHARE = 0.8
 """Share of a user's records in one silo, where silos are fixed."""
 
 
-def uniform(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Draw user and silo of every record, independently and uniformly.
-
-    With `labels` (n,) and `labels_per_user` a record goes to a user who holds its label (see `zipf`).
-
-    Returns:
-        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
-    """
-    user = _draw_users(records, np.full(users, 1 / users), generator, labels, labels_per_user)
-    return user, generator.integers(silos, size=records)
-
-
-def zipf(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Draw every record's user with probability ∝ rank^-0.5, then its silo with probability ∝ rank^-2.
-
-    For each user, the silos are ranked in a separate random order.
-
-    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are
-    given about equally often. The user of a record is then drawn only among the users who have its label, with
-    the same weights.
-
-    Returns:
-        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
-    """
-    user = _draw_users(records, zipf_weights(users, USER_EXPONENT), generator, labels, labels_per_user)
-    return user, draw_silos(user, users, silos, generator)
-
-
 def _draw_users(
     records: int,
     weights: NDArray[np.float64],
@@ -73,7 +31,11 @@ def _draw_users(
     labels: ArrayLike | None,
     labels_per_user: int | None,
 ) -> Indices:
-    """Draw (n,) users with `weights`, or, per label, among the users who hold it."""
+    """Draw (n,) users with `weights`, or, per label, among the users who hold it.
+
+    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are given about
+    equally often. The user of a record is then drawn only among the users who have its label, with the same weights.
+    """
     users = len(weights)
     if labels_per_user is None:
         return generator.choice(users, size=records, p=weights)
@@ -244,7 +206,9 @@ def allocate(
     `sizes[1]` times, and so on.
 
     Args:
-        scheme: "uniform", "zipf", or "own", which makes every record a user.
+        scheme: "uniform" draws user and silo of a record independently; "zipf" draws its user with probability
+            ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of the silos that is drawn for each user; "own" makes every
+            record a user.
         users: U; unused by "own".
         generator: of all draws.
         records: n.
@@ -304,6 +268,8 @@ def allocate(
         )
     if scheme == "own":
         return one_user_per_record(records, silos, generator, labels, labels_per_silo)
+    weights = np.full(users, 1 / users) if scheme == "uniform" else zipf_weights(users, USER_EXPONENT)
+    user = _draw_users(records, weights, generator, labels, labels_per_user)
     if scheme == "uniform":
-        return uniform(records, users, silos, generator, labels, labels_per_user)
-    return zipf(records, users, silos, generator, labels, labels_per_user)
+        return user, generator.integers(silos, size=records)
+    return user, draw_silos(user, users, silos, generator)

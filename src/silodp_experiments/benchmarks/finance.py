@@ -17,11 +17,11 @@ from silodp.settings import check_choice
 from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
-    count_users,
+    Shares,
     data_root,
+    federate_free,
     find_file,
     hold_out,
-    make_free_silos,
     make_test,
 )
 
@@ -102,16 +102,10 @@ def creditcard(
         components = CREDITCARD_COMPONENTS.scale(x[:, 1:29])
         x = np.column_stack([x[:, 0] / 86_400 - 1, components, np.log1p(x[:, 29]) / 5 - 1])
     x = x.astype(np.float32)
-    return Federation(
-        silos=make_free_silos(
-            x[train], y[train], users, silos, allocation, seed, labels_per_user, test=(x[test], y[test])
-        ),
-        users=count_users(allocation, users, len(train)),
-        test=make_test(x[test], y[test]),
-        assumptions=(CREDITCARD.private_scaling,) if normalize == "private" else (),
-        name="creditcard",
-        classes=2,
-        features=features,
+    shares = Shares(users, silos, allocation, seed, labels_per_user)
+    held_out = (x[test], y[test])
+    return federate_free(
+        CREDITCARD, (x[train], y[train]), held_out, shares, normalize=normalize, features=features
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,10 +17,8 @@ from silodp_experiments.benchmarks._common import (
     Floats,
     Normalize,
     Shares,
-    count_users,
+    federate_free,
     find_file,
-    make_free_silos,
-    make_test,
 )
 
 Split = Literal["source", "pooled", "tuning"]
@@ -91,14 +88,7 @@ def _images(
         scale, shift = np.float32(1 / (255 * deviation)), np.float32(mean / deviation)
         parts[part] = (pixels[:, None].astype(np.float32) * scale - shift, labels)
     train, test = _split(parts["train"], parts["t10k"], split, shares.seed)
-    return Federation(
-        silos=make_free_silos(*train, **asdict(shares), test=test),
-        users=count_users(shares.allocation, shares.users, len(train[1])),
-        test=make_test(*test),
-        assumptions=(dataset.private_scaling,) if normalize == "private" else (),
-        name=dataset.name,
-        classes=10,
-    )
+    return federate_free(dataset, train, test, shares, normalize=normalize)
 
 
 def _split(
