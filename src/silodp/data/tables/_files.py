@@ -409,17 +409,11 @@ def _open_bytes(path: Path) -> IO[bytes]:
 
 def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     """Return the error about a file that is not in the declared encoding."""
-    found = ""
-    if _looks_like_utf_16(path):
-        found = "utf-16"
-    else:
-        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in western Europe and America
-            try:
-                _decode(path, encoding)
-            except UnicodeError:
-                continue
+    found = "utf-16" if _looks_like_utf_16(path) else ""
+    for encoding in () if found else ("cp1252", "utf-8"):  # cp1252: Windows in western Europe and America
+        with suppress(UnicodeError):
+            _decode(path, encoding)
             found = encoding
-            break
     guess = f"it looks like {found}: set {name_setting('encoding', found)}"
     guess = guess if found else f"it is no text in UTF-8, UTF-16 or cp1252: set {name_setting('encoding')}"
     return _make_error(

@@ -22,7 +22,7 @@ from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
-from silodp.data.tables._table import Table
+from silodp.data.tables._table import Table, read_cells
 from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
 from silodp.errors import SilodpError
@@ -265,3 +265,49 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     if not known:
         raise refuse_users(f"{source}: the list of users is empty; list every user's key, one per line")
     return known
+
+
+def read_person_index(path: Path, profile: IdentityProfile) -> dict[str, int]:
+    """Read the positions of a silo's persons.
+
+    A trust center that knows the identifiers of all silos gives everyone who has several records, in whatever silos,
+    one position. Positions should be drawn at random below U, so that they say nothing of the persons.
+
+    Args:
+        path: a CSV or Parquet file with the columns `id`, read by the profile, and `position`, from 0 to U − 1.
+        profile: the identity profile of the run.
+
+    Returns:
+        Positions by identifier, as the profile writes it.
+
+    Raises:
+        SilodpError: the file cannot be read, the profile refuses an identifier, or an identifier or a position is there
+            twice, missing or out of range (code identity.index).
+    """
+    identifiers = profile.normalize_column(read_cells(path, "id"), f"{path}: column 'id'")
+    index: dict[str, int] = {}
+    taken = set[int]()
+    for row, (identifier, cell) in enumerate(
+        zip(identifiers, read_cells(path, "position"), strict=True), start=1
+    ):
+        text = str(cell)
+        position = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else -1
+        if not 0 <= position < profile.population:
+            raise _refuse_index(
+                path, row, f"the position is not a whole number from 0 to {profile.population - 1}"
+            )
+        if identifier is None:
+            raise _refuse_index(path, row, "the identifier is missing")
+        if identifier in index or position in taken:
+            raise _refuse_index(path, row, "the identifier or the position was there before")
+        index[identifier] = position
+        taken.add(position)
+    return index
+
+
+def _refuse_index(path: Path, row: int, what: str) -> SilodpError:
+    return SilodpError(
+        f"{path}: in data row {row} {what}; ask the trust center for a new file.",
+        code="identity.index",
+        field="index",
+    )
