@@ -145,6 +145,7 @@ class FrameworkSettings:
                 field=name,
             )
         value = self.values[name]
+        # YAML and JSON write 100.0 for a number of rounds, too.
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         try:
             check_value(name, value, declared)
@@ -252,6 +253,7 @@ def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettin
     values: TomlTable = {}
     typed: TomlTable = {}
     for text in given:
+        # A file may be named a=b.toml: what exists is read as a file.
         if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
             one = _normalize_names(apply_override({}, text))
             values, typed = values | one, typed | one

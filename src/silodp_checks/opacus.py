@@ -31,6 +31,7 @@ class Opacus(base.Framework):
         rounds = settings.whole("rounds", "num_rounds", default=1)
         if "sample_rate" in settings:
             rate = settings.share("sample_rate")
+            # 1e-9: 1/0.1 may be a little less than 10 in floating point.
             batches = max(1, math.floor(1 / rate + 1e-9))
         else:
             # As Opacus: one over the number of batches of the loader.

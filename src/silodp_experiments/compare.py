@@ -126,6 +126,7 @@ def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: Me
     if spec.method.unit is None:
         settings["aggregator"] = Plain()  # without privacy there is nothing to hide
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
+    # Else the whole comparison would be refused for a method that cannot have it; the note says which.
     settings["separate"] &= supports_separate(type(spec.method))
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
@@ -163,6 +164,7 @@ def _run(
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
     write_durably(path, json.dumps(found, ensure_ascii=False).encode())
+    # As it will be read back: tuples are lists, and a new run compares equal to a stored one.
     return json.loads(json.dumps(found)), True
 
 

@@ -81,6 +81,7 @@ def fetch(
     if origin.alternative and (folder / origin.alternative).is_file():
         return [folder / origin.alternative]
     for file, digest in origin.files.items():
+        # A file with other bytes is fetched again: it may be the rest of an older program.
         if _state(folder / file, digest) != "ok":
             if not addresses.get(file):
                 raise SilodpError(
@@ -171,6 +172,7 @@ def _download(urls: tuple[str, ...], path: Path, digest: str) -> None:
     failures = []
     for url in urls:
         try:
+            # pooch compares the hash of a temporary file and renames it: a download that stops leaves nothing.
             pooch.retrieve(url, f"sha256:{digest}", path.name, path.parent, downloader=_read_url)
             return
         except OSError as error:  # those of requests are OSErrors, too

@@ -185,6 +185,7 @@ class Dataset:
 
     def argument(self, arguments: Mapping[str, Any], name: str) -> Any:
         """Return an argument of the loader, else its default, else None."""
+        # The signature is the only place of a default, so that configuration and Python cannot differ.
         parameter = inspect.signature(self.loader).parameters.get(name)
         default = None if parameter is None or parameter.default is parameter.empty else parameter.default
         return arguments.get(name, default)

@@ -91,6 +91,7 @@ class Federation(Settings):
                 raise self._refusal(f"{name} is {shorten(value)}; give a list, every one as text")
         super().__post_init__()
         if self.user_keys is not None:
+            # A profile declares U for people without records, too, and those have no key here.
             keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
             if len(self.user_keys) != keys or len(set(self.user_keys)) < keys:
                 raise self._refusal(
@@ -214,6 +215,7 @@ class Federation(Settings):
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of records of every user in every silo, n[s,u]: (S, U) int64. Private."""
+        # With minlength: users without a record in this silo have a column, too.
         rows = [np.bincount(silo.user, minlength=self.users) for silo in self.silos]
         return np.stack(rows).astype(np.int64)
 
@@ -264,6 +266,7 @@ class Federation(Settings):
         check_budgets(given, count, f"federation {self.name!r}", unit)
         if unit == "user":
             return replace(self, user_budgets=given)
+        # Drawn for all silos at once, so that shares of a distribution hold over the federation and not in each silo.
         shares = np.split(given, np.cumsum(sizes)[:-1])
         silos = tuple(replace(silo, budget=part) for silo, part in zip(self.silos, shares, strict=True))
         return replace(self, silos=silos)
@@ -278,6 +281,7 @@ class Federation(Settings):
         if self.inputs:
             hasher.update(repr(self.inputs).encode())
         for silo in (*self.silos, *([self.test] if self.test is not None else [])):
+            # Digests have one length, so that no array can pass for the end of another.
             hasher.update(bytes.fromhex(silo.digest()))
         return hasher.hexdigest()
 

@@ -120,6 +120,7 @@ class Input:
         shape = (count, *self.shape)
         if self.categories is None:
             return random.standard_normal(shape, dtype=np.float32)
+        # The largest id is there, so that an embedding with too few rows fails here and not on a record.
         largest = np.broadcast_to(np.asarray(self.categories) - 1, self.shape)
         ids = random.integers(0, largest + 1, shape)
         # At every other place of two records, so that no record consists of one id (such as padding) alone.
@@ -184,6 +185,7 @@ def find_fault(x: Any, record_shape: tuple[int, ...], inputs: Sequence[Input]) -
     for one in inputs:
         if one.categories is not None:
             ids = arrays[one.name]
+            # Out of range, an id would fail in the model with a message that may show it.
             if bool(((ids < 0) | (ids >= np.asarray(one.categories))).any()):
                 return f"{one.label} holds an id outside 0 to K − 1, with the public K = {one.categories}"
     return None

@@ -200,6 +200,7 @@ class SiloData:
         """The held-out records, of which there may be none."""
         if self.test is not None:
             return self.test
+        # Views of no rows keep shapes and types, which callers compare.
         return SiloData(self.name, self.x[:0], self.y[:0], self.user[:0], labels=self.labels)
 
     def digest(self) -> str:
@@ -212,8 +213,10 @@ class SiloData:
             hasher.update(repr(list(self.x.keys())).encode())
         features = list_arrays(self.x).values()
         for array in (*features, self.y, self.user, *(() if self.budget is None else (self.budget,))):
+            # The same bytes in another shape or type are other data.
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
+        # Only where it says more than the array: digests of older checkpoints stay as they are.
         if self.labels != find_label_kind(self.y):
             hasher.update(str(self.labels).encode())
         if self.identifiers is not None:
@@ -243,6 +246,7 @@ def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
             f"{where}: budgets are not an array ({count},) of float64; give one ε for every {unit}",
             code="data.budgets",
         )
+    # NaN compares as not above 0, and infinity is refused: it would mean no privacy at all.
     wrong = int((~(np.isfinite(budgets) & (budgets > 0))).sum())
     if wrong:
         raise SilodpError(

@@ -139,6 +139,7 @@ def federate_free(
     silos = []
     for s in range(shares.silos or 0):
         name, mine = f"silo-{s + 1}", silo == s
+        # In turn, not drawn: the draws for training records stay the same with and without held-out ones.
         held_out = hold_out(name, test[0][s :: shares.silos], test[1][s :: shares.silos])
         silos.append(SiloData(name, x[mine], y[mine], user[mine], test=held_out))
     return _make_federation(dataset, silos, test, shares, **facts)

@@ -54,14 +54,17 @@ def _draw_users(
             field="labels_per_user",
         )
     # All labels in a random order, repeated: every label has a user, all about the same number of users.
+    # Rounded up: the last deck may be dealt in part.
     decks = -(-labels_per_user * users // len(values))
     deck = generator.permuted(np.tile(np.arange(len(values)), (decks, 1)), axis=1).ravel()
     hands = deck[: labels_per_user * users].reshape(users, labels_per_user)
+    # The first users, who have most records, must not hold the labels of the first deck alone.
     hands = generator.permutation(hands, axis=0)
     user = np.empty(records, dtype=np.int64)
     for value in range(len(values)):
         mine = np.flatnonzero(label == value)
         holders = np.flatnonzero((hands == value).any(axis=1))
+        # Renormalized among the holders, so that users keep their weights relative to each other.
         share = weights[holders] / weights[holders].sum()
         user[mine] = generator.choice(holders, size=len(mine), p=share)
     return user
@@ -78,6 +81,8 @@ def uniform_fixed(
 
     Returns:
         one array (sizes[s],) of users per silo.
+
+    Source: ULDP-FL, section 5.1.1, "uniform" for HeartDisease and TcgaBrca.
     """
     units = _units(sizes, pairs)
     drawn = [generator.integers(users, size=size) for size in units]
@@ -100,10 +105,13 @@ def zipf_fixed(
 
     Returns:
         one array (sizes[s],) of users per silo.
+
+    Source: ULDP-FL, section 5.1.1, "zipf" for HeartDisease and TcgaBrca.
     """
     room = _units(sizes, pairs)
     drawn: list[list[int]] = [[] for _ in room]
     totals = generator.multinomial(room.sum(), zipf_weights(users, USER_EXPONENT))
+    # Users with most records choose first, while there is room for their 80 %.
     for user in np.argsort(-totals, kind="stable"):
         total = int(totals[user])
         if total == 0:
@@ -145,6 +153,7 @@ def _spread(
     result = []
     for users, size in zip(drawn, sizes, strict=True):
         if pairs:
+            # An odd record goes to a user with a pair here: alone it would give no Cox loss.
             odd = generator.choice(users, size=size % 2) if size else users
             users = np.concatenate([np.repeat(users, 2), odd])
         result.append(generator.permutation(users))
@@ -179,6 +188,7 @@ def one_user_per_record(
                 code="argument.value",
                 field="labels_per_silo",
             )
+        # A stable sort keeps the random order within a label, so that shards differ between seeds.
         by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
         shards = np.array_split(by_label, silos * labels_per_silo)
         for place, shard in enumerate(generator.permutation(len(shards))):

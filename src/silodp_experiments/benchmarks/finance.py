@@ -99,6 +99,7 @@ def creditcard(
     if normalize == "private":
         x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
     else:
+        # Two days of records, in seconds; amounts from cents to thousands, so by their logarithm.
         components = CREDITCARD_COMPONENTS.scale(x[:, 1:29])
         x = np.column_stack([x[:, 0] / 86_400 - 1, components, np.log1p(x[:, 29]) / 5 - 1])
     x = x.astype(np.float32)
@@ -115,6 +116,7 @@ def _creditcard_table(root: str | Path | None) -> pd.DataFrame:
     full = data_root(root) / "creditcard" / "creditcard.csv"
     if full.is_file() and not (full.parent / "creditcard_subset.parquet").is_file():
         table = pd.read_csv(full)
+        # All frauds stay: they are a sixth of a percent of the full table.
         honest = table[table["Class"] == 0].sample(29_252, random_state=SPLIT_SEED)
         return pd.concat([table[table["Class"] == 1], honest]).sort_index()
     table = pd.read_parquet(find_file(root, "creditcard", "creditcard_subset.parquet"))
@@ -167,6 +169,7 @@ def acs_income(
         order = generator.permutation(len(rows))[:max_per_state]
         x = _acs_features(rows.iloc[order], normalize)
         y = rows["PINCP_gt_50k"].to_numpy()[order].astype(np.int64)
+        # Every state has a test record, also where few rows are kept.
         held = max(1, round(test_share * len(y)))
         test_x.append(x[:held])
         test_y.append(y[:held])

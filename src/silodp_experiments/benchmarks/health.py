@@ -134,6 +134,7 @@ def heart_disease(
         plain = [table[column] for column in (0, 1, 3, 4, 5, 7, 8, 9)]
         x = np.stack([np.asarray(column, dtype=float) for column in (*plain, *chest_pain, *ecg)], axis=1)
         y = (table[13].to_numpy() > 0).astype(np.int64)
+        # FLamby's rule; scikit-learn cannot stratify by a class of one or two records.
         stratify = y if np.bincount(y, minlength=2).min() > 2 else None
         train, test = train_test_split(
             np.arange(len(y)),
@@ -144,6 +145,7 @@ def heart_disease(
             stratify=stratify,
         )
         if normalize == "private":
+            # As torch: ddof = 1, and a small number for columns that are constant in a center.
             x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0, ddof=1) + 1e-9)
         else:
             scaled = [column.scale(x[:, i]) for i, column in enumerate(HEART_COLUMNS.values())]

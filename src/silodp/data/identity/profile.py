@@ -147,6 +147,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     def parse_column(self, cells: Iterable[object]) -> list[str | spellings.Refusal]:
         """Return `parse` of every cell; a spelling that occurs in many rows is read once."""
         cells = list(cells)
+        # Normalization of Unicode takes microseconds, which add up in tables of millions of rows.
         known = {cell: self._read(cell) for cell in dict.fromkeys(cells)}
         if self.check is not None:
             wrong = spellings.find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
@@ -232,6 +233,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     @cached_property
     def settings_digest(self) -> str:
         """SHA-256 (hex) of the settings as canonical JSON: sorted keys, ASCII, no spaces."""
+        # Not the bytes of the file, in which comments and the order of settings have no meaning.
         settings = {"format": FORMAT, **self.to_dict()}
         canonical = json.dumps(settings, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -242,6 +244,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
 
         The code of a consortium has digits.
         """
+        # 32 letters are 128 bits: who forges a profile with the code of another one needs about 2^128 attempts.
         code = self.digest.translate(_LETTERS)
         return "-".join(code[start : start + 4] for start in range(0, 32, 4))
 
@@ -269,6 +272,7 @@ def load_profile(path: str | Path) -> IdentityProfile:
     path = Path(path)
     try:
         with path.open("rb") as file:
+            # One byte more than allowed tells a file that is too long from one that just fits.
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
@@ -350,7 +354,9 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
     for attempt in range(1 << 13):
         stream = hashlib.shake_256(f"{profile.settings_digest} {attempt}".encode()).digest(len(places))
         value = "".join(
-            allowed[place][byte % len(allowed[place])] for place, byte in zip(places, stream, strict=True)
+            # A byte modulo 10 or 36 prefers the first characters a little, which does no harm to made-up identifiers.
+            allowed[place][byte % len(allowed[place])]
+            for place, byte in zip(places, stream, strict=True)
         )
         if found % 2 and places[0] != "@":
             value = "0" + value[1:]
@@ -363,6 +369,7 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
 
 
 def _join(parts: Iterable[bytes]) -> bytes:
+    # With lengths, so that no two lists of parts have the same bytes.
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 

@@ -161,6 +161,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
     """Return the pattern of all accepted spellings: each layout, the same without separators, and plain text."""
     accepted = set()
     for layout in layouts:
+        # Each layout is accepted with its own separators, or with none; a mixture may be another identifier.
         accepted.add("".join(_PLACES.get(c) or re.escape(c) for c in layout))
         accepted.add("".join(_PLACES[c] for c in layout if c in _PLACES))
     if kind == "digits":
@@ -168,6 +169,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
     elif not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM
         accepted.add(f"{characters}{{{width or f'1,{MAX_LENGTH}'}}}")
+    # Sorted: the order of a set differs from process to process.
     return re.compile("|".join(sorted(accepted)))
 
 

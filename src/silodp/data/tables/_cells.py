@@ -87,6 +87,7 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
         elif isinstance(cell, str):
             listed.append("" if none and _fold(cell) in none else cell)
         elif isinstance(cell, Integral) and not isinstance(cell, bool):
+            # The digits that a spreadsheet program has rounded away told persons apart.
             if is_workbook(path) and abs(int(cell)) >= MIN_ROUNDED:
                 raise _refuse_identifiers(f"{where}, data row {row}", "number with 16 digits or more")
             listed.append("" if str(int(cell)) in none else str(int(cell)))

@@ -138,6 +138,7 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
             f"reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
             code="data.no_reader",
         ) from None
+    # read_only: else all cells of all sheets would be in memory only to list the names.
     workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
     sheets = [sheet.title for sheet in workbook.worksheets]  # a chart on a sheet of its own has no cells
     workbook.close()
@@ -159,6 +160,8 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
             f"{name_setting('sheet')}",
             field="data.schema.reader.sheet",
         )
+    # Nothing counts as missing here (na_filter): which texts stand for no value is declared, and "NA" may be a
+    # category.
     cells = pd.read_excel(
         path, sheet_name=reader.sheet or 0, header=None, dtype=object, na_filter=False, engine="openpyxl"
     )
@@ -189,6 +192,7 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
     """
     import openpyxl
 
+    # openpyxl gives either formulas or the values that are stored for them, so both are read.
     written, stored = (openpyxl.load_workbook(path, read_only=True, data_only=only) for only in (False, True))
     for book in (written, stored):
         # Some programs write wrong dimensions, and cells beyond them would be left out.
@@ -273,6 +277,7 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             lines.append(line)
             yield line
 
+    # strict: without it, text after a closing quote would become part of the cell in silence.
     rows = csv.reader(keep_lines(), delimiter=separator, strict=True)
     width = 0
     while True:
@@ -310,6 +315,7 @@ def _find_numeric(file: TextIOWrapper, separator: str, width: int) -> list[int]:
     """Return the columns that hold numbers in all rows of one line each; none without such a row."""
     file.seek(0)
     next(file, None)  # the header
+    # Rows of several lines are left out: they are what is in doubt.
     numeric, has_rows = list(range(width)), False
     for line in file:
         cells = _split_line(line, separator)
@@ -359,6 +365,8 @@ def _check_encoding(path: Path, reader: Reader) -> None:
     _decode(path, reader.codec)
     if _has_one_byte(reader.codec):  # any bytes are text in such an encoding
         with suppress(UnicodeError):
+            # Text that is valid UTF-8 and not ASCII is hardly ever meant otherwise, and ü would be read as two
+            # characters.
             if not _decode(path, "utf-8"):
                 raise _refuse_encoding(path, reader)
 
@@ -376,6 +384,7 @@ def _decode(path: Path, encoding: str) -> bool:
     """
     is_ascii, lines = True, 1
     with _open(path, encoding) as text:
+        # In parts, as tables may be larger than memory.
         while part := text.read(1 << 20):
             is_ascii = is_ascii and part.isascii()
             if (zero := part.find("\0")) >= 0:
@@ -394,6 +403,7 @@ def _looks_like_utf_16(path: Path) -> bool:
     These are first or second bytes of all characters. A zero byte elsewhere is an error.
     """
     start = _read_start(path)
+    # ASCII in UTF-16 has a zero at every other place, all on one side: first bytes or second ones.
     zeros = sorted((start[::2].count(0), start[1::2].count(0)))
     return start[:2] in _MARKS or (zeros[1] > len(start) / 10 and zeros[0] < zeros[1] / 10)
 

@@ -223,6 +223,7 @@ class Table:
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
+        # A float with p bits of mantissa skips whole numbers above 2^p: two keys may already have become one.
         digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
         from_workbook = _files.is_workbook(self.path)
 
@@ -259,6 +260,7 @@ class Table:
         numeric |= set(schema.label_columns if schema.kind == "real" else ())
         if self.reader.missing and column in numeric:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
+            # As numbers, too: a listed -9 may be written -9.0 or, with a decimal comma, -9,00.
             found |= np.isin(self._parse_cells(column), _cells.parse_numbers(listed, self.reader.decimal))
         return found
 
@@ -294,6 +296,7 @@ class Table:
         """(n,) bool: which rows are test records."""
         share = self.schema.test_share
         if share is not None:
+            # By the key, not by the row: a person in both splits would make the metrics too good.
             return _mark(self.keys, lambda key: is_test_person(key, share))
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
@@ -307,6 +310,7 @@ class Table:
         column = self.schema.budget
         if column is None:
             return None
+        # Test records are charged nothing, so their cells may be empty.
         values = self._parse(column)[train]
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
@@ -499,6 +503,7 @@ class Table:
             values = self._days(column, constants)
             if constants.fill is not None:
                 values[missing] = constants.fill
+        # NaN is neither below nor above: a missing cell is refused or filled in by the code above, not here.
         outside = (values < low) | (values > high)
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
@@ -542,6 +547,7 @@ class Table:
             if schema.targets is None and schema.label_typical is not None:
                 pairs = [schema.label_typical]
             numbers = [
+                # In float64 until here: a center far from 0 would cost float32 most of its digits.
                 self._single(column, (self._numbers(column) - center) / spread)
                 for column, (center, spread) in zip(columns, pairs, strict=True)
             ]
@@ -561,6 +567,7 @@ class Table:
     def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values as float32, which models compute in."""
         limit = np.finfo(np.float32).max
+        # An infinite label would make the loss, and the gradient of every record beside it, NaN.
         self._refuse(column, np.abs(values) > limit, "is too large for float32", "give it in larger units")
         return values.astype(np.float32)
 
@@ -625,6 +632,7 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     """Return one error about the first faults of a table."""
     if len(faults) == 1:
         return faults[0]
+    # The path stands once, before the list.
     shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MAX_FAULTS]]
     listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
     more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
@@ -635,6 +643,7 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
 
 def _map_texts(function: Callable[[str], Any], texts: _cells.Strings, kind: type) -> NDArray[Any]:
     """Return (n,) results of a function of each text; a text that stands in many rows is computed once."""
+    # Most columns have few different texts; one Python call for each row would take most of the time of reading.
     results = {text: function(text) for text in set(texts)}
     return np.array([results[text] for text in texts], dtype=kind)
 
@@ -661,6 +670,7 @@ def _take_columns(
     _check_rows(path, frame)
     cells = {column: frame[header_text(name)] for column, name in names.items()}
     texts = {column: _cells.list_texts(cells[column], path, reader.decimal) for column in names}
+    # A mapping also names columns that a prediction does not read, such as the label.
     for column in mapping.values.keys() & texts.keys():
         found = {text_of(text): to_cell(value) for text, value in mapping.values[column].items()}
         texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)

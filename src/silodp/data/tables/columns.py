@@ -65,6 +65,7 @@ class Reader:
                 f"reader.separator and reader.decimal are both {self.decimal!r}; set another separator or decimal",
             )
         try:
+            # Python also has codecs that are no encodings of text, such as base64: these raise here.
             "a".encode(self.encoding).decode(self.encoding)
         except (LookupError, TypeError, UnicodeError):
             raise refuse_schema(
@@ -90,6 +91,7 @@ class Reader:
     @property
     def codec(self) -> str:
         """The encoding as Python opens files in it, without the mark at the beginning of UTF-8 files."""
+        # Spreadsheet programs begin UTF-8 files with a mark, which would become part of the first column's name.
         name = codecs.lookup(self.encoding).name
         return "utf-8-sig" if name == "utf-8" else name
 
@@ -223,6 +225,7 @@ def _read_settings(
             remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."
             raise refuse_schema(section, f"{where} has no setting {shorten(name)}: {remedy}")
     if common is not None:
+        # The checks of the dataclass run again, for the combination of both.
         return replace(common, **declared)  # type: ignore[type-var]
     first = fields(kind)[0]  # type: ignore[arg-type]
     is_required = first.default is MISSING and first.default_factory is MISSING
@@ -356,6 +359,7 @@ def _is_layout(layout: Any) -> bool:
         # %I is the hour of twelve: without %p, an afternoon would be a morning.
         plain = layout.replace("%%", "")
         is_whole = "%I" not in plain or "%p" in plain
+        # Written and read back: a layout without the month, or with the day twice, loses the 13th of February.
         return is_whole and datetime.datetime.strptime(day.strftime(layout), layout) == day
     except (AttributeError, TypeError, ValueError):
         return False

@@ -127,6 +127,7 @@ def _find_layout(text: pd.Series[str], cells: pd.Series[Any]) -> str | None:
     different = set(text)
     if different and all(isinstance(cell, date) for cell in cells[text.index]):
         return _LAYOUTS[1]
+    # Days up to 12 fit both %d/%m and %m/%d: then nobody but the owner knows which it is.
     fits = [x for x in _LAYOUTS if different and all(parse_date(cell, x) for cell in different)]
     return fits[0] if len(fits) == 1 else None
 

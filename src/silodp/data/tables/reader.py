@@ -97,6 +97,7 @@ def read_tables(
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if has_test:
+            # A test person may be in no training record, and so have no number in the users' index.
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
         silos.append(
@@ -203,6 +204,7 @@ def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         raise _refuse_files("files is empty; give at least one silo's table")
     by_file: dict[Path, str] = {}
     for silo, path in paths.items():
+        # Two names of one file would count every record twice, and clip each person twice.
         first = by_file.setdefault(path.resolve(), silo)
         if first != silo:
             raise _refuse_files(
@@ -256,6 +258,7 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     """Key → number in the order of a public list."""
     known: dict[str, int] = {}
     for value in listed:
+        # The same form as in the tables: else nobody would be found in the list.
         key = normalize_key(value)
         if key in known or names_no_person(key):
             raise refuse_users(
@@ -291,6 +294,7 @@ def read_person_index(path: Path, profile: IdentityProfile) -> dict[str, int]:
         zip(identifiers, read_cells(path, "position"), strict=True), start=1
     ):
         text = str(cell)
+        # isdecimal() alone accepts digits of every script, and a long text would take int() much time.
         position = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else -1
         if not 0 <= position < profile.population:
             raise _refuse_index(
@@ -298,6 +302,7 @@ def read_person_index(path: Path, profile: IdentityProfile) -> dict[str, int]:
             )
         if identifier is None:
             raise _refuse_index(path, row, "the identifier is missing")
+        # Two persons with one position would be protected as one; one person with two positions, as two.
         if identifier in index or position in taken:
             raise _refuse_index(path, row, "the identifier or the position was there before")
         index[identifier] = position

@@ -158,6 +158,7 @@ class Schema:
         silos = {
             silo: self._check_mapping(silo, read_mapping(silo, given)) for silo, given in self.silos.items()
         }
+        # Checked mappings take the place of what was declared, so that no reader checks them again.
         object.__setattr__(self, "silos", silos)
 
     def _check_mapping(self, silo: str, mapping: TableMapping) -> TableMapping:
@@ -235,6 +236,7 @@ class Schema:
                 raise refuse_schema(
                     "label", f"label is {short(self.label)}; give the name of a column, or a list of names"
                 )
+            # TOML gives a list, and the rest of the code asks for a tuple where there are several labels.
             object.__setattr__(self, "label", tuple(self.label))
         is_several = isinstance(self.label, tuple)
         if (is_several and (self.kind not in ("real", "multilabel") or len(self.label_columns) < 2)) or (
@@ -394,6 +396,7 @@ class Schema:
         sizes = tuple(len(column.categories) for column in self.code_columns().values())
         if not sizes:
             return ()
+        # Each column of codes is one feature; all others are numbers.
         codes, numbers = Input(CODES, (len(sizes),), sizes), len(self.features) - len(sizes)
         return (Input(NUMERIC, (numbers,)), codes) if numbers else (codes,)
 
@@ -409,6 +412,7 @@ class Schema:
         Raises:
             SilodpError, TypeError: it is no such description.
         """
+        # A stored model comes from elsewhere: its schema must not say how persons or labels of this table are read.
         if unknown := _OF_RECORDS & set(inputs):
             raise refuse_schema("", f"{min(unknown)} says nothing about features; take it out")
         # No header has a line break, so these two columns are in no table.
@@ -425,6 +429,7 @@ class Schema:
         """
         if isinstance(self.users, str | Path):
             try:
+                # Without the mark at the beginning, which would make the first key another person.
                 lines = Path(self.users).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise refuse_users(
