@@ -97,7 +97,7 @@ class FrameworkSettings:
 
     Args:
         framework: name, for messages.
-        values: as read.
+        values: the settings by name, as they were read.
         typed: names that were given as KEY=VALUE.
 
     Attributes:
@@ -236,7 +236,7 @@ class Framework(ABC):
         """Return the bounds that hold, and the ε that the framework states.
 
         Args:
-            settings: as read.
+            settings: the settings, as they were read.
             delta: δ; None: that of the settings, else 1e-5.
 
         Raises:
@@ -346,7 +346,7 @@ def count_batches(settings: FrameworkSettings, size: int) -> int:
     """Return the number of batches of an epoch, as torch's loader makes them: `drop_last` leaves out a smaller one.
 
     Args:
-        settings: with `batch_size`.
+        settings: the settings, `batch_size` among them.
         size: number of records.
     """
     batch = settings.whole("batch_size")

@@ -66,7 +66,7 @@ def compare_methods(
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
             method, settings, model, data, seed and the files of code that the configuration names are the same).
-        on_progress: see `Progress`.
+        on_progress: a `Progress`, called after every run.
 
     Returns:
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.

@@ -84,7 +84,7 @@ def uniform_fixed(
 
     Source: ULDP-FL, section 5.1.1, "uniform" for HeartDisease and TcgaBrca.
     """
-    units = _units(sizes, pairs)
+    units = _count_units(sizes, pairs)
     drawn = [generator.integers(users, size=size) for size in units]
     return _spread(drawn, np.asarray(sizes), generator, pairs)
 
@@ -108,7 +108,7 @@ def zipf_fixed(
 
     Source: ULDP-FL, section 5.1.1, "zipf" for HeartDisease and TcgaBrca.
     """
-    room = _units(sizes, pairs)
+    room = _count_units(sizes, pairs)
     drawn: list[list[int]] = [[] for _ in room]
     totals = generator.multinomial(room.sum(), zipf_weights(users, USER_EXPONENT))
     # Users with most records choose first, while there is room for their 80 %.
@@ -132,7 +132,7 @@ def zipf_fixed(
     )
 
 
-def _units(sizes: ArrayLike, pairs: bool) -> Indices:
+def _count_units(sizes: ArrayLike, pairs: bool) -> Indices:
     """Return how many records, or pairs of them, every silo hands out: (S,)."""
     units = np.array(sizes, dtype=np.int64)
     if not pairs:
@@ -220,13 +220,13 @@ def allocate(
             ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of the silos that is drawn for each user; "own" makes every
             record a user.
         users: U; unused by "own".
-        generator: of all draws.
+        generator: the source of all draws.
         records: n.
         silos: S.
         sizes: (S,) records of fixed silos.
         labels: (n,) class of every record.
         labels_per_user: number of classes that a user may hold; None for no limit.
-        pairs: with fixed silos, whether users get records in pairs.
+        pairs: whether, with fixed silos, users get records in pairs.
         labels_per_silo: with "own", about how many classes a silo holds.
 
     Returns:

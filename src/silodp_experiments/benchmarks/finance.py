@@ -80,7 +80,7 @@ def creditcard(
         users: U.
         silos: S.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "private" standardizes by the training rows; "public" takes the time in days − 1, principal
             components clipped to [-20, 20], and log(1 + amount)/5 − 1.
         labels_per_user: number of classes that a user may hold; None for no limit.
@@ -137,7 +137,7 @@ def acs_income(
 
     Args:
         root: folder of the data sets (see `data_root`).
-        seed: of both draws below.
+        seed: the seed of both draws below.
         max_per_state: rows of each state that are kept, drawn; None for all.
         test_share: share of each state's rows, drawn, that are pooled as test data; between 0 and 1.
         normalize: "ranges" maps the public range of each numeric column to [-1, 1]; "public" takes (age − 45)/15 and

@@ -111,7 +111,7 @@ def heart_disease(
         root: folder of the data sets (see `data_root`).
         users: U.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "private" is FLamby's: each center by the mean and standard deviation of its training rows; "public"
             clips and scales by the constants `HEART_COLUMNS`.
         silos: 4, or 1 to pool the training records, too.
@@ -182,7 +182,7 @@ def tcga_brca(
         root: folder of the data sets (see `data_root`).
         users: U.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "none" leaves the age in years as FLamby does (nothing is estimated); "public" maps 20–90 years to
             [-1, 1]. All other features are 0/1.
 
@@ -221,7 +221,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         users: U.
         silos: S.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
     """
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split

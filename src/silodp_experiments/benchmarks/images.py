@@ -45,7 +45,7 @@ def mnist(
         users: U; unused with `allocation="own"`.
         silos: S.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation, and of `split`.
+        seed: the seed of the allocation, and of `split`.
         normalize: "private" uses the usual mean .1307 and standard deviation .3081, once computed from the training
             images; "public" maps pixels to [-1, 1].
         labels_per_user: number of classes that a user may hold; None for no limit.
@@ -57,7 +57,7 @@ def mnist(
         SilodpError: missing files, or an argument with another value than those above.
     """
     shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
-    return _images(MNIST, root, shares, normalize, split)
+    return _load_images(MNIST, root, shares, normalize, split)
 
 
 def fashion_mnist(
@@ -73,10 +73,10 @@ def fashion_mnist(
 ) -> Federation:
     """Load Fashion-MNIST; all is as for `mnist`, with mean .2860 and standard deviation .3530."""
     shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
-    return _images(FASHION_MNIST, root, shares, normalize, split)
+    return _load_images(FASHION_MNIST, root, shares, normalize, split)
 
 
-def _images(
+def _load_images(
     dataset: Dataset, root: str | Path | None, shares: Shares, normalize: Normalize, split: Split
 ) -> Federation:
     check_choice("normalize", normalize, ("private", "public"))

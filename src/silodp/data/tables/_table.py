@@ -241,18 +241,10 @@ class Table:
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
 
-    def _missing(self, column: str) -> NDArray[np.bool_]:
+    def _mark_missing(self, column: str) -> NDArray[np.bool_]:
         """Return (n,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
-        if column not in self._missing_cells:
-            found = self._missing_cells[column] = self._find_missing(column)
-            if found.all() and column in self.schema.feature_columns:
-                _log.warning(
-                    "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
-                )
-        return self._missing_cells[column]
-
-    def _find_missing(self, column: str) -> NDArray[np.bool_]:
-        """Return (n,) bool, as `_missing`, which keeps the result."""
+        if column in self._missing_cells:
+            return self._missing_cells[column]
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = _mark(self.columns[column], lambda text: _shorten_whole(text, self.reader).lower() in texts)
         schema = self.schema
@@ -262,6 +254,11 @@ class Table:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
             # As numbers, too: a listed -9 may be written -9.0 or, with a decimal comma, -9,00.
             found |= np.isin(self._parse_cells(column), _cells.parse_numbers(listed, self.reader.decimal))
+        if found.all() and column in schema.feature_columns:
+            _log.warning(
+                "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
+            )
+        self._missing_cells[column] = found
         return found
 
     @cached_property
@@ -271,7 +268,7 @@ class Table:
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
         self._refuse_rounded_keys(self.cells[column])
-        names_none = _mark(texts, names_no_person) | self._missing(column)
+        names_none = _mark(texts, names_no_person) | self._mark_missing(column)
         self._refuse(column, names_none, "names no user", "give every record a user key")
         for pattern, fault, remedy in _FAULTY_KEYS:
             remedy = f"{remedy}, since only equal keys are one person"
@@ -315,11 +312,11 @@ class Table:
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
 
-    def _numbers(self, column: str, fill: float | None = None) -> NDArray[np.float64]:
+    def _read_numbers(self, column: str, fill: float | None = None) -> NDArray[np.float64]:
         """Return (n,) numbers; `fill` where a cell is missing, which is refused without it."""
         values = self._parse(column)
         if fill is not None:
-            values[self._missing(column)] = fill
+            values[self._mark_missing(column)] = fill
         wrong = ~np.isfinite(values)
         if wrong.any():
             self._refuse(column, wrong, *self._explain_no_number(column, wrong))
@@ -357,7 +354,7 @@ class Table:
             remedy += ", or, for a label that is text, leave out kind and list its classes"
         if is_feature:
             remedy += ', or declare missing = "indicator" or a public number for the column'
-        if not 0 < len(first) <= 20 or self._missing(column)[row]:
+        if not 0 < len(first) <= 20 or self._mark_missing(column)[row]:
             return "is no finite number", self._advise(remedy)
         if _BEGINS_WITH_NUMBER.match(first):
             return (
@@ -365,7 +362,7 @@ class Table:
                 "clean the column, so that its cells are numbers without units or other characters, or, if the "
                 f"decimal mark is another one, set {_files.name_setting('decimal')}",
             )
-        if is_feature and wrong.all() and len(set(self.columns[column][~self._missing(column)])) > 1:
+        if is_feature and wrong.all() and len(set(self.columns[column][~self._mark_missing(column)])) > 1:
             remedy = "declare the column as categorical, with its public categories"
             return "is no number, as all others of the column", self._advise(remedy)
         # A value for missing cells does not help here: this text is not known to stand for none.
@@ -377,7 +374,7 @@ class Table:
         """Return (n,) numbers, NaN where the text is missing or not a number."""
         values = self._parse_cells(column)
         # Also where a number such as -9 is declared to stand for no value.
-        values[self._missing(column)] = np.nan
+        values[self._mark_missing(column)] = np.nan
         return values
 
     def _parse_cells(self, column: str) -> NDArray[np.float64]:
@@ -389,7 +386,7 @@ class Table:
             values[is_text] = _cells.parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
-    def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
+    def _read_days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
         since = datetime.fromisoformat(str(constants.since))
         layout = (self.reader.dates or {}).get(column, constants.date)
@@ -409,7 +406,7 @@ class Table:
             }
             self._refuse(
                 column,
-                np.array([cell in converted for cell in cells]) & ~self._missing(column),
+                np.array([cell in converted for cell in cells]) & ~self._mark_missing(column),
                 "is text, and other cells of the column are dates",
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
@@ -420,7 +417,7 @@ class Table:
             cell: np.nan if day is None else (day - since) / timedelta(days=1) for cell, day in found.items()
         }
         values = np.array([days[cell] for cell in cells], dtype=np.float64)
-        missing = self._missing(column)
+        missing = self._mark_missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
         why = f"is no date of the layout {layout!r}"
@@ -436,7 +433,7 @@ class Table:
         self._refuse(column, wrong, why, self._advise(remedy, fixed))
         return values
 
-    def _codes(
+    def _read_codes(
         self, column: str, values: Sequence[Any], remedy: str, if_empty: str, missing: Any = None
     ) -> NDArray[np.int64]:
         """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
@@ -464,7 +461,7 @@ class Table:
         misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
         why = "differs from a declared one in upper and lower case only"
         self._refuse(column, misspelt, why, self._advise(remedy))
-        missing_cells = self._missing(column)
+        missing_cells = self._mark_missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & missing_cells] = place
@@ -481,7 +478,7 @@ class Table:
         for column, categories in self.schema.categorical_columns().items():
             remedy = "add it to the public categories, or change the cells before the run"
             if_empty = "declare which category stands for missing cells (missing), or fill the cells in"
-            codes = self._codes(column, categories.categories, remedy, if_empty, categories.missing)
+            codes = self._read_codes(column, categories.categories, remedy, if_empty, categories.missing)
             if categories.codes:
                 codes_of.append(codes)
                 continue
@@ -496,11 +493,11 @@ class Table:
     def _scale(self, column: str, constants: NumericColumn) -> list[NDArray[np.float32]]:
         """Return the scaled values (n,) of a numeric column, and its indicator (n,) of missing cells if it has one."""
         low, high = constants.range
-        missing = self._missing(column)
+        missing = self._mark_missing(column)
         if constants.date is None:
-            values = self._numbers(column, constants.fill)
+            values = self._read_numbers(column, constants.fill)
         else:
-            values = self._days(column, constants)
+            values = self._read_days(column, constants)
             if constants.fill is not None:
                 values[missing] = constants.fill
         # NaN is neither below nor above: a missing cell is refused or filled in by the code above, not here.
@@ -537,10 +534,12 @@ class Table:
             )
             if any(text.lower() in ("true", "false") for text in self.columns[columns[0]]):
                 remedy = "set classes = [false, true]"
-            return self._codes(columns[0], schema.classes or (), remedy, "leave out rows without a label")
+            return self._read_codes(
+                columns[0], schema.classes or (), remedy, "leave out rows without a label"
+            )
         if schema.kind == "multilabel":
             why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
-            answers = [self._answers(name, why, remedy) for name in columns]
+            answers = [self._read_answers(name, why, remedy) for name in columns]
             return np.stack(answers, axis=1).astype(np.float32)
         if schema.event is None or schema.time is None:
             pairs: Any = schema.label_typical or [(0.0, 1.0)] * len(columns)
@@ -548,23 +547,23 @@ class Table:
                 pairs = [schema.label_typical]
             numbers = [
                 # In float64 until here: a center far from 0 would cost float32 most of its digits.
-                self._single(column, (self._numbers(column) - center) / spread)
+                self._to_float32(column, (self._read_numbers(column) - center) / spread)
                 for column, (center, spread) in zip(columns, pairs, strict=True)
             ]
             return numbers[0] if schema.targets is None else np.stack(numbers, axis=1)
-        event = self._answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
-        duration = self._numbers(schema.time)
+        event = self._read_answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
+        duration = self._read_numbers(schema.time)
         self._refuse(schema.time, duration < 0, "is a negative time", "give a time of 0 or more")
-        return np.stack([event, self._single(schema.time, duration)], axis=1).astype(np.float32)
+        return np.stack([event, self._to_float32(schema.time, duration)], axis=1).astype(np.float32)
 
-    def _answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
+    def _read_answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
         """Return (n,) 1 and 0 for cells that say yes and no."""
         words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
         found = _map_texts(lambda text: words.get(text.lower(), np.nan), self.columns[column], float)
         self._refuse(column, ~np.isin(found, (0, 1)), why, remedy)
         return found
 
-    def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+    def _to_float32(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values as float32, which models compute in."""
         limit = np.finfo(np.float32).max
         # An infinite label would make the loss, and the gradient of every record beside it, NaN.
