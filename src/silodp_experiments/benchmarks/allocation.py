@@ -94,7 +94,6 @@ def zipf_fixed(
     users: int,
     generator: np.random.Generator,
     pairs: bool = False,
-    main_share: float = MAIN_SHARE,
 ) -> list[Indices]:
     """Draw records per user ∝ rank^-0.5, 80 % in one silo and the rest elsewhere; silo sizes (S,) are given.
 
@@ -117,7 +116,7 @@ def zipf_fixed(
         if total == 0:
             break
         main = int(generator.choice(len(room), p=room / room.sum()))
-        here = min(round(main_share * total), int(room[main]))
+        here = min(round(MAIN_SHARE * total), int(room[main]))
         taken = np.zeros_like(room)
         taken[main] = here
         for _ in range(total - here):
@@ -236,18 +235,16 @@ def allocate(
         SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
     """
     check_choice("allocation", scheme, get_args(Scheme))
-    if labels_per_silo is not None and scheme != "own":
-        raise SilodpError(
-            "labels_per_silo goes with allocation 'own' only; leave it out",
-            code="argument.conflict",
-            field="labels_per_silo",
-        )
-    if labels_per_user is not None and scheme == "own":
-        raise SilodpError(
-            "labels_per_user is set with allocation 'own', where every user has one record: leave it out.",
-            code="argument.conflict",
-            field="labels_per_user",
-        )
+    for option, value, excluded in (
+        ("labels_per_silo", labels_per_silo, scheme != "own"),
+        ("labels_per_user", labels_per_user, scheme == "own"),
+    ):
+        if value is not None and excluded:
+            raise SilodpError(
+                f"{option} does not go with allocation '{scheme}': leave it out.",
+                code="argument.conflict",
+                field=option,
+            )
     if scheme != "own":
         Range().check("users", users)
         Whole().check("users", users)

@@ -12,8 +12,7 @@ from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.data.tables.columns import NumericColumn
-from silodp.errors import SilodpError
-from silodp.settings import check_choice
+from silodp.settings import Range, Whole, check_choice
 from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
@@ -149,18 +148,9 @@ def acs_income(
     import pandas as pd
 
     check_choice("normalize", normalize, ("ranges", "public"))
-    if max_per_state is not None and max_per_state < 2:
-        raise SilodpError(
-            f"max_per_state is {max_per_state}; give 2 or more, or None for all rows",
-            code="argument.value",
-            field="max_per_state",
-        )
-    if not 0 < test_share < 1:
-        raise SilodpError(
-            f"test_share is {test_share}; give a share between 0 and 1",
-            code="argument.value",
-            field="test_share",
-        )
+    if max_per_state is not None:
+        Whole(2, what="rows of a state").check("max_per_state", max_per_state)
+    Range(above=0, below=1, what="share").check("test_share", test_share)
     states = pd.read_csv(find_file(root, "acs_income", "state_counts.csv")).set_index("fips")["state"]
     table = pd.read_parquet(find_file(root, "acs_income", "acs_income_2018_50.parquet"))
     generator = np.random.default_rng(seed)

@@ -193,7 +193,7 @@ def test_own_with_labels_per_silo_deals_shards_of_one_label():
     assert (np.bincount(silo) == 600).all()
     held = [len(np.unique(labels[silo == s])) for s in range(10)]
     assert max(held) <= 5 < 10
-    with pytest.raises(SilodpError, match="goes with allocation 'own' only"):
+    with refused("argument.conflict"):
         allocate("zipf", users=5, generator=rng(), records=9, silos=2, labels_per_silo=1)
     with pytest.raises(SilodpError, match="labels_per_silo is 0"):
         allocate("own", users=5, generator=rng(), records=9, silos=2, labels=labels[:9], labels_per_silo=0)

@@ -146,20 +146,14 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
         raise _make_error(
             path, "the workbook has charts alone and no sheet with cells; export the table again"
         )
+    fault = ""
     if reader.sheet is None and len(sheets) > 1:
-        raise _make_error(
-            path,
-            f"the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
-            f"{name_setting('sheet')}",
-            field="data.schema.reader.sheet",
-        )
-    if reader.sheet is not None and reader.sheet not in sheets:
-        raise _make_error(
-            path,
-            f"the workbook has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct "
-            f"{name_setting('sheet')}",
-            field="data.schema.reader.sheet",
-        )
+        fault = f"has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as"
+    elif reader.sheet is not None and reader.sheet not in sheets:
+        fault = f"has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct"
+    if fault:
+        reason = f"the workbook {fault} {name_setting('sheet')}"
+        raise _make_error(path, reason, field="data.schema.reader.sheet")
     # Nothing counts as missing here (na_filter): which texts stand for no value is declared, and "NA" may be a
     # category.
     cells = pd.read_excel(
@@ -172,7 +166,9 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
         needed = names if columns is None else set(map(header_text, columns))
         used = {place for place, name in enumerate(names, 1) if name in needed}
         _check_empty_cells(path, reader.sheet or sheets[0], used)
-    return _take_header(cells)
+    frame = cells.iloc[1:].reset_index(drop=True)
+    frame.columns = pd.Index(cells.iloc[0].astype(str))
+    return frame
 
 
 def _list_sheets(sheets: Sequence[str]) -> str:
@@ -201,27 +197,19 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
         for formula, value in zip(formulas, values, strict=True):
             if formula.data_type not in ("f", "e") or formula.column not in columns:
                 continue
+            fault = ""
             # A stored text may be empty, and has the type str.
             if formula.data_type == "f" and value.value is None and value.data_type != "str":
-                raise _make_error(
-                    path,
-                    f"cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
-                    "spreadsheet program and save it, or export it as CSV",
+                fault = (
+                    "has a formula without a stored value; open the workbook in a spreadsheet program and save it, or "
+                    "export it as CSV"
                 )
-            if value.data_type == "e" and value.value != "#N/A":
-                raise _make_error(
-                    path,
-                    f"cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
-                    "cell",
-                )
+            elif value.data_type == "e" and value.value != "#N/A":
+                fault = f"is the error {value.value}; correct its formula, or empty the cell"
+            if fault:
+                raise _make_error(path, f"cell {formula.coordinate} {fault}")
     written.close()
     stored.close()
-
-
-def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
-    frame = cells.iloc[1:].reset_index(drop=True)
-    frame.columns = pd.Index(cells.iloc[0].astype(str))
-    return frame
 
 
 def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[list[str]]:

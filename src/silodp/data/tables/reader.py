@@ -26,6 +26,7 @@ from silodp.data.tables._table import Table, read_cells
 from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
 from silodp.errors import SilodpError
+from silodp.settings import check_type
 
 _log = logging.getLogger(__name__)
 
@@ -69,12 +70,7 @@ def read_tables(
     Raises:
         SilodpError: as `Federation.from_tables`.
     """
-    if not isinstance(schema, Schema):
-        raise SilodpError(
-            f"schema is of type {type(schema).__name__}; give a silodp.Schema",
-            code="argument.type",
-            field="schema",
-        )
+    check_type("schema", schema, Schema, "silodp.Schema(user=..., label=...)")
     if schema.kind == "real" and schema.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     paths = _silo_paths(files)
