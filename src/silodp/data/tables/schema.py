@@ -238,65 +238,58 @@ class Schema:
                 )
             # TOML gives a list, and the rest of the code asks for a tuple where there are several labels.
             object.__setattr__(self, "label", tuple(self.label))
-        is_several = isinstance(self.label, tuple)
-        if (is_several and (self.kind not in ("real", "multilabel") or len(self.label_columns) < 2)) or (
-            self.kind == "multilabel" and not is_several
-        ):
+        fault = self._find_kind_fault()
+        if fault is not None:
+            raise refuse_schema(*fault, "data.kind")
+        if self.kind == "classes":
+            check_values("classes", self.classes)
+        if self.label_typical is None:
+            return
+        pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
+        if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
             raise refuse_schema(
-                "label",
-                f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
-                "(yes and no) or 'real' (numbers), and name one for all others",
-                "data.kind",
+                "label_typical",
+                f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give one "
+                "pair [center, spread] for each column",
             )
-        if self.label_typical is not None:
-            if self.kind != "real":
-                raise refuse_schema(
-                    "label_typical",
-                    f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' "
-                    "only",
-                    "data.kind",
-                )
-            pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
-            if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
-                raise refuse_schema(
-                    "label_typical",
-                    f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give "
-                    "one pair [center, spread] for each column",
-                )
-            for column, pair in zip(self.label_columns, pairs, strict=True):
-                check_typical(f"the label {column!r}", pair, "label_typical")
-            # Floats, so that all parties write the same digits into their specifications.
-            given = tuple((float(center), float(spread)) for center, spread in pairs)
-            object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
+        for column, pair in zip(self.label_columns, pairs, strict=True):
+            check_typical(f"the label {column!r}", pair, "label_typical")
+        # Floats, so that all parties write the same digits into their specifications.
+        given = tuple((float(center), float(spread)) for center, spread in pairs)
+        object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
+
+    def _find_kind_fault(self) -> tuple[str, str] | None:
+        """Return the setting that does not go with the kind of label, and why; None where all do."""
+        is_several = isinstance(self.label, tuple)
+        fits = self.kind in ("real", "multilabel") and len(self.label_columns) > 1
+        if not fits if is_several else self.kind == "multilabel":
+            return "label", (
+                f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
+                "(yes and no) or 'real' (numbers), and name one for all others"
+            )
+        if self.label_typical is not None and self.kind != "real":
+            return "label_typical", (
+                f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' only"
+            )
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
-                raise refuse_schema(
-                    "kind", "kind 'survival' takes event and time, and neither label nor classes", "data.kind"
-                )
-            return
+                return "kind", "kind 'survival' takes event and time, and neither label nor classes"
+            return None
         if self.label is None or self.event is not None or self.time is not None:
-            raise refuse_schema(
-                "kind",
+            return "kind", (
                 f"kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a label of "
-                "event and time",
-                "data.kind",
+                "event and time"
             )
-        if self.kind in ("real", "multilabel") and self.classes is not None:
-            raise refuse_schema(
-                "classes",
-                f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
-                "data.kind",
+        if self.kind != "classes" and self.classes is not None:
+            return "classes", (
+                f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only"
             )
-        if self.kind == "classes":
-            if self.classes is None:
-                raise refuse_schema(
-                    "classes",
-                    f"the label {self.label!r} has no classes; list its public values in classes, or set "
-                    "kind = 'real' where it is a number, or kind = 'survival' with event and time where it is the "
-                    "time until an event",
-                    "data.kind",
-                )
-            check_values("classes", self.classes)
+        if self.kind == "classes" and self.classes is None:
+            return "classes", (
+                f"the label {self.label!r} has no classes; list its public values in classes, or set kind = 'real' "
+                "where it is a number, or kind = 'survival' with event and time where it is the time until an event"
+            )
+        return None
 
     def list_silo_settings(self) -> tuple[str, ...]:
         """Return the names of the settings that a silo changes: of its reader in the order of `SETTINGS`, or silos."""
