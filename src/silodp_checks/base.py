@@ -351,6 +351,7 @@ def count_batches(settings: FrameworkSettings, size: int) -> int:
     """
     batch = settings.whole("batch_size")
     is_dropped = settings.flag("drop_last", default=False)
+    # With fewer records than a batch, drop_last leaves no batch; one more can only raise ε.
     return max(1, size // batch if is_dropped else math.ceil(size / batch))
 
 

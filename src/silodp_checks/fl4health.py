@@ -60,6 +60,7 @@ def _check_instance_level(settings: base.FrameworkSettings, delta: float | None)
 
     found = settings.delta(delta, "target_delta", "delta")
     claimed = PoissonSampled(coin * rate, Gaussian(noise)) if coin * rate < 1 else Gaussian(noise)
+    # As its accountant counts: one Poisson draw for each step, with the product of both rates.
     stated = compute_cost([(claimed, steps * rounds)], found, find_accountant("rdp")).epsilon
     return base.Finding(
         "fl4health",

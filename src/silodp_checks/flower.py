@@ -82,6 +82,7 @@ def _check_local(settings: base.FrameworkSettings, delta: float | None) -> base.
     clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
     epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
     rounds = settings.whole(*_ROUNDS)
+    # As flwr computes it; the bounds below are from this σ, whatever the formula promises.
     std = sensitivity * math.sqrt(2 * math.log(1.25 / own_delta)) / epsilon
 
     def charges(records: int) -> list[EventCount]:

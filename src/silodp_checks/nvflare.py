@@ -100,6 +100,7 @@ def _check_sparse_vector(
     fraction = settings.share("fraction", default=_DEFAULTS["fraction"])
     epsilon = settings.number("epsilon", default=_DEFAULTS["epsilon"])
     released = min(math.ceil(size * fraction), size)
+    # As nvflare splits it: 1 : (2c)^(2/3) makes the comparisons most accurate (Lyu, Su and Li 2017).
     ratio = (2.0 * released) ** (2 / 3)
     query = settings.number(
         "epsilon_query", default=epsilon - settings.number("epsilon_threshold", default=epsilon / (1 + ratio))

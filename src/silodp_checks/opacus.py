@@ -41,6 +41,7 @@ class Opacus(base.Framework):
         steps = rounds * of_round
         is_poisson = settings.flag("poisson_sampling", default=True)
         is_secure = settings.flag("secure_mode", default=True)
+        # At rate 1 all records take part, and sampling has nothing to amplify.
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
         def charges(records: int) -> list[EventCount]:

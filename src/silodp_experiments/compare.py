@@ -147,6 +147,7 @@ def _run(
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(resolved.config.task), resolved.config.evaluate_every]
     parts += _digest_code(resolved.config.task, spec)
+    # With the data: a run on other records must not be taken for this one.
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -214,6 +215,7 @@ def _summarize(
     seeds: int,
 ) -> Fields:
     config = resolved.config
+    # A method may lack a quantity that others have, for example where its loss was never finite.
     everything = [row for of_method in runs for run in of_method for row in run["rows"]]
     names = list_quantities(everything)
     count = len(specs) * seeds

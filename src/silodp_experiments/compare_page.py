@@ -107,6 +107,8 @@ def render_comparison(result: Fields, out: Path) -> str:
     figure = plots.plot_epsilon_comparison(curves)
     caption = f"ε against {WHO['released']}, after every round of one run."
     epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
+    # Names of pictures begin with a number or "epsilon": those of an earlier comparison must not stay beside the new
+    # ones.
     pictures.remove_old((*"0123456789", "epsilon"))
     ends = [
         {

@@ -131,6 +131,7 @@ def list_datasets(root: str | Path | None = None) -> list[Listing]:
         folder = None
     listings = []
     for name, origin in _list_origins().items():
+        # Data sets of an installed package have no files of their own.
         present = not origin.files
         if folder is not None and not present:
             here = folder / name

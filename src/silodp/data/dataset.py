@@ -134,6 +134,7 @@ class Dataset:
         Raises:
             SilodpError: the number of silos is not declared, or a public list cannot be read.
         """
+        # Scaling by private rows is stated with every guarantee: no ε covers these constants.
         private = self.argument(arguments, "normalize") == "private"
         return PublicData(
             name=self.name,
@@ -151,6 +152,7 @@ class Dataset:
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:
         """Return the schema by which the features of `load(arguments)` are read; None where no public one says it."""
+        # A schema of public constants would contradict values that private rows have scaled.
         return self.schema if self.argument(arguments, "normalize") in (None, "public") else None
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:

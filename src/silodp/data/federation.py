@@ -127,6 +127,7 @@ class Federation(Settings):
                 f"silo {silo.name!r} has labels {shown[0]} but silo {first.name!r} {shown[1]}; give all silos the same "
                 "kind of label"
             )
+        # Test records may have -1, which names no user; as an index it would be the last one.
         outside = silo.user[(silo.user < lowest_user) | (silo.user >= self.users)]
         if outside.size:
             raise self._make_error(

@@ -140,6 +140,7 @@ def describe_inputs(x: Any, categories: Categories) -> tuple[Input, ...]:
         SilodpError: ids without a declared number, or a number that does not fit (code data.categories).
     """
     arrays = list_arrays(x)
+    # Only dtypes are read here: a value would make a public fact depend on private rows.
     holds_ids = {name: array.dtype == np.int64 for name, array in arrays.items()}
     declared = (
         dict(categories)

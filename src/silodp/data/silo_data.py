@@ -115,6 +115,7 @@ class SiloData:
         """Check that held-out records are of the same kind as the others, and belong to persons."""
         if not isinstance(test, SiloData):
             raise self._make_error(f"test is a {type(test).__name__}; give a SiloData")
+        # Metrics would fail on other columns only after training.
         alike = get_kind(test.x) == get_kind(self.x) and test.y.shape[1:] == self.y.shape[1:]
         alike = alike and test.labels == self.labels
         if not alike or test.y.dtype != self.y.dtype:
@@ -136,6 +137,7 @@ class SiloData:
         """Check shape and dtype of one array of x."""
         if x.size == 0 and 0 in x.shape[1:]:
             raise self._make_error(f"{name} has shape {x.shape}, so no features; give at least one")
+        # Small integers are most often measurements; as ids, a model would embed them. So the caller says which.
         if x.dtype.kind in "iub" and x.dtype != np.int64:
             raise SilodpError(
                 f"silo {self.name!r}: {name} holds whole numbers ({x.dtype}); give measurements as float32 "

@@ -65,6 +65,7 @@ def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
     path = folder / dataset / name
     if not path.is_file():
         above = folder.resolve().parent
+        # The two usual mistakes: the folder of one data set is named, or the files lie one level too high.
         for found, remedy in (
             (above / dataset / name, f"name {above}"),
             (folder / name, f"move the file into a folder {dataset} there"),

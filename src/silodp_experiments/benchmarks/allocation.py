@@ -115,6 +115,7 @@ def zipf_fixed(
         total = int(totals[user])
         if total == 0:
             break
+        # By free places, so that small silos are not full before the users with few records come.
         main = int(generator.choice(len(room), p=room / room.sum()))
         here = min(round(MAIN_SHARE * total), int(room[main]))
         taken = np.zeros_like(room)

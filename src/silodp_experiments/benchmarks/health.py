@@ -196,6 +196,7 @@ def tcga_brca(
     centers = pd.read_csv(find_file(root, "tcga_brca", "centers.csv"), keep_default_na=False)
     folds = pd.read_csv(find_file(root, "tcga_brca", "train_test_split.csv"), index_col="pid")["fold"]
     table = pd.read_csv(find_file(root, "tcga_brca", "brca.csv"))
+    # A TCGA barcode has the tissue source site at these places, as in TCGA-A2-A0T2.
     region = table["pid"].str[5:7].map(dict(zip(centers["TSS Code"], centers["Region"], strict=True)))
     fold = table["pid"].map(folds)
     features = tuple(column for column in table.columns if column not in ("pid", "E", "T"))

@@ -101,6 +101,7 @@ def _split(
         return train, test
     x, y = (np.concatenate(both) for both in zip(train, test, strict=True))
     order = np.random.default_rng(seed).permutation(len(y))
+    # Rates are tuned on records that the final test never sees.
     kept, held = np.split(order, [round(0.8 * len(y))])
     if split == "tuning":
         kept, held = np.split(kept, [round(0.7 * len(kept))])

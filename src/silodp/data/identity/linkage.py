@@ -49,6 +49,7 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
         return []
     counts = federation.counts()
     doubts = []
+    # Some overlap is usual, so none at all in the whole federation is a sign.
     if len(federation.silos) > 1 and not ((counts > 0).sum(axis=0) > 1).any():
         doubts.append(
             "no person appears in more than one silo: if people have records in several, their keys differ there "
@@ -95,6 +96,7 @@ def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
                 "stand behind one of them, all of them count as one person, so give each row the key of its person, "
                 "or leave these rows out"
             )
+        # A placeholder is named once, with its own remedy.
         many = set(_find_outlying(table)) - set(none)
         if many:
             doubts.append(

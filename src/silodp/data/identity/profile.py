@@ -368,6 +368,7 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
             allowed[place][byte % len(allowed[place])]
             for place, byte in zip(places, stream, strict=True)
         )
+        # Leading zeros are what programs lose, so half of the made-up identifiers have one.
         if found % 2 and places[0] != "@":
             value = "0" + value[1:]
         if profile.parse(value) == value:

@@ -165,6 +165,7 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
         accepted.add("".join(_PLACES.get(c) or re.escape(c) for c in layout))
         accepted.add("".join(_PLACES[c] for c in layout if c in _PLACES))
     if kind == "digits":
+        # Shorter ones have lost leading zeros, which are put back.
         accepted.add(f"[0-9]{{1,{width}}}")
     elif not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM

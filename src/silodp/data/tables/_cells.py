@@ -73,6 +73,7 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
     """
     where = f"{path}: column {str(cells.name)!r}"
     none = {_fold(text) for text in missing}
+    # object, bytes, text, whole numbers: every other type may have changed identifiers already.
     if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
         # Text, whole numbers and categories of pandas' own types pass, cell by cell.
         is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
@@ -128,6 +129,7 @@ def _compile_widths(layout: str) -> re.Pattern[str] | None:
     `strptime` reads 1122020 by %d%m%Y as 11 February, also if it was 01122020 before a program took it for a number.
     """
     parts = re.findall(r"%.|[^%]+", layout)
+    # Numbers touch where nothing stands between them, as in %d%m%Y.
     is_number = [False, *(part in _WIDTHS for part in parts), False]
     touches = [
         one and (before or after)
@@ -153,6 +155,7 @@ def parse_date(text: str, layout: str | None = None) -> datetime | None:
     widths = None if layout is None else _compile_widths(layout)
     if widths and not widths.fullmatch(text):
         return None
+    # Without a shift to another zone, which could make another day of a time near midnight.
     return found.replace(tzinfo=None)
 
 

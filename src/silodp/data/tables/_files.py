@@ -95,6 +95,7 @@ def read_frame(
 
 def _open(path: Path, encoding: str) -> TextIOWrapper:
     """Open a text file, compressed or not; the ends of its lines stay as they are."""
+    # newline="": within quotes, the ends of lines are part of a cell, and the csv module must see them.
     return TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
 
 
@@ -223,6 +224,7 @@ def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[
     header = next((row for row in rows if len(row) > 1 or any(map(str.strip, row))), None)
     if header is None:
         raise _refuse_empty(path)
+    # The comma last: it is the one that also stands in names of columns.
     for other in (";", "\t", "|", ","):
         if len(header) == 1 and other != separator and other in header[0]:
             decimal = ', and decimal = "," for decimal commas' if other == ";" else ""
@@ -277,9 +279,11 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             raise _refuse_quotes(path, start, first_line(error)) from error
         if row is None:
             break
+        # The header decides how many cells a line has if it is a row.
         width = width or len(row)
         if len(lines) > 1 and max(map(len, row)) > _LONG_CELL:
             raise _refuse_quotes(path, start, f"a quote there makes one cell of {len(lines):,} lines")
+        # In a table of one column every line could be a row, and texts of several lines are usual.
         if len(lines) > 1 and width > 1:
             cells = [_split_line(line, separator) for line in lines]
             if all(len(each) == width for each in cells):

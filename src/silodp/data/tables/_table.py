@@ -411,6 +411,7 @@ class Table:
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
             )
+        # Cells of a Parquet file may be dates of ISO 8601 as text; in text files the declared layout decides alone.
         if not of_layout and not _files.is_text_file(self.path):
             found = {cell: day or _cells.parse_date(cell[0]) for cell, day in found.items()}
         days = {
@@ -460,6 +461,7 @@ class Table:
         misspelt = codes < 0
         misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
         why = "differs from a declared one in upper and lower case only"
+        # A spelling is not folded in silence: "m" and "M" may be two codes.
         self._refuse(column, misspelt, why, self._advise(remedy))
         missing_cells = self._mark_missing(column)
         if missing is not None:

@@ -141,6 +141,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
     """Return what a column of texts may be besides categories; "" where nothing says so."""
     different = text.drop_duplicates()
     others = different[np.isnan(_parse(different, decimal))]
+    # One text among numbers is more likely a mark for no value than a category.
     if len(others) == 1 and len(different) > 3:
         other = quote(others.iloc[0])
         return f"; numbers except {other}: if that stands for no value, add --missing {other}"
@@ -156,6 +157,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
 def _describe_odd(numbers: NDArray[np.float64]) -> str:
     """Return what a column of numbers may be besides a quantity; "" where nothing says so."""
     different = np.unique(numbers)
+    # A number of a row or case says nothing of a label, and a model could learn persons by it.
     if _MIN_NUMBERED <= len(different) == len(numbers) and (numbers == np.round(numbers)).all():
         return "; every row has another whole number: delete this line if it numbers rows or cases"
     negative = [f"{number:g}" for number in different[different < 0]]

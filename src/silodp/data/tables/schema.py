@@ -195,6 +195,7 @@ class Schema:
             if len(set(map(text_of, values))) < len(values):
                 raise refuse_schema(setting, f"{setting} has two values for one text; keep one")
             for value in values.values():
+                # Else a mapped cell would be refused row by row, or become a missing one.
                 if to_cell(value) not in declared:
                     raise refuse_schema(
                         setting,
@@ -210,6 +211,7 @@ class Schema:
     def _list_declared(self, column: str) -> list[str]:
         """Return the texts of the values that a column may have; none where it has numbers, keys or days."""
         of_labels = (0, 1) if self.kind == "multilabel" else self.classes or ()
+        # Numbers, keys and days have no list of values: a table from texts to them could be private.
         listed: Mapping[str | None, Sequence[Any]] = {
             **{name: found.categories for name, found in self.categorical_columns().items()},
             **dict.fromkeys(self.label_columns, of_labels),
@@ -454,6 +456,7 @@ def refuse_users(message: str) -> SilodpError:
 def _to_plain(value: Any) -> Any:
     """Return a setting of a schema as JSON has it; categories become the texts that they are compared as."""
     if is_dataclass(value) and not isinstance(value, type):
+        # Without what is None: a setting that a later version adds does not change how older schemas are stored.
         return {key: _to_plain(item) for key, item in vars(value).items() if item is not None}
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item) for key, item in value.items()}
