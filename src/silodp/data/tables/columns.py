@@ -52,41 +52,34 @@ class Reader:
     dates: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        separator = self.separator
-        if separator is not None and (
-            not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n'
-        ):
-            raise refuse_schema("reader", f"reader.separator is {separator!r}; give one character")
+        fault = self._find_fault()
+        if fault is not None:
+            raise refuse_schema("reader", f"reader.{fault}")
+
+    def _find_fault(self) -> str | None:
+        """Return the first setting that no file can have, and what to give instead; None where all can be."""
+        mark, dates = self.separator, {} if self.dates is None else self.dates
+        if mark is not None and (not isinstance(mark, str) or len(mark) != 1 or mark in '"\r\n'):
+            return f"separator is {mark!r}; give one character"
         if self.decimal not in (".", ","):
-            raise refuse_schema("reader", f"reader.decimal is {self.decimal!r}; choose '.' or ','")
-        if self.separator == self.decimal:
-            raise refuse_schema(
-                "reader",
-                f"reader.separator and reader.decimal are both {self.decimal!r}; set another separator or decimal",
-            )
+            return f"decimal is {self.decimal!r}; choose '.' or ','"
+        if mark == self.decimal:
+            return f"separator and reader.decimal are both {mark!r}; set another separator or decimal"
         try:
             # Python also has codecs that are no encodings of text, such as base64: these raise here.
             "a".encode(self.encoding).decode(self.encoding)
         except (LookupError, TypeError, UnicodeError):
-            raise refuse_schema(
-                "reader",
-                f"reader.encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'",
-            ) from None
+            return f"encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'"
         listed = isinstance(self.missing, Sequence) and not isinstance(self.missing, str)
         if not listed or not all(isinstance(text, str) for text in self.missing):
-            raise refuse_schema("reader", f"reader.missing is {self.missing!r}; list texts")
-        if self.dates is not None and not isinstance(self.dates, Mapping):
-            raise refuse_schema(
-                "reader",
-                f"reader.dates is {self.dates!r}; give a table from columns to layouts such as '%d.%m.%Y'",
-            )
-        for column, layout in (self.dates or {}).items():
+            return f"missing is {self.missing!r}; list texts"
+        if not isinstance(dates, Mapping):
+            return f"dates is {dates!r}; give a table from columns to layouts such as '%d.%m.%Y'"
+        for column, layout in dates.items():
             if not _is_layout(layout):
-                raise refuse_schema(
-                    "reader",
-                    f"reader.dates gives column {column!r} the layout {layout!r}; give one with day, month and year "
-                    "such as '%d.%m.%Y'",
-                )
+                remedy = "give one with day, month and year such as '%d.%m.%Y'"
+                return f"dates gives column {column!r} the layout {layout!r}; {remedy}"
+        return None
 
     @property
     def codec(self) -> str:
@@ -292,39 +285,38 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
     """
     where = f"numeric column {column!r}"
     found = _read_settings(NumericColumn, declared, "numeric", where) or NumericColumn(declared)
-    if not _is_pair(found.range) or not found.range[0] < found.range[1]:
-        raise refuse_schema(
-            "numeric",
-            f"{where} has range {found.range!r}; give finite numbers (low, high), low < high{_explain_dates(found)}",
-        )
-    low, high = found.range
-    if found.typical is not None:
-        check_typical(where, found.typical, "numeric")
-        center, spread = found.typical
-        reason = ""
-        if not low <= center <= high:
-            reason = f"center {center:g}, outside its range {low:g}..{high:g}; correct one of them"
-        elif (high - low) / spread > MAX_SPREADS:
-            reason = (
-                f"spread {spread:g}, less than a millionth of its range {low:g}..{high:g}; give both in the "
-            )
-            reason += "same units"
-        if reason:
-            raise refuse_schema("numeric", f"{where} has the typical {reason}")
-    is_number = isinstance(found.missing, Real) and not isinstance(found.missing, bool)
-    if found.missing not in (None, INDICATOR) and not (is_number and low <= float(found.missing) <= high):
-        raise refuse_schema(
-            "numeric",
-            f"{where} has missing {found.missing!r}; give 'indicator' or a number in its range {low:g}..{high:g}",
-        )
-    is_date = isinstance(found.since, str) and _read_day(found.since) and _is_layout(found.date)
-    if (found.date, found.since) != (None, None) and not is_date:
-        raise refuse_schema(
-            "numeric",
-            f"{where} has date {found.date!r} and since {found.since!r}; give both, a layout with day, month and year "
-            "such as '%d.%m.%Y' (with %p where it has %I) and a public day such as '2020-01-01'",
-        )
+    fault = _find_numeric_fault(found)
+    if fault is not None:
+        raise refuse_schema("numeric", f"{where} has {fault}")
     return found
+
+
+def _find_numeric_fault(column: NumericColumn) -> str | None:
+    """Return the first constants that do not fit, and what to give instead; None where all do."""
+    if not _is_pair(column.range) or not column.range[0] < column.range[1]:
+        remedy = f"give finite numbers (low, high), low < high{_explain_dates(column)}"
+        return f"range {column.range!r}; {remedy}"
+    low, high = column.range
+    bounds = f"its range {low:g}..{high:g}"
+    if column.typical is not None:
+        if fault := _find_typical_fault(column.typical):
+            return fault
+        center, spread = column.typical
+        if not low <= center <= high:
+            return f"the typical center {center:g}, outside {bounds}; correct one of them"
+        if (high - low) / spread > MAX_SPREADS:
+            small = f"the typical spread {spread:g}, less than a millionth of {bounds}"
+            return f"{small}; give both in the same units"
+    is_number = isinstance(column.missing, Real) and not isinstance(column.missing, bool)
+    if column.missing not in (None, INDICATOR) and not (is_number and low <= float(column.missing) <= high):
+        return f"missing {column.missing!r}; give 'indicator' or a number in {bounds}"
+    is_date = isinstance(column.since, str) and _read_day(column.since) and _is_layout(column.date)
+    if (column.date, column.since) != (None, None) and not is_date:
+        return (
+            f"date {column.date!r} and since {column.since!r}; give both, a layout with day, month and year such as "
+            "'%d.%m.%Y' (with %p where it has %I) and a public day such as '2020-01-01'"
+        )
+    return None
 
 
 def _explain_dates(column: NumericColumn) -> str:
@@ -452,10 +444,13 @@ def check_typical(where: str, typical: Any, section: str) -> None:
     Raises:
         SilodpError: they are no two finite numbers, or the spread is not above 0.
     """
-    if not _is_pair(typical) or not typical[1] > 0:
-        raise refuse_schema(
-            section, f"{where} has typical {typical!r}; give finite (center, spread), spread > 0"
-        )
+    if fault := _find_typical_fault(typical):
+        raise refuse_schema(section, f"{where} has {fault}")
+
+
+def _find_typical_fault(typical: Any) -> str:
+    is_typical = _is_pair(typical) and typical[1] > 0
+    return "" if is_typical else f"typical {typical!r}; give finite (center, spread), spread > 0"
 
 
 def refuse_schema(section: str, reason: str, code: str = "data.schema") -> SilodpError:
