@@ -656,6 +656,7 @@ def test_a_fault_names_the_column_as_the_table_does(tmp_path):
         ({"values": {"age": {"alt": "80"}}}, "silos.berlin.values.age"),
         ({"values": {"patient": {"17": "4"}}}, "silos.berlin.values.patient"),
         ({"values": {"sex": {"w": "female"}}}, "silos.berlin.values.sex"),
+        ({"values": {"sex": {"w": None}}}, "silos.berlin.values.sex"),
         ({"values": {"sex": {"w": "f", "w ": "m"}}}, "silos.berlin.values.sex"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from numbers import Real
@@ -147,66 +147,55 @@ class Schema:
         for column in columns:
             if not isinstance(column, str):
                 raise refuse_schema("", f"{column!r} names no column; give the header's text")
-        for column, number in Counter(columns).items():
-            if number > 1:
-                setting = self.find_setting(column).removeprefix("data.schema.")
-                raise refuse_schema(
-                    setting, f"column {column!r} is declared twice; give every column one meaning"
-                )
+        if (twice := _find_repeated(columns)) is not None:
+            setting = self.find_setting(twice).removeprefix("data.schema.")
+            raise refuse_schema(setting, f"column {twice!r} is declared twice; give every column one meaning")
         if not isinstance(self.silos, Mapping):
             raise refuse_schema("silos", f"silos is {short(self.silos)}; give silo → its mapping")
-        silos = {
-            silo: self._check_mapping(silo, read_mapping(silo, given)) for silo, given in self.silos.items()
-        }
+        silos = {silo: self._read_mapping(silo, given) for silo, given in self.silos.items()}
         # Checked mappings take the place of what was declared, so that no reader checks them again.
         object.__setattr__(self, "silos", silos)
 
-    def _check_mapping(self, silo: str, mapping: TableMapping) -> TableMapping:
+    def _read_mapping(self, silo: str, given: Any) -> TableMapping:
         """Return a mapping with all values as texts; it gives every column its own name, and cells declared values."""
-        where = f"silos.{silo}"
-        for section in (mapping.columns, mapping.values):
-            for column in section:
-                if column not in self.columns:
-                    remedy = (
-                        suggest_name(str(column), self.columns) or "name a column that the schema declares"
-                    )
-                    raise refuse_schema(where, f"{where} maps {column!r}, which is no column; {remedy}")
-        names = [mapping.columns.get(column, column) for column in self.columns]
-        for name in names:
-            if not isinstance(name, str) or not name.strip():
-                raise refuse_schema(
-                    f"{where}.columns", f"{where}.columns names {name!r}; give the header's text"
-                )
-        for name, number in Counter(map(header_text, names)).items():
-            if number > 1:
-                raise refuse_schema(
-                    f"{where}.columns",
-                    f"{where}.columns takes two columns from {name!r}; give each a name of its own",
-                )
-        for column, values in mapping.values.items():
-            declared = self._list_declared(column)
-            setting = f"{where}.values.{column}"
-            if not declared:
-                raise refuse_schema(
-                    setting,
-                    f"{setting} maps values of a column without public values; map those of categories, classes, "
-                    "events and splits only",
-                )
-            if len(set(map(text_of, values))) < len(values):
-                raise refuse_schema(setting, f"{setting} has two values for one text; keep one")
-            for value in values.values():
-                # Else a mapped cell would be refused row by row, or become a missing one.
-                if to_cell(value) not in declared:
-                    raise refuse_schema(
-                        setting,
-                        f"{setting} has the value {short(value)}, which is not declared; choose one of "
-                        f"{', '.join(declared)}",
-                    )
+        mapping = read_mapping(silo, given)
+        fault = self._find_mapping_fault(f"silos.{silo}", mapping)
+        if fault is not None:
+            raise refuse_schema(*fault)
         texts = {
             column: {text_of(text): to_cell(value) for text, value in values.items()}
             for column, values in mapping.values.items()
         }
         return TableMapping(dict(mapping.columns), texts)
+
+    def _find_mapping_fault(self, where: str, mapping: TableMapping) -> tuple[str, str] | None:
+        """Return the first setting of a mapping that does not fit this schema, and why; None where all do."""
+        for column in (*mapping.columns, *mapping.values):
+            if column not in self.columns:
+                remedy = suggest_name(str(column), self.columns) or "name a column that the schema declares"
+                return where, f"{where} maps {column!r}, which is no column; {remedy}"
+        setting = f"{where}.columns"
+        names = [mapping.columns.get(column, column) for column in self.columns]
+        for name in names:
+            if not isinstance(name, str) or not name.strip():
+                return setting, f"{setting} names {name!r}; give the header's text"
+        if (twice := _find_repeated(map(header_text, names))) is not None:
+            return setting, f"{setting} takes two columns from {twice!r}; give each a name of its own"
+        for column, values in mapping.values.items():
+            setting, declared = f"{where}.values.{column}", self._list_declared(column)
+            if not declared:
+                return setting, (
+                    f"{setting} maps values of a column without public values; map those of categories, classes, "
+                    "events and splits only"
+                )
+            if len(set(map(text_of, values))) < len(values):
+                return setting, f"{setting} has two values for one text; keep one"
+            # Else a mapped cell would be refused row by row, or become a missing one.
+            wrong = [value for value in values.values() if to_cell(value) not in declared]
+            if wrong:
+                remedy = f"choose one of {', '.join(declared)}"
+                return setting, f"{setting} has the value {short(wrong[0])}, which is not declared; {remedy}"
+        return None
 
     def _list_declared(self, column: str) -> list[str]:
         """Return the texts of the values that a column may have; none where it has numbers, keys or days."""
@@ -446,6 +435,11 @@ class Schema:
             SilodpError: the file cannot be read, or has a setting that does not fit.
         """
         return None if self.identity is None else load_profile(self.identity)
+
+
+def _find_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs twice; None where all are different."""
+    return next((name for name, number in Counter(names).items() if number > 1), None)
 
 
 def refuse_users(message: str) -> SilodpError:
