@@ -179,6 +179,51 @@ class NumericColumn:
         return [known & (place >= start) & below for start, below in zip(edges, is_below, strict=False)]
 
 
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """The public categories of a column.
+
+    Attributes:
+        categories: at least two, all different.
+        missing: the category that a missing cell counts as; None refuses missing cells.
+        codes: False: one column of 0 and 1 for each category. True: the number of the category, from 0 in the order
+            of `categories`, in the array "codes" of the model's inputs; its model embeds it.
+    """
+
+    categories: Sequence[Any]
+    missing: Any = None
+    codes: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        """The categories as cells are compared with them."""
+        return [text_of(value) for value in self.categories]
+
+    def list_features(self, name: str) -> list[str]:
+        """Return the names of the features of the column `name`; the one of codes says which category has which."""
+        if not self.codes:
+            return [f"{name}={value}" for value in self.categories]
+        # Escaped, so that parties who compare the name agree on every category: "a|b" is not "a" and "b".
+        escaped = [text.replace("\\", r"\\").replace("|", r"\|") for text in self.texts]
+        return [f"{name}={'|'.join(escaped)}"]
+
+    def find_group_fault(self, values: Sequence[Any]) -> str | None:
+        """Return what to give in place of `values` as subgroups; None where all are categories, each once."""
+        given, declared = set(map(text_of, values)), set(self.texts)
+        if values and len(given) == len(values) and given <= declared:
+            return None
+        return f"list categories that the schema declares ({', '.join(sorted(declared))}), each once."
+
+    def name_groups(self, values: Sequence[Any]) -> list[str]:
+        """Return the names of the subgroups of some categories."""
+        return list(map(text_of, values))
+
+    def split_rows(self, features: NDArray[Any], values: Sequence[Any]) -> list[NDArray[np.bool_]]:
+        """Return for each category given the rows (n,) in it, by codes (n, 1) or one-hot features (n, categories)."""
+        places = [self.texts.index(text_of(value)) for value in values]
+        return [features[:, 0] == x if self.codes else features[:, x] > 0.5 for x in places]
+
+
 def header_text(column: object) -> str:
     """Return the name of a column as headers and schemas are compared: stripped, in Unicode's form NFC."""
     return unicodedata.normalize("NFC", str(column).strip())
@@ -355,51 +400,6 @@ def _is_layout(layout: Any) -> bool:
         return is_whole and datetime.datetime.strptime(day.strftime(layout), layout) == day
     except (AttributeError, TypeError, ValueError):
         return False
-
-
-@dataclass(frozen=True)
-class CategoricalColumn:
-    """The public categories of a column.
-
-    Attributes:
-        categories: at least two, all different.
-        missing: the category that a missing cell counts as; None refuses missing cells.
-        codes: False: one column of 0 and 1 for each category. True: the number of the category, from 0 in the order
-            of `categories`, in the array "codes" of the model's inputs; its model embeds it.
-    """
-
-    categories: Sequence[Any]
-    missing: Any = None
-    codes: bool = False
-
-    @property
-    def texts(self) -> list[str]:
-        """The categories as cells are compared with them."""
-        return [text_of(value) for value in self.categories]
-
-    def list_features(self, name: str) -> list[str]:
-        """Return the names of the features of the column `name`; the one of codes says which category has which."""
-        if not self.codes:
-            return [f"{name}={value}" for value in self.categories]
-        # Escaped, so that parties who compare the name agree on every category: "a|b" is not "a" and "b".
-        escaped = [text.replace("\\", r"\\").replace("|", r"\|") for text in self.texts]
-        return [f"{name}={'|'.join(escaped)}"]
-
-    def find_group_fault(self, values: Sequence[Any]) -> str | None:
-        """Return what to give in place of `values` as subgroups; None where all are categories, each once."""
-        given, declared = set(map(text_of, values)), set(self.texts)
-        if values and len(given) == len(values) and given <= declared:
-            return None
-        return f"list categories that the schema declares ({', '.join(sorted(declared))}), each once."
-
-    def name_groups(self, values: Sequence[Any]) -> list[str]:
-        """Return the names of the subgroups of some categories."""
-        return list(map(text_of, values))
-
-    def split_rows(self, features: NDArray[Any], values: Sequence[Any]) -> list[NDArray[np.bool_]]:
-        """Return for each category given the rows (n,) in it, by codes (n, 1) or one-hot features (n, categories)."""
-        places = [self.texts.index(text_of(value)) for value in values]
-        return [features[:, 0] == x if self.codes else features[:, x] > 0.5 for x in places]
 
 
 def read_categorical(column: str, declared: Any) -> CategoricalColumn:
