@@ -3,7 +3,7 @@
 import pytest
 
 from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
-from silodp_experiments.table import PARTIES, compute_table, list_charges
+from silodp_experiments.averaged_models import PARTIES, compute_table, list_charges
 
 # DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {
