@@ -181,6 +181,7 @@ class FrameworkSettings:
             SilodpError: such a name was given as KEY=VALUE: a setting that is left out in silence, for example the
                 number of epochs under another name, would make ε too small.
         """
+        # Names that were looked for and not set are known, too: they appear in the hint.
         known = {*self.asked, *without_effect}
         for name in self.typed:
             if name not in known:
@@ -297,6 +298,7 @@ def _read_file(path: Path, framework: Framework) -> Any:
 
 def _read_flat_yaml(text: str) -> TomlTable:
     """Return the lines KEY: VALUE of the top level, VALUE a list of numbers or one value; other lines are left out."""
+    # No YAML library: what bounds depend on stands at the top level of these files.
     lines = re.findall(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]+([^#\n]+)""", text, re.MULTILINE)
     return {key: _read_yaml_value(value.strip()) for key, value in lines}
 

@@ -81,6 +81,7 @@ def compare_methods(
         specs += parse_methods(resolved, "default")
     check_labels(specs)
     out = Path(out)
+    # Both write plots/, and a comparison removes pictures that are not its own.
     if (out / "run_spec.json").exists():
         raise SilodpError(
             f"{out} is the directory of a run, whose pictures a comparison would replace: choose another.",

@@ -126,6 +126,7 @@ def list_datasets(root: str | Path | None = None) -> list[Listing]:
     Without such a folder only those are present that need no files.
     """
     try:
+        # A list is of use without a folder, too: it tells what can be fetched.
         folder: Path | None = data_root(root)
     except SilodpError:
         folder = None

@@ -202,6 +202,7 @@ def tcga_brca(
     features = tuple(column for column in table.columns if column not in ("pid", "E", "T"))
     x = table[list(features)].to_numpy(dtype=np.float32)
     if normalize == "public":
+        # Only the age: all other columns are 0 or 1 already.
         x[:, 0] = TCGA_AGES.scale(x[:, 0])
     y = table[["E", "T"]].to_numpy(dtype=np.float32)
     parts, tests = (

@@ -133,6 +133,7 @@ def _find_outlying(rows: Mapping[str, int]) -> list[str]:
 def _find_placeholders(rows: Mapping[str, int]) -> Iterator[str]:
     """Yield the keys that are usual placeholders; numbers that may name persons only where they have many rows."""
     least = max(_MIN_ROWS / 2, _TIMES_MEDIAN * median(rows.values())) if rows else 0
+    # 0 or 9999 may be the key of somebody; only many rows make it a placeholder.
     for key, number in rows.items():
         # Brackets are left out, as in <unknown> or (none).
         plain = unicodedata.normalize("NFKC", key).casefold().strip(" <>()[]")

@@ -189,6 +189,7 @@ def read_text(
         return Refusal.MISSING
     if _NUMBER.fullmatch(text) or (width is None and not layouts and _MAYBE_NUMBER.fullmatch(text)):
         return Refusal.NUMBER
+    # Long cells are refused before a pattern meets them, so that no cell can take much time.
     if len(text) > _MAX_CELL or not pattern.fullmatch(text):
         return Refusal.LAYOUT
     if kind == "pseudonym" and not layouts:

@@ -512,6 +512,7 @@ class Table:
                 "correct the cell, leave out the row, or take the nearest end of the model's range "
                 "(--out-of-range clip)"
             )
+            # Programs write -9 or 999 for no value: to widen the range for it would spoil the scale.
             if _MISSING_CODE.fullmatch(first):
                 remedy += (
                     f", or, if {first} stands for no value, set {_files.name_setting('missing', [first])}"

@@ -179,6 +179,7 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
     name = f"label = {quote(label)}"
+    # A label of few numbers is more likely one of classes.
     if found.nunique() > MAX_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
         seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
@@ -193,6 +194,7 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
 def _draft_reader(reader: Reader) -> list[str]:
     """Return the lines of the settings that differ from the defaults."""
     default = Reader()
+    # Only what differs: the draft is read by people.
     changed = {
         field: value for field, value in vars(reader).items() if value != getattr(default, field) and value
     }
