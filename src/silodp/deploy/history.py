@@ -18,7 +18,7 @@ from pathlib import Path
 from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
-from silodp.data.tables.schema import text_of
+from silodp.data.tables.columns import text_of
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError
 from silodp.runtime.gate import read_state

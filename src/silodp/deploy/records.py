@@ -15,11 +15,10 @@ import numpy as np
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun
 from silodp.data.identity.linkage import find_key_doubts
-from silodp.data.identity.person_index import read_person_index
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
-from silodp.data.tables.reader import read_tables
+from silodp.data.tables.reader import read_person_index, read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError
