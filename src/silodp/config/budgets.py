@@ -11,11 +11,10 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.views import Unit
-from silodp.config.arguments import build, get_fields, make_unknown_error, validate_arguments
+from silodp.config.build import build, get_fields, make_unknown_error, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, lookup
-from silodp.methods import METHODS
 from silodp.settings import Settings, Whole
 
 REPRESENTATIVE_RECORDS = 1000
@@ -70,13 +69,6 @@ class BudgetDistribution(Settings, prefix="budgets."):
     def list_levels(self) -> list[float]:
         """Return the budgets of `REPRESENTATIVE_RECORDS` units, ascending; no data are needed."""
         return [float(level) for level in group_budgets(self.draw(REPRESENTATIVE_RECORDS))]
-
-
-def format_methods_for(unit: Unit) -> str:
-    """Return the names of the methods that keep budgets of every such unit, for messages."""
-    names = [name for name, maker in METHODS.items() if maker.budgets_of == unit]
-    with_table = " with [method.personal]" if unit == "user" else ""
-    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
 
 
 def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:

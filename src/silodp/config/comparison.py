@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from silodp.config.arguments import get_fields, split_name
-from silodp.config.build import build_method, find_method_class
+from silodp.config.build import build_method, find_method_class, get_fields, split_name
 from silodp.config.resolve import ResolvedRun
 from silodp.config.toml_values import TomlTable, apply_override, merge
 from silodp.errors import SilodpError

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
-from silodp.config.arguments import convert_validation_error, make_unknown_error
+from silodp.config.build import convert_validation_error, make_unknown_error
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
 from silodp.errors import SilodpError

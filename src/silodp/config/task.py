@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators.run_spec import ModelSpec
-from silodp.config.arguments import build, get_fields, validate_arguments
+from silodp.config.build import build, get_fields, validate_arguments
 from silodp.config.plugins import execute_code, import_reference, is_reference, locate_code, read_code
 from silodp.config.schema import TaskSection
 from silodp.data.inputs import map_arrays

@@ -20,7 +20,7 @@ from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.plugins import refuse_plugins
-from silodp.config.resolve import ResolvedRun, resolve
+from silodp.config.run_settings import RunSettings, resolve_settings
 from silodp.config.schema import parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
@@ -77,10 +77,10 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        resolved = _load_config(path)
+        settings = _load_settings(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
-    wrong = _config_mismatch(resolved, aggregator, ledger)
+    wrong = _config_mismatch(settings, aggregator, ledger)
     if wrong is not None:
         raise _contradicted(path, wrong)
     header = ledger.subject
@@ -88,7 +88,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         # The rules of its version may differ from these; ε is compared with the ledger all the same.
         return Rederived({}, (EARLIER,))
     try:
-        spec = _read_spec(directory / RUN_SPEC, resolved, ledger)
+        spec = _read_spec(directory / RUN_SPEC, settings, ledger)
         wrong = _find_other_cost(spec, ledger)
         if wrong is not None:
             raise _contradicted(path, wrong)
@@ -111,12 +111,12 @@ def _contradicted(path: Path, how: str) -> SilodpError:
     )
 
 
-def _load_config(path: Path) -> ResolvedRun:
+def _load_settings(path: Path) -> RunSettings:
     """Load config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
     values = read_toml(path)
     if isinstance(values.get("aggregation"), dict):
         values["aggregation"].pop("device", None)
-    return resolve(parse_config({"name": path.stem, **values}, path.parent))
+    return resolve_settings(parse_config({"name": path.stem, **values}, path.parent))
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:
@@ -140,11 +140,11 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
         )
 
 
-def _config_mismatch(resolved: ResolvedRun, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
+def _config_mismatch(settings: RunSettings, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
     """Return how a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
-    header, aggregator, config = ledger.subject, resolved.aggregator, resolved.config
+    header, aggregator, config = ledger.subject, settings.aggregator, settings.config
     for name, claimed, known in (
-        ("method", repr(resolved.method), header and header.settings),
+        ("method", repr(settings.method), header and header.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
         ("accountant", _accountant_name(config.accountant) or ledger.accountant.name, ledger.accountant.name),
         ("seed", "none" if config.seed is None else "set", "none" if header and header.secret else "set"),
@@ -162,7 +162,7 @@ def _accountant_name(name: str | None) -> str | None:
     return name if name in ACCOUNTANTS else None
 
 
-def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
+def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
     """Return the specification of the run, with method and aggregator built from the configuration.
 
     Raises:
@@ -172,7 +172,7 @@ def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
         stored = parse_json(path.read_bytes())
         model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
         data, tested = PublicData.from_dict(stored["data"]), bool(stored["tested"])
-        spec = resolved.assemble_spec(data, model, tested=tested)
+        spec = settings.assemble_spec(data, model, tested=tested)
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
