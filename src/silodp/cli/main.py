@@ -230,8 +230,8 @@ def report(
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
-    path = write_report(directory)
     record = read_run(directory)
+    path = write_report(directory, record)
     card = write_card(directory, record)
     audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked

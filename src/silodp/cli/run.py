@@ -29,7 +29,7 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.report.run_record import format_versions, keep_doubts, read_run
+from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
@@ -143,10 +143,11 @@ def _run_config(
             if held_out is not None:
                 keep_held_out(directory, held_out)
         keep_doubts(directory, doubts)
-        if resolved.dataset.is_published:
-            page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
-        else:  # the number of records of each person is private
-            page = write_report(directory)
+        if resolved.dataset.is_published:  # elsewhere the number of records of each person is private
+            names = [silo.name for silo in federation.silos]
+            keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
+        record = read_run(directory)
+        page = write_report(directory, record)
     except SilodpError as error:
         if changes and not begun:
             raise SilodpError(
@@ -156,7 +157,6 @@ def _run_config(
                 field=error.field,
             ) from None
         raise
-    record = read_run(directory)
     write_card(directory, record)
     audit = record.audit
     summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
