@@ -29,8 +29,7 @@ from silodp.accounting.steps import flatten_per_unit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
-from silodp.report.comparison import find_contradiction, is_covered
-from silodp.report.rederive import JOINED, rederive_guarantees
+from silodp.report.rederive import JOINED, find_contradiction, is_covered, rederive_guarantees
 from silodp.runtime.run_files import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
 from silodp.text import pluralize
 
