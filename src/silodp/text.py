@@ -22,6 +22,15 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= MAX_REASON_CHARACTERS else line[: MAX_REASON_CHARACTERS - 1] + "…"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"
+
+
 def name_extra(extra: str) -> str:
     """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
     return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"

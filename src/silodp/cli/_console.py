@@ -7,13 +7,14 @@ output. This module imports nothing heavy, so that `silodp --help` answers at on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -134,6 +135,24 @@ def format_command(*words: object) -> str:
 def log(text: str) -> None:
     """Print a line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+class _Warnings(logging.Handler):
+    """Prints a record as the lines of a command are: "warning: …"."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record on standard error."""
+        log(f"{record.levelname.lower()}: {self.format(record)}")
+
+
+@contextmanager
+def print_warnings() -> Iterator[None]:
+    """Print warnings of silodp and its libraries until the end of the block, unless somebody configures logging."""
+    before, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
 
 
 def print_or_drop(text: str, stream: TextIO) -> None:

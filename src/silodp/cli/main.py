@@ -34,9 +34,9 @@ from silodp.cli._console import (
     log,
     out_option,
     print_or_drop,
+    print_warnings,
     show,
 )
-from silodp.cli._logging import print_warnings
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
-from silodp.text import pluralize
+from silodp.text import format_duration, pluralize
 from silodp.tracking import open_trackers
-from silodp.tracking.progress import describe_round, format_duration, print_progress
+from silodp.tracking.progress import describe_round, print_progress
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0

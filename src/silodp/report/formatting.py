@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from silodp.accounting.guarantee import format_epsilon
-from silodp.text import pluralize
-from silodp.tracking.progress import format_duration
+from silodp.text import format_duration, pluralize
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""

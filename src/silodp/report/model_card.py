@@ -19,7 +19,6 @@ from silodp.accounting.assumptions import HELD_OUT, TECHNICAL
 from silodp.accounting.guarantee import Guarantee
 from silodp.config.schema import CardSection, parse_card
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
-from silodp.data.tables.subgroups import list_group_names
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.divergence import get_measure, list_quantities
@@ -51,6 +50,10 @@ class _Facts:
 
     def list_declared(self) -> list[tuple[str, str]]:
         """Return column and name of every subgroup that [card.subgroups] declares now."""
+        if not self.card.subgroups:
+            return []
+        from silodp.data.tables.subgroups import list_group_names
+
         schema = None if self.description.inputs is None else self.description.schema
         return [
             (column, name)
