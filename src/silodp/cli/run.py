@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import MembershipAttack
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
@@ -33,7 +34,7 @@ from silodp.report.run_record import Allocation, format_versions, keep_allocatio
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
-from silodp.runtime.run_files import METRICS, read_metrics
+from silodp.runtime.run_files import CONFIG, METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.text import format_duration, pluralize
@@ -70,7 +71,7 @@ def run_config(
         SilodpError: The user has made a mistake that they can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
-    existed = (directory / "config.toml").exists() and not resume
+    existed = (directory / CONFIG).exists() and not resume
     try:
         return _run_config(resolved, directory, resume, trackers, log_private)
     except KeyboardInterrupt:
@@ -100,7 +101,7 @@ def _run_config(
         if changes:
             header.append(f"# After round {done}: {'; '.join(changes)}.")
         text = "\n".join([*header, config.to_toml()])
-        write_durably(directory / "config.toml", text.encode())
+        write_durably(directory / CONFIG, text.encode())
         for remark in remarks:
             log(remark)
 
@@ -132,10 +133,10 @@ def _run_config(
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
             )
-        if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
+        if not begun and not (directory / CONFIG).exists():  # a program in Python did all rounds
             begin(result.guarantees["released"].rounds)
         elif not begun:  # no round used this configuration
-            log(f"note: no round was left to do, and {directory / 'config.toml'} is unchanged")
+            log(f"note: no round was left to do, and {directory / CONFIG} is unchanged")
         if config.evaluation is None:
             groups = {} if config.card is None else config.card.subgroups
             rounds = result.guarantees["released"].rounds
@@ -151,7 +152,7 @@ def _run_config(
     except SilodpError as error:
         if changes and not begun:
             raise SilodpError(
-                f"{error} Different from {directory / 'config.toml'}: {'; '.join(changes)}."
+                f"{error} Different from {directory / CONFIG}: {'; '.join(changes)}."
                 f"{_explain_rounds(method, previous)}",
                 code=error.code,
                 field=error.field,
@@ -160,12 +161,7 @@ def _run_config(
     write_card(directory, record)
     audit = record.audit
     summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
-    summary["warnings"] += _warn_infeasible(resolved, spec, federation) + _warn_retired(
-        method, summary["rounds"]
-    )
-    if summary["private"]:
-        summary["warnings"] += delta_warning(spec.delta, spec.population.users)
-        summary["warnings"] += _warn_scaling(resolved, federation) + _warn_several_records(spec, federation)
+    summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
     for warning in [*summary["warnings"], *([] if begun else doubts)]:
         log(f"warning: {warning}")
     summary["warnings"] += doubts
@@ -184,65 +180,51 @@ def _check_before_reading(resolved: ResolvedRun) -> None:
 
 def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -> list[str]:
     """Return notes for the beginning of a run."""
-    remarks = []
-    if changes:
-        remarks.append(f"note: resumed with changes to {directory / 'config.toml'}: {'; '.join(changes)}")
-    if federation.test is None or len(federation.test) == 0:
-        remarks.append(
-            "note: there are no held-out records, so nothing is measured: hold out a share of the "
-            "persons (data.schema.test_share)"
-        )
-    return remarks
+    resumed = f"note: resumed with changes to {directory / CONFIG}: {'; '.join(changes)}"
+    unmeasured = (
+        "note: there are no held-out records, so nothing is measured: hold out a share of the persons "
+        "(data.schema.test_share)"
+    )
+    return [resumed] * bool(changes) + [unmeasured] * (not federation.test)
 
 
-def _warn_infeasible(resolved: ResolvedRun, spec: RunSpec, federation: Federation) -> list[str]:
-    """Warn of units that never took part because of their budgets; only the log of their silo says which."""
-    unit = spec.method.budgets.unit
-    if unit is None:
-        return []
+def _find_warnings(
+    resolved: ResolvedRun, spec: RunSpec, federation: Federation, released: Guarantee
+) -> Iterator[str]:
+    """Yield what a reader of the results has to know besides the guarantees."""
+    budgets, unit = spec.method.budgets, spec.method.budgets.unit
     arrays = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
-    budgets = np.concatenate([budget for budget in arrays if budget is not None])
-    infeasible = spec.method.budgets.count_infeasible(budgets) or 0
-    if not infeasible:
-        return []
-    # A plan reads no tables, so budgets in a column are only in the report.
-    shows = "the report" if resolved.budget_distribution is None else "'silodp plan'"
-    units = "records" if unit == "record" else "persons"
-    return [
-        f"{infeasible:,} of {len(budgets):,} {units} take no part: their privacy budgets are too small for any "
-        f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include them)"
-    ]
-
-
-def _warn_scaling(resolved: ResolvedRun, federation: Federation) -> list[str]:
-    """Warn of features that are scaled by constants of private rows."""
-    text = resolved.dataset.private_scaling
-    return [f"no ε covers the scaling: {text}"] if text and text in federation.assumptions else []
-
-
-def _warn_several_records(spec: RunSpec, federation: Federation) -> list[str]:
-    """Warn where records are protected, and persons have several."""
-    if spec.method.unit != "record":
-        return []
+    if unit is not None:
+        given = np.concatenate([budget for budget in arrays if budget is not None])
+        # Only the log of their silo says which units never take part.
+        if infeasible := budgets.count_infeasible(given):
+            # A plan reads no tables, so budgets in a column are only in the report.
+            shows = "the report" if resolved.budget_distribution is None else "'silodp plan'"
+            units = "records" if unit == "record" else "persons"
+            yield (
+                f"{infeasible:,} of {len(given):,} {units} take no part: their privacy budgets are too small for any "
+                f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include "
+                "them)"
+            )
+    planned = budgets.retires_after
+    if planned is not None and released.rounds > planned:
+        yield (
+            f"privacy budgets were planned for {pluralize(planned, 'round')} and there were {released.rounds:,}: "
+            "records retired when their budgets were used up, many of them soon after that, and later rounds trained "
+            "on fewer records or none (without method.rounds, the number is that of the run)"
+        )
+    if not released.private:
+        return
+    yield from delta_warning(spec.delta, spec.population.users)
+    scaling = resolved.dataset.private_scaling  # features scaled by constants of private rows
+    if scaling and scaling in federation.assumptions:
+        yield f"no ε covers the scaling: {scaling}"
     most = int(federation.counts().sum(0).max(initial=0))
-    if most < 2:
-        return []
-    return [
-        f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see "
-        "ε of a person with several records); a method whose unit is a person, such as uldp-avg, protects all of them"
-    ]
-
-
-def _warn_retired(method: Method, rounds: int) -> list[str]:
-    """Warn of more rounds than the budgets of records were planned for, so that records retired."""
-    planned = method.budgets.retires_after
-    if planned is None or rounds <= planned:
-        return []
-    return [
-        f"privacy budgets were planned for {pluralize(planned, 'round')} and there were {rounds:,}: records "
-        "retired when their budgets were used up, many of them soon after that, and later rounds trained on fewer "
-        "records or none (without method.rounds, the number is that of the run)"
-    ]
+    if spec.method.unit == "record" and most > 1:
+        yield (
+            f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see ε of a "
+            "person with several records); a method whose unit is a person, such as uldp-avg, protects all of them"
+        )
 
 
 def _summarize(
@@ -349,7 +331,7 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
         directory: Directory of the run.
         is_other: Whether the run in it is another one, and this one has not begun.
     """
-    if is_other or not (directory / "config.toml").exists():
+    if is_other or not (directory / CONFIG).exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
     command = format_command("run", directory, "--resume")
     return f"interrupted after round {_find_last_round(directory)}; continue with: {command}"
@@ -365,7 +347,7 @@ def _find_last_round(directory: Path) -> int:
 def _read_change_notes(directory: Path) -> list[str]:
     """Return the comments in config.toml on changes when the run was resumed before."""
     with suppress(OSError, UnicodeDecodeError):
-        lines = (directory / "config.toml").read_text(encoding="utf-8").splitlines()
+        lines = (directory / CONFIG).read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line.startswith("# After round ")]
     return []
 
@@ -373,7 +355,7 @@ def _read_change_notes(directory: Path) -> list[str]:
 def _find_previous(directory: Path) -> ResolvedRun | None:
     """Return the configuration in a directory; None for a run from Python, which has none."""
     with suppress(SilodpError):
-        return load_config(directory / "config.toml")
+        return load_config(directory / CONFIG)
     return None
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,29 +36,8 @@ MIN_PERSONS = 20
 _HELD_OUT = "records held out for testing: they are not trained on"  # a card may publish no metric on them
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a card is made of."""
-
-    run: RunRecord
-    spec: Mapping[str, Any]
-    description: ModelDescription
-    card: CardSection
-    held_out: HeldOut | None
-    has_readable_config: bool = True
-
-    def list_declared(self) -> list[tuple[str, str]]:
-        """Return column and name of every subgroup that [card.subgroups] declares now."""
-        if not self.card.subgroups:
-            return []
-        from silodp.data.tables.subgroups import list_group_names
-
-        schema = None if self.description.inputs is None else self.description.schema
-        return [
-            (column, name)
-            for column, values in self.card.subgroups.items()
-            for name in list_group_names(schema, column, values)
-        ]
+_Declared = list[tuple[str, str]]
+"""Column and name of every subgroup that [card.subgroups] declares now."""
 
 
 def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
@@ -84,14 +62,26 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
     try:
         section = _read_section(run.config)
-        facts = _Facts(run, spec, description, section or CardSection(), held_out, section is not None)
-        facts.list_declared()
+        card = section or CardSection()
+        declared = _list_declared(description, card)
     except SilodpError as error:
         raise SilodpError(
             f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
         ) from None
+    text = render(
+        "model_card.jinja",
+        run=run,
+        spec=spec,
+        card=card,
+        has_readable_config=section is not None,
+        held_out=held_out,
+        pooled=_tabulate_pooled(run.rows, held_out, declared),
+        **_describe_run(run),
+        **_describe_model(description),
+    )
     path = directory / CARD
-    write_durably(path, _seal(format_card(facts), (directory / DESCRIPTION).read_bytes()).encode())
+    # jinja drops the end of the last line
+    write_durably(path, _seal(f"{text}\n", (directory / DESCRIPTION).read_bytes()).encode())
     return path
 
 
@@ -141,40 +131,56 @@ def _read_section(config: str | None) -> CardSection | None:
     """
     try:
         values = parse_toml(config or "")
-    except ValueError:
+    except ValueError:  # a report shows such a file as it is, so a card is written all the same
         return None
     return parse_card(values)
 
 
-def format_card(facts: _Facts) -> str:
-    """Return the text of a card."""
-    run, described = facts.run, facts.description
+def _list_declared(description: ModelDescription, card: CardSection) -> _Declared:
+    if not card.subgroups:
+        return []
+    from silodp.data.tables.subgroups import list_group_names
+
+    schema = None if description.inputs is None else description.schema
+    return [
+        (column, name)
+        for column, values in card.subgroups.items()
+        for name in list_group_names(schema, column, values)
+    ]
+
+
+def _describe_run(run: RunRecord) -> dict[str, Any]:
+    """Return the values of the template that are about the guarantees and the settings of a run."""
     private = [guarantee for guarantee in run.guarantees.values() if guarantee.private]
-    tensors = described.tensors.values()
-    text = render(
-        "model_card.jinja",
-        **vars(facts),
-        model=described,
-        schema=None if described.inputs is None else described.schema,
-        min_persons=MIN_PERSONS,
-        released=run.guarantees["released"],
-        guarantees=_describe_guarantees(run),
-        is_private=bool(private),
-        assumptions=_list_once(private, "assumptions"),
-        not_covered=[text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
-        is_counted=any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
-        scaling=_list_scaling(described),
-        inputs=_tabulate_inputs(described),
-        covers=describe_cover(run.guarantees["released"].private),
-        sums=_tabulate_sums(run.rows),
-        names=list_quantities(run.rows),
-        pooled=_tabulate_pooled(facts),
-        arguments=", ".join(f"{name}={value!r}" for name, value in described.architecture.arguments.items()),
-        trained=sum(math.prod(one.shape) for one in tensors if one.trained),
-        constant=sum(math.prod(one.shape) for one in tensors if not one.trained),
-        method=_describe_method(run),
-    )
-    return text + "\n"  # jinja drops the end of the last line
+    return {
+        "min_persons": MIN_PERSONS,
+        "released": run.guarantees["released"],
+        "guarantees": _describe_guarantees(run),
+        "is_private": bool(private),
+        "assumptions": _list_once(private, "assumptions"),
+        "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
+        "is_counted": any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
+        "covers": describe_cover(run.guarantees["released"].private),
+        "sums": _tabulate_sums(run.rows),
+        "names": list_quantities(run.rows),
+        "method": _describe_method(run),
+    }
+
+
+def _describe_model(described: ModelDescription) -> dict[str, Any]:
+    """Return the values of the template that are about a model and its inputs."""
+    sizes = [(math.prod(tensor.shape), tensor.trained) for tensor in described.tensors.values()]
+    return {
+        "model": described,
+        "schema": None if described.inputs is None else described.schema,
+        "scaling": _list_scaling(described),
+        "inputs": _tabulate_inputs(described),
+        "arguments": ", ".join(
+            f"{name}={value!r}" for name, value in described.architecture.arguments.items()
+        ),
+        "trained": sum(size for size, trained in sizes if trained),
+        "constant": sum(size for size, trained in sizes if not trained),
+    }
 
 
 def _describe_guarantees(run: RunRecord) -> list[str]:
@@ -236,27 +242,29 @@ def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
     return None
 
 
-def _tabulate_pooled(facts: _Facts) -> dict[str, Any]:
+def _tabulate_pooled(
+    rows: Sequence[MetricsRow], held_out: HeldOut | None, declared: _Declared
+) -> dict[str, Any]:
     """Return metrics on pooled held-out records: of all silos, of each, and of each declared subgroup."""
-    held_out, last, names = facts.held_out, facts.run.rows[-1], list_quantities(facts.run.rows)
-    declared, parts = facts.list_declared(), () if held_out is None else held_out.parts
+    last, names = rows[-1], list_quantities(rows)
+    parts = () if held_out is None else held_out.parts
     silos = [part for part in parts if part.of == "silo"]
     measured = {(part.of, part.name): part for part in parts if part.of != "silo"}
 
-    def make_row(title: str, persons: int, values: Iterable[float | None]) -> tuple[str, ...]:
+    def make_row(title: str, persons: int, metrics: Mapping[str, float | None]) -> tuple[str, ...]:
         if persons < MIN_PERSONS:
             return (title, f"fewer than {MIN_PERSONS} persons", *("" for _ in names[1:]))
-        return (title, *map(format_measure, values))
+        return (title, *(format_measure(metrics.get(name)) for name in names))
 
     def make_part(title: str, part: Part) -> tuple[str, ...]:
-        return make_row(title, part.persons, map(part.metrics.get, names))
+        return make_row(title, part.persons, part.metrics)
 
     # Without the file it is not known of how many persons the records of all silos are.
     persons = 0 if held_out is None else held_out.persons
     titles = {one: ": ".join(map(format_code, one)) for one in declared}
     return {
         "rows": [
-            make_row("all silos", persons, (get_measure(last, name) for name in names)),
+            make_row("all silos", persons, {name: get_measure(last, name) for name in names}),
             *(make_part(f"silo {format_code(part.name)}", part) for part in silos),
             *(make_part(titles[one], measured[one]) for one in declared if one in measured),
         ],
