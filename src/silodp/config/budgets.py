@@ -92,5 +92,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
         if name not in get_fields(draw):
             raise make_unknown_error(name, [*fields, *get_fields(draw)], "the budgets", "budgets")
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
-    made.draw(REPRESENTATIVE_RECORDS)
+    made.draw(
+        REPRESENTATIVE_RECORDS
+    )  # values that do not fit together are refused now, not after the data are read
     return made

@@ -67,6 +67,7 @@ def build_method(
     """
     named = "method.name" if where == "method" else where
     maker = find_method_class(name, named)
+    # Such a method inherits the field, computes it, and would overwrite a value that somebody relies on.
     if "record_sampling" in fields and maker.samples_by_budget:
         raise SilodpError(
             f"{where}.record_sampling is not a field of {name}: the sampling probability of a record follows from "
@@ -91,6 +92,7 @@ def find_method_class(name: str, where: str) -> type[Method]:
 
 def _add_defaults(maker: Any, fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with those of `defaults` that a class, or a table in it, has and that are not given."""
+    # In the tables below, too: [method.personal] plans the budgets of persons for the rounds of the run.
     tables = {key: get_table_class(maker, key) for key in fields}
     given = {
         key: _add_defaults(tables[key], value, defaults)
@@ -132,6 +134,7 @@ def validate_arguments(
 ) -> dict[str, Any]:
     """Return the arguments that `build` would pass, without a call of the maker; arguments and errors as there."""
     _check_names(maker, values, what, where)
+    # A name that is spelled wrongly is refused before the field that is missing for that reason.
     missing = [name for name, p in get_fields(maker).items() if name not in values and p.default is p.empty]
     if missing:
         more = f", and also {', '.join(missing[1:])}" if missing[1:] else ""
@@ -172,6 +175,7 @@ def _check_names(maker: Callable[..., Any], values: Mapping[str, Any], what: str
     """Raise for the first value that is no argument of the maker, unless it takes arguments of any name."""
     fields = get_fields(maker)
     unknown = [name for name in values if name not in fields]
+    # A function with **kwargs may take any name; what it does not know, it refuses itself when it is called.
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in _get_parameters(maker).values()):
         raise make_unknown_error(unknown[0], fields, what, where)
 
@@ -229,12 +233,13 @@ def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> 
     """
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    if first["loc"][-1:] == ("[key]",):  # the name of a setting in a table with a list of names
+    # pydantic reports a wrong key of a table with a fixed list of keys as (table, key, "[key]").
+    if first["loc"][-1:] == ("[key]",):
         table, name = ".".join(str(part) for part in first["loc"][:-2]), str(first["loc"][-2])
         known = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
         return make_unknown_error(name, known, f"[{table}]", table)
     match first["type"]:
-        case "value_error":
+        case "value_error":  # an exception that a validator of ours raised is wrapped by pydantic
             inner = first["ctx"]["error"]
             if isinstance(inner, SilodpError):
                 return inner
@@ -258,6 +263,7 @@ def _describe_missing(loc: tuple[int | str, ...], model: type[BaseModel]) -> str
     if found is None or found.annotation is None:
         return "set it"
     try:
+        # What pydantic says of a value that fits no type tells which type the setting has.
         TypeAdapter(found.annotation).validate_json("null", strict=True)
     except ValidationError as error:
         kinds = [_KINDS.get(one["type"]) for one in error.errors()]
@@ -361,6 +367,7 @@ def _get_hints(maker: Callable[..., Any]) -> Mapping[str, Any]:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Return a value as the annotation wants it; a table becomes the dataclass that it stands for."""
     table = _find_dataclass(hint)
+    # None stands for no table only where the annotation is not the dataclass itself, but allows None, too.
     if table is not None and not (value is None and table is not hint):
         if isinstance(value, table):
             return value

@@ -231,6 +231,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(
         dataset.loader, values, f"the data source '{config.data['source']}'", "data"
     )
+    # The loaders of data sets check these, too, but only when the data are read.
     for name, least, most in (("users", 1, MAX_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])

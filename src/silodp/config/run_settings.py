@@ -106,6 +106,7 @@ def resolve_settings(config: RunConfig) -> RunSettings:
     aggregator = build_aggregator(config.aggregator, config.aggregation)
     name, fields = split_name(config.method, "method", 'set a method\'s name, for example name = "uldp-avg"')
     method = build_method(name, fields, "method", config.rounds, config.delta)
+    # Tables of methods that this run does not use: `silodp compare` reads them, and completes them from [method].
     for name, fields in config.methods.items():
         if fields:
             validate_given(find_method_class(name, "methods"), fields, name, f"methods.{name}")

@@ -112,6 +112,7 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     """
     check_plain(values)
     try:
+        # Through JSON, so that pydantic reads arrays as tuples, and is strict all the same: true is no number.
         plain = json.dumps(resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
@@ -122,7 +123,7 @@ def _choose_delta(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings with the δ of [budget] for that of the run, where this has none."""
     section = values.get("budget")
     delta = section.get("delta") if isinstance(section, Mapping) else None
-    # What is no δ is refused as that of the budget.
+    # What is no δ stays in [budget] alone, where it is refused under its own name.
     is_usable = "delta" not in values and isinstance(delta, float) and 0 < delta < 1
     return {**values, "delta": delta} if is_usable else values
 

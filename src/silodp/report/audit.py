@@ -172,8 +172,9 @@ def _take_from_ledger(
         delta_share: Part of δ that the noise is accounted at.
         measured: Whether pooled held-out records measured the model.
     """
-    # Without a public index, which only the assumptions tell, there is no list of ids.
+    # Whether the list of persons is public follows from the assumptions alone, and with it what is not covered.
     has_list = LOCAL_INDEX not in stated.assumptions or PUBLIC_INDEX in stated.assumptions
+    # Exactly the stated δ where it fits: (δ·share)/share may differ from δ in the last bit, which is no contradiction.
     is_same_delta = stated.delta * delta_share == charges.delta
     derived = replace(
         stated if known is None else known,
@@ -188,6 +189,7 @@ def _take_from_ledger(
     if isinstance(charges.accountant, _UnknownAccountant):
         return replace(derived, epsilon=stated.epsilon, reason=stated.reason, persons=stated.persons)
     adversary = stated.adversary
+    # Whatever number of records is stated is checked, and those that every report shows must be stated.
     numbers = {records for records, _ in stated.persons}
     numbers |= set(PERSONS_RECORDS) if header.unit == "record" else set()
     if charges.rounds and not charges.charged[adversary]:
@@ -218,6 +220,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     Of many rounds only some are computed exactly. ε never falls, so every other row must have at least the ε of the
     last computed round before it.
     """
+    # Evenly spread, the last round included, which has the largest ε.
     steps = min(ledger.rounds, _MAX_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
     if len(rows) != ledger.rounds + 1:
@@ -232,7 +235,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
         for round_, value in enumerate(claimed):
             if value is None:
                 continue
-            known = checked[bisect_right(checked, round_) - 1]
+            known = checked[bisect_right(checked, round_) - 1]  # the last exact round up to this one
             spent = cost[known]
             stated = f"round {round_} has ε = {value:.6g} against '{adversary}'"
             if spent is None:
@@ -268,7 +271,7 @@ class _UnknownAccountant(Accountant):
         return False
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
-        flatten_per_unit(charges)  # raises where a parameter is out of range
+        flatten_per_unit(charges)  # raises where a parameter is out of range: damage is found without any ε
         return _NoEpsilon()
 
 

@@ -65,6 +65,7 @@ def render_svg(figure: Figure, name: str) -> str:
         name: Seed of the ids in the document.
     """
     buffer = io.StringIO()
+    # Without the salt and the empty date, every file would differ from the one before, and so would its digest.
     with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         # The browser of the reader has letters that the font for measuring lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -80,6 +81,7 @@ def inline_svg(document: str, alt: str) -> str:
         document: The document, from `render_svg`.
         alt: Text for readers who do not see the picture.
     """
+    # Pictures of one page use the same ids for clip paths: the first one would be taken for all of them.
     prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
     element = document[document.index("<svg") :].replace(
         '<rect width="100%" height="100%" fill="#ffffff"/>', "", 1
@@ -153,6 +155,7 @@ def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with plain numbers at four to eight places; call it after everything is drawn."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    # Ticks at powers of ten alone, as matplotlib sets them, leave an axis from 2 to 8 without any number.
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(FixedLocator(choose_log_ticks(low, high)))
     axis.set_minor_locator(NullLocator())
@@ -164,6 +167,7 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in _LOG_STEPS:
+        # Read as text: 3 · 10^-1 is 0.30000000000000004.
         exact = (float(f"{step}e{power}") for power in powers for step in steps)
         ticks = [tick for tick in exact if low <= tick <= high]
         if len(ticks) >= _MIN_TICKS:

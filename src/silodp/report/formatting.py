@@ -49,6 +49,7 @@ def format_accuracy(accuracy: float) -> str:
     if percent > 99.99:
         return "nearly 100 %"
     digits = 1 if percent < 99 else 2
+    # The small number undoes rounding errors of floats: 57.0 % must not become 57.1 %.
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
@@ -66,6 +67,7 @@ def format_odds(probability: float) -> str:
     """Return a small probability as "1 in N", N rounded down; in percent from a tenth on."""
     if probability >= 0.1:
         return format_accuracy(probability)
+    # N is rounded down, so that the stated probability is never smaller than the bound.
     return f"1 in {math.floor(1 / probability + 1e-6):,}" if probability > 0 else "0"
 
 
@@ -88,6 +90,7 @@ def format_bytes(size: int | None) -> str:
 
 def without_folders(text: str) -> str:
     """Return a text with every absolute path shortened to its last part: a page is shared, and names no folders."""
+    # Quoted paths first: they may contain spaces, at which the other pattern ends.
     quoted = _QUOTED_PATH.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", text)
     return _PATH.sub("…/", quoted)
 

@@ -132,6 +132,7 @@ def measure_held_out(
     names = name_classes(federation.schema, classes)
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
+    # One output is the log-odds of the second class; of two, their difference is.
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
     calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
     counts = tuple(map(tuple, confusion.tolist()))
@@ -158,8 +159,8 @@ def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
 
 def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
     """Return the predicted probability of class 1 and its share, by steps of the probability."""
-    probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
-    bins = np.minimum((probability * BINS).astype(int), BINS - 1)
+    probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))  # e^710 is beyond a float
+    bins = np.minimum((probability * BINS).astype(int), BINS - 1)  # a probability of 1 is in the last step
     found = []
     for step in range(BINS):
         chosen = bins == step
@@ -172,6 +173,7 @@ def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[Calib
 
 def _compute_error(share: float, records: float) -> float:
     """Return the standard error of a share of few records; one of each kind is added, so that it is never 0."""
+    # Laplace's rule of succession: ten of ten records are no proof of a share of exactly 1.
     smoothed = (share * records + 1) / (records + 2)
     return float(np.sqrt(smoothed * (1 - smoothed) / (records + 2)))
 
@@ -187,9 +189,11 @@ def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tup
     negative, positive = (np.asarray(row, dtype=float) for row in counts)
     for step, (no, yes) in enumerate(zip(negative, positive, strict=True)):
         total = no + yes
+        # The noise of a sum of two counts is √2 as large; below three standard deviations a share means nothing.
         if total <= 3 * noise_std * np.sqrt(2) or total <= 0:
             continue
         share = float(np.clip(yes / total, 0, 1))
+        # First order: the derivatives of yes/(no + yes) are (1 − share)/total by yes, and −share/total by no.
         of_noise = noise_std * np.hypot(1 - share, share) / total
         error = float(np.hypot(of_noise, _compute_error(share, total)))
         found.append(CalibrationBin((step + 0.5) / len(positive), share, float(total), error))

@@ -95,6 +95,7 @@ def check_card(path: Path, description: bytes) -> None:
     Raises:
         SilodpError: it was changed, or is of another run or other rounds (code bundle.mixed).
     """
+    # The last two lines are the digests: with them made anew, the whole text must be the same.
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if "".join(lines) != _seal("".join(lines[:-2]), description):
         raise SilodpError(

@@ -165,6 +165,7 @@ def _group_assumptions(
     for text, against in guarantee_text.collect_texts(private, "assumptions").items():
         if text.startswith(TECHNICAL) == technical:
             groups.setdefault(tuple(against), []).append(text.removeprefix(TECHNICAL))
+    # Most assumptions hold against every adversary: they are listed once, before those of single ones.
     everyone = groups.pop(tuple(g.adversary for g in private), [])
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
@@ -207,7 +208,7 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
                     {**found, "round": row["round"], "counts": counts}
                 )
             except ValidationError:
-                return None  # the page shows the metrics of the row all the same
+                return None  # of another version: the page shows the metrics of the row all the same
     return None
 
 

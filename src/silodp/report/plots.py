@@ -255,7 +255,7 @@ def plot_comparison(
                 axes.axhline(known[-1], **line)
                 drawn.append(known[-1])
         elif good:
-            kept = np.array(thin(good))
+            kept = np.array(thin(good))  # a line is drawn through gaps of rounds without a value
             x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
             axes.fill_between(x, mean - sd, mean + sd, color=line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
@@ -375,6 +375,7 @@ def plot_epsilon_by_sampling(
     Source: rPDP-FL, Figure 6.
     """
     figure, axes = make_panel(name, costs, size=(5.6, 3.9))
+    # A decade below the smallest budget: the axis would otherwise begin where bounds are of no use to anybody.
     floor = min([*budgets, 10 * MIN_DRAWN]) / 10
     for turn, curve in enumerate(curves):
         pairs = zip(curve.sampling, curve.epsilon, strict=True)

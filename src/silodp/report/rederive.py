@@ -77,6 +77,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     Raises:
         SilodpError: config.toml or run_spec.json is of another run, or the ledger is older than the server store.
     """
+    # First: an old copy of a ledger states less than was spent, and agrees with an old copy of everything else.
     _check_age(directory, ledger)
     path = directory / CONFIG
     if not path.exists():
@@ -105,6 +106,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         store, unchecked = _read_participation(directory, spec, ledger)
     except OSError as error:
         return Rederived({}, (f"{_ALL} ({error.strerror})",))
+    # Of a seeded run the draws are repeated. Of others they are read from the store, or listed as not checked.
     participation = Participation(spec, store, Randomness.from_seed(spec.seed or 0))
     derived = derive_guarantees(spec, ledger.to_counts())
     return Rederived({a: one.to_guarantee(participation.count) for a, one in derived.items()}, unchecked)
@@ -181,10 +183,12 @@ def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
         data, tested = PublicData.from_dict(stored["data"]), bool(stored["tested"])
         spec = settings.assemble_spec(data, model, tested=tested)
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
+        # Through JSON, as the stored one: it turns tuples into lists. A later version may store further keys.
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
     other = next((key for key in mine if mine[key] != theirs[key]), None)
     checkpoint = path.parent / "checkpoint" / "state.safetensors"
+    # The file states the digest of its run, and so does the checkpoint.
     digests = {stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest}
     if other is not None or digests != {spec.digest}:
         what = f"its {other}" if other is not None else "its digest"
@@ -221,12 +225,14 @@ def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
 
 def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple[RoundStore, tuple[str, ...]]:
     """Return a copy of what the server stored on participation, so that nothing is drawn there, and what is missing."""
+    # Participation draws what it does not find, and stores it. A report must not write into a run's directory.
     copy, kept, over, forgotten = RoundStore(MemoryStore()), _open_store(directory), 0, False
     mark = kept.get(COMPLETED_ROUNDS_KEY)
     if mark is not None:
         over = Message.decode(mark).round
         copy.run.put(COMPLETED_ROUNDS_KEY, mark)
     for round_ in range(over, ledger.rounds):
+        # Rounds before `over` are counted in the mark; of later ones the server has kept who was drawn.
         drawn = RoundStore(kept).round(round_).get("clients")
         if drawn is None:
             forgotten = spec.is_secret
@@ -271,6 +277,7 @@ def is_same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
+    # Only floats may differ: a count or a name that differs by anything is another one. True is no number.
     if isinstance(one, float) and isinstance(other, float | int) and not isinstance(other, bool):
         return math.isclose(one, other, rel_tol=_TOLERANCE)
     return bool(one == other)

@@ -68,6 +68,7 @@ class Allocation:
     def from_counts(cls, counts: NDArray[np.int64], names: Sequence[str] = ()) -> Allocation:
         """Rank and average counts (S, U); persons without records are counted, but have no bar."""
         silos = tuple(names) or tuple(f"silo {s + 1}" for s in range(len(counts)))
+        # Averages over neighboring ranks bound the size of the file and of the picture, and name no single person.
         totals = counts.sum(axis=0)
         ranked = np.argsort(-totals, kind="stable")[: int((totals > 0).sum())]
         groups = [g for g in np.array_split(ranked, min(MAX_BARS, max(len(ranked), 1))) if len(g)]
