@@ -28,7 +28,7 @@ class Registry(Mapping[str, T], Generic[T]):
     checkout that is not installed, and an unused table costs no search of the installed distributions.
 
     Args:
-        kind: of the parts, for example "methods".
+        kind: The kind of the parts, for example "methods".
         places: "package.module:name" by the name of the part.
     """
 
@@ -52,6 +52,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
         Nothing is imported. A name of silodp's own, with "-" or with "_", is never looked up there.
         """
+        # An installed distribution must not take the place of a part whose guarantees are proven.
         if any(own.replace("_", "-") == name.replace("_", "-") for own in self):
             return None
         from importlib.metadata import entry_points  # takes a twentieth of a second
@@ -64,8 +65,8 @@ def export_lazily(package: str, exports: Mapping[str, Sequence[str]]) -> Callabl
     """Return the `__getattr__` of a package (PEP 562).
 
     Args:
-        package: its `__name__`.
-        exports: the names that it exports, by the module in it that defines them; () exports the module itself.
+        package: The `__name__` of the package.
+        exports: The names that it exports, by the module in it that defines them; () exports the module itself.
     """
     homes = {name: module for module, names in exports.items() for name in names or (module,)}
 
@@ -82,7 +83,7 @@ class LazyModule:
     """A module of another project that is imported when one of its names is first used.
 
     Args:
-        name: with dots, for example "scipy.special".
+        name: The name with dots, for example "scipy.special".
     """
 
     def __init__(self, name: str) -> None:

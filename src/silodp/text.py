@@ -55,6 +55,7 @@ _REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 120, 120, 60
 
 def suggest_name(name: str, known: Sequence[str]) -> str | None:
     """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
+    # A beginning that is typed counts as close, however long the rest of the name is.
     beginnings = [word for word in known if name and word.startswith(name)]
     close = get_close_matches(name, known, n=1) or beginnings
     return f"did you mean '{close[0]}'?" if close else None

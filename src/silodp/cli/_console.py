@@ -33,7 +33,7 @@ class Names(click.ParamType):
     suggestion that click does not have.
 
     Args:
-        names: the names, or "module:REGISTRY", a registry whose names are listed when help is asked for.
+        names: The names, or "module:REGISTRY", a registry whose names are listed when help is asked for.
     """
 
     name = "text"
@@ -51,7 +51,7 @@ def out_option(default: str) -> Any:
     """Return the option --out of a command that writes a directory.
 
     Args:
-        default: the directory without the option, as help names it.
+        default: The directory without the option, as help names it.
     """
     return typer.Option("--out", metavar="DIR", help=f"Output directory. Default: {default}.")
 
@@ -148,6 +148,7 @@ class _Warnings(logging.Handler):
 @contextmanager
 def print_warnings() -> Iterator[None]:
     """Print warnings of silodp and its libraries until the end of the block, unless somebody configures logging."""
+    # The handler of last resort is used only where nobody has configured logging, so a caller's own logging stays.
     before, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
     try:
         yield
@@ -165,6 +166,7 @@ def print_or_drop(text: str, stream: TextIO) -> None:
 
 def drop_stream(stream: TextIO) -> None:
     """Discard the rest of a stream, which Python would try to write again at exit."""
+    # The file itself is replaced, not only Python's object, which other parts of the program may hold.
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -286,6 +288,7 @@ def _describe_unexpected(error: BaseException) -> CommandFailure:
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
     text = "".join(traceback.format_exception(error))
     saved = ""
+    # Readable by its owner alone, as mkstemp makes it: a traceback can hold values of records.
     with suppress(OSError):
         descriptor, name = tempfile.mkstemp(prefix="silodp-traceback-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

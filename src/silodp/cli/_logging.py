@@ -61,6 +61,7 @@ class _RateLimit(logging.Filter):
             return True
         now, statement = time.monotonic(), (record.pathname, record.lineno)
         left, since, left_out = self._states.get(statement, (float(_BURST), now, 0))
+        # A token bucket: it refills with time, and every line takes one token.
         left = min(_BURST, left + (now - since) / _REFILL_SECONDS)
         if left < 1:
             self._states[statement] = (left, now, left_out + 1)

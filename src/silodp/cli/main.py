@@ -76,6 +76,7 @@ class _Commands(Mapping[str, click.Command]):
         found = COMMANDS[name]
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
+            # `epsilon` is an app for the sake of its own class of command: it is the command, and no group of them.
             is_command = any(command.name == name for command in found.registered_commands)
             home.add_typer(found, name=None if is_command else name)
         else:
@@ -176,6 +177,7 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
     """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
     resolved = load_demo()
+    # Only what an earlier demo wrote is deleted: a directory with anything else in it is refused by the run.
     if _is_run_of(resolved.config, directory):
         from silodp.runtime.lock import hold_lock
         from silodp.runtime.run_directory import LOCK
@@ -294,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _open_closed_streams() -> None:
     """Let standard streams that are closed lead nowhere: else the next file opened takes their place."""
+    # The lowest free numbers are given first: once a number above 2 comes, 0, 1 and 2 are taken.
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)
@@ -313,12 +316,14 @@ def _run_command(arguments: list[str]) -> int:
         if any("\0" in argument for argument in arguments):
             raise SilodpError("an argument has a NUL character: take it out.", code="cli.usage")
         command = typer.main.get_command(app)
+        # Not standalone: click would print errors and exit by itself, without codes and without --json.
         status = int(command.main(args=arguments, prog_name="silodp", standalone_mode=False) or 0)
         return status if status != INTERRUPTED else describe_failure(KeyboardInterrupt()).show(as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         print_or_drop(error.format_message(), sys.stderr)
         return MISTAKE
     except Exception as error:
+        # A full disk or a closed pipe: nothing more is printed there, and Python must not try again when it exits.
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             drop_stream(sys.stdout)
             as_json = False  # standard output cannot be written

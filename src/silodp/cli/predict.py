@@ -89,7 +89,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
-    _check_out(out, table)
+    _check_out(out, table)  # before torch and the model are loaded, which takes seconds
     from silodp.bundle import load
     from silodp.bundle.trained_model import read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
@@ -107,6 +107,7 @@ def predict(
         mapping = None
         if silo is not None:
             of_silo, mapping = read_silo_settings(directory, silo)
+            # Options win over the silo's settings, column by column.
             dates = {**of_silo.get("dates", {}), **reader.get("dates", {})}
             reader = {**of_silo, **reader, **({"dates": dates} if dates else {})}
         predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range), mapping)
@@ -161,7 +162,7 @@ def _check_out(out: Path, table: Path) -> None:
 def _write(predictions: pd.DataFrame, out: Path) -> None:
     from silodp.wire.files import write_durably
 
-    buffer = BytesIO()
+    buffer = BytesIO()  # written in one step, so that nobody reads half a table
     if out.suffix.lower() == ".csv":
         predictions.to_csv(buffer, index=False, lineterminator="\n")
     else:

@@ -71,6 +71,7 @@ def run_config(
         SilodpError: The user has made a mistake that they can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
+    # Whether there was another run before this one began: its rounds are not to be continued by this configuration.
     existed = (directory / CONFIG).exists() and not resume
     try:
         return _run_config(resolved, directory, resume, trackers, log_private)
@@ -92,6 +93,7 @@ def _run_config(
         changes = _list_changes(config, previous.config)
     doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
+    # config.toml is written with the first row, when the run holds its lock: a run that is refused leaves the old file.
     begun = is_estimated = False
 
     def begin(done: int) -> None:
@@ -137,6 +139,7 @@ def _run_config(
             begin(result.guarantees["released"].rounds)
         elif not begun:  # no round used this configuration
             log(f"note: no round was left to do, and {directory / CONFIG} is unchanged")
+        # Where silos evaluate by themselves or by noisy sums, no number of held-out records may leave them.
         if config.evaluation is None:
             groups = {} if config.card is None else config.card.subgroups
             rounds = result.guarantees["released"].rounds
@@ -171,6 +174,7 @@ def _run_config(
 
 def _check_before_reading(resolved: ResolvedRun) -> None:
     """Refuse a run that fails by its public constants before any record is read: grid, ring, settings of clients."""
+    # Reading tables takes minutes; and what they hold should not decide whether settings are refused.
     if resolved.method.unit != "record" and resolved.read_public_data().users is None:
         return  # the size of sums depends on U
     spec, _ = resolved.build_public_spec()
@@ -365,7 +369,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
     Raises:
         SilodpError: The loss or the options are others than before (code checkpoint.setup).
     """
-    # As config.toml has them, without empty tables.
+    # As config.toml has them, without empty tables: an empty table and a missing one are the same task.
     tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]
     for field in ("options", "loss", "loss_options"):
         before, after = (task.get(field) for task in tasks)

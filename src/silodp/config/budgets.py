@@ -75,7 +75,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     """Make the distribution of a [budgets] table, and check it by drawing a few budgets.
 
     Args:
-        section: the table; fields that are not of `BudgetDistribution` are options of the distribution.
+        section: The table; fields that are not of `BudgetDistribution` are options of the distribution.
 
     Raises:
         SilodpError: an unknown field or name, or a value that the distribution refuses.

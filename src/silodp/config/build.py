@@ -36,10 +36,10 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], what: str, where: 
     """Call `maker(**values)` after every value is checked against the signature of the maker.
 
     Args:
-        maker: a dataclass or a function; its annotations decide.
-        values: as TOML gives them (a list may stand for a tuple, a table for a dataclass).
-        what: name of the result for messages, for example "uldp-avg".
-        where: section that the values come from, for example "method"; "" for none.
+        maker: A dataclass or a function; its annotations decide.
+        values: The values as TOML gives them; a list may stand for a tuple, a table for a dataclass.
+        what: The name of the result for messages, for example "uldp-avg".
+        where: The section that the values come from, for example "method"; "" for none.
 
     Returns:
         What the maker returns.
@@ -57,10 +57,10 @@ def build_method(
     """Make the method of a name or reference from its table of fields.
 
     Args:
-        name: a name in `METHODS`, or a reference to a class.
-        fields: the table, without the name.
-        where: section of the configuration, for messages.
-        rounds, delta: of the run; a method that has such fields, or a table with them, gets these unless it sets them.
+        name: A name in `METHODS`, or a reference to a class.
+        fields: The table, without the name.
+        where: The section of the configuration, for messages.
+        rounds, delta: T and δ of the run: a method, or a table in it, with such a field gets them unless it sets it.
 
     Raises:
         SilodpError: an unknown name or field, a wrong type, or a value that the method refuses.
@@ -151,10 +151,7 @@ def validate_given(maker: Callable[..., Any], values: Mapping[str, Any], what: s
     """Check names and types of values that others complete: none has to be there, also in the tables below.
 
     Args:
-        maker: see `build`.
-        values: see `build`.
-        what: see `build`.
-        where: see `build`.
+        maker, values, what, where: See `build`.
 
     Raises:
         SilodpError: an unknown field, or a value of a wrong type.
@@ -206,9 +203,9 @@ def split_name(table: Mapping[str, Any], where: str, remedy: str) -> tuple[str, 
     """Return the `name` in a table, which selects a class, and the other fields.
 
     Args:
-        table: the table.
-        where: its place in the configuration, for example "method".
-        remedy: a clause on what to do where there is no name, for the message.
+        table: The table.
+        where: Its place in the configuration, for example "method".
+        remedy: A clause on what to do where there is no name, for the message.
 
     Raises:
         SilodpError: there is no name, or it is no text.
@@ -228,8 +225,8 @@ def convert_validation_error(error: ValidationError, model: type[BaseModel]) -> 
     """Return the first complaint of pydantic as one sentence.
 
     Args:
-        error: of a table of settings.
-        model: that the table was read as.
+        error: The error about a table of settings.
+        model: The model that the table was read as.
     """
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
@@ -301,10 +298,10 @@ def _make_type_error(
     """Return the error about a value of another type or range.
 
     Args:
-        field: the setting.
-        value: of the setting.
-        complaints: of pydantic; several where the setting may be of several types.
-        hint: annotation of the setting, for an example that fits it.
+        field: The setting at fault.
+        value: The value of the setting.
+        complaints: What pydantic says; several where the setting may be of several types.
+        hint: The annotation of the setting, for an example that fits it.
     """
     inner = [one for one in complaints if one["input"] != value]  # about a part of the value
     part = f"{shorten(inner[0]['input'])} in it" if inner else "it"

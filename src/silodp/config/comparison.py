@@ -46,8 +46,8 @@ def parse_methods(resolved: ResolvedRun, text: str) -> list[MethodSpec]:
     have it; but a server_learning_rate only from a method with the same server scale.
 
     Args:
-        resolved: with the tables, and the public size of the federation.
-        text: the specifications of the methods.
+        resolved: The configuration, with its tables and the public size of the federation.
+        text: The specifications of the methods.
 
     Raises:
         SilodpError: an unknown method or field, or a required field that none of the three gives.

@@ -36,8 +36,8 @@ def refuse_plugins(
     configuration is forgotten here.
 
     Args:
-        reason: for the message: why, and what to do.
-        but: the references that are not refused.
+        reason: The end of the message: why, and what to do.
+        but: The references that are not refused.
     """
     # A context variable, not a global: another thread may read a configuration whose code it may run.
     token = _REFUSAL.set((reason, but))
@@ -56,8 +56,8 @@ def find_reference(name: str, registry: Mapping[str, Any]) -> str | None:
     """Return the reference to a part that is not silodp's: the name itself, or that of an entry point; else None.
 
     Args:
-        name: of a part, or a reference.
-        registry: silodp's parts of this kind; one with entry points is a `Registry`.
+        name: The name of a part, or a reference.
+        registry: The parts of this kind that silodp has; one with entry points is a `Registry`.
     """
     if is_reference(name):
         return name
@@ -74,11 +74,11 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
     """Return the class of a method, an aggregator or an accountant.
 
     Args:
-        name: a name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
+        name: A name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
             subclass of `base`.
-        registry: classes of the package by name.
-        base: class that an outside class must be derived from.
-        where: field of the configuration, for messages.
+        registry: The classes of silodp by name.
+        base: The class that an outside class must be derived from.
+        where: The field of the configuration, for messages.
 
     Raises:
         SilodpError: an unknown name, a module that cannot be imported, or an object that is no such class.
@@ -114,7 +114,7 @@ def import_reference(reference: str, where: str) -> Any:
 
     Args:
         reference: "package.module:name" or "path/file.py:name"; a leading "python:" is allowed.
-        where: field of the configuration, for messages.
+        where: The field of the configuration, for messages.
 
     Raises:
         SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.

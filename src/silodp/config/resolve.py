@@ -177,7 +177,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
     """Read a configuration file, and make what it describes.
 
     Args:
-        path: a TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
+        path: A TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
         overrides: "key=value" with dotted keys; a value that is not TOML is text.
 
     Returns:

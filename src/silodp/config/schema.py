@@ -39,10 +39,10 @@ class CardSection(_Section):
     """[card]: what the owner of a model declares for its card; nothing in it changes the run.
 
     Attributes:
-        intended_use, limits, contact, license: sentences.
-        data: where, when and how the records were collected.
-        publish_metrics: whether the card has metrics on private held-out records, which no ε covers.
-        subgroups: column of a feature -> its categories, or ascending bounds between which its subgroups lie.
+        intended_use, limits, contact, license: Sentences for the card.
+        data: Where, when and how the records were collected.
+        publish_metrics: Whether the card has metrics on private held-out records, which no ε covers.
+        subgroups: By column of features its categories, or ascending bounds between which its subgroups lie.
     """
 
     intended_use: str | None = None
@@ -104,8 +104,8 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     """Make a configuration from plain values; `resolve` makes the objects that it describes.
 
     Args:
-        values: tables, arrays, numbers and text, as TOML has them.
-        folder: relative paths in the values are relative to it; None is the current folder.
+        values: Tables, arrays, numbers and text, as TOML has them.
+        folder: Relative paths in the values are relative to it; None is the current folder.
 
     Raises:
         SilodpError: an unknown or missing setting, or a value of another type or range.

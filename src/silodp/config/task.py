@@ -47,17 +47,17 @@ def build_task(
     """Build the task of a configuration; None follows from the data set, else from the kind of label.
 
     Args:
-        public: facts of the data: shape of a record, number of classes, kind of label.
-        dataset: its defaults of model, loss and metrics.
-        model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
+        public: The public facts of the data: shape of a record, number of classes, kind of label.
+        dataset: The data set, which has defaults of model, loss and metrics.
+        model: A name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
             `classes`, `categories` (of ids) and `outputs` (number of labels, where there are several) if it takes them.
-        options: further arguments of that function.
-        loss: a name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
+        options: Further arguments of that function.
+        loss: A name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
             object in a file), or to an f(outputs, targets) -> (n,).
-        loss_options: arguments of the function that makes a named loss.
-        metrics: names in `METRICS` or references.
-        pretrained: see `Task`.
-        seed: for parameters that no layer re-initializes.
+        loss_options: Arguments of the function that makes a named loss.
+        metrics: Names in `METRICS` or references.
+        pretrained: See `Task`.
+        seed: The seed of parameters that no layer re-initializes.
 
     Raises:
         SilodpError: a name or a reference that is not found, or a model that cannot be built.
@@ -143,8 +143,8 @@ def build_architecture(architecture: Architecture, code: str | None = None) -> n
     """Build a model again that a run has kept; its parameters are fresh.
 
     Args:
-        architecture: where the model came from.
-        code: the file or the module with its code, which the caller thereby trusts; None: no code outside silodp is
+        architecture: Where the model came from.
+        code: The file or the module with its code, which the caller thereby trusts; None: no code outside silodp is
             run.
 
     Raises:

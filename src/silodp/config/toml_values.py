@@ -28,7 +28,7 @@ def read_toml(path: Path) -> TomlTable:
     """Read a TOML file.
 
     Args:
-        path: of a configuration.
+        path: The path of a configuration.
 
     Returns:
         Its tables and values.
@@ -153,7 +153,7 @@ def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
     """Return the values with one setting replaced.
 
     Args:
-        values: tables and values.
+        values: Tables and values.
         text: "a.b=1"; a value that is not TOML is text.
 
     Raises:
@@ -213,8 +213,8 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     """Return the values with every path absolute, so that config.toml of a run does not depend on where it is read.
 
     Args:
-        values: of a configuration.
-        folder: paths are relative to it.
+        values: The values of a configuration.
+        folder: The folder that paths are relative to.
     """
 
     def make_absolute(path: Any) -> Any:

@@ -32,9 +32,10 @@ def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     """Return how often an attacker who gives membership even odds is right at most, by ε and δ alone.
 
     The bound is (e^ε + δ)/(1 + e^ε). By the events of a run it is smaller: see `compute_membership_attack`.
+    Source: Kairouz, Oh and Viswanath 2015, the errors that a test can have under (ε, δ)-differential privacy.
 
     Args:
-        epsilon: ε of a guarantee.
+        epsilon: Ε of a guarantee.
         delta: Its δ.
 
     Returns:

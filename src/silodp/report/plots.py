@@ -368,7 +368,7 @@ def plot_epsilon_by_sampling(
 
     Args:
         curves: One for each noise multiplier.
-        budgets: ε that are drawn as levels.
+        budgets: Ε that are drawn as levels.
         name: Label of the axis of q.
         costs: Label of the axis of ε.
 
