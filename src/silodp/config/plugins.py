@@ -91,7 +91,7 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
         kind = f"{base.__module__}.{base.__name__}"
         raise _refuse(where, f" = '{name}' is no class derived from {kind}: refer to one")
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise _refuse(
             where, f" = '{name}' lacks {missing}, which {base.__name__} leaves to it: define them there"
         )

@@ -30,7 +30,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
 from silodp.report.rederive import JOINED, find_contradiction, is_covered, rederive_guarantees
-from silodp.runtime.run_files import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
+from silodp.runtime.run_files import CONFIG, GUARANTEE, LEDGER, METRICS, MetricsRow, find_changed_file
 from silodp.text import pluralize
 
 UNBOUND = (
@@ -98,8 +98,7 @@ def audit_run(
         promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
         if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
             wrong = f"it says private = {summary['private']} of the run, and not of its released model"
-        if wrong is not None:
-            raise _contradicted(directory, "ledger", wrong)
+        _refuse(wrong, directory / GUARANTEE, _BY_LEDGER)
         again, charges = rederive_guarantees(directory, aggregator, ledger), ledger.to_counts()
         delta_share = aggregator.delta_share if aggregator else 1.0
         measured = any(row.get("loss") is not None for row in rows or ())
@@ -108,36 +107,21 @@ def audit_run(
             derived = _take_from_ledger(guarantee, known, ledger.subject, charges, delta_share, measured)
             unknown = ("realized",) if JOINED in again.unchecked else ()
             wrong = find_contradiction(guarantee, derived, unknown)
-            if wrong is not None:
-                by = "ledger" if known is None else "ledger and config.toml"
-                raise _contradicted(directory, by, f"against '{guarantee.adversary}' it says {wrong}")
-        wrong = None if rows is None else _compare_evaluations(rows, ledger)
-        if wrong is None and rows is not None and not _is_unknown(ledger):
-            wrong = _compare_rows(rows, ledger)
-        if wrong is not None:
-            raise SilodpError(
-                f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
-                "or delete it and resume the run: of the earlier rounds then only ε is known.",
-                code="report.contradicted",
-            )
-        wrong = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
-        if wrong is not None:
-            remedy = "resume the run, which writes it again"
-            if wrong == CONFIG:
-                remedy = "give changes with --set when the run is resumed"
-            elif wrong == METRICS:
-                remedy = "delete it and resume the run: of the earlier rounds then only ε is known"
-            raise SilodpError(
-                f"{directory / wrong} is not the file that the run wrote, by the digest in its ledger: restore it from "
-                f"a copy, or {remedy}.",
-                code="report.contradicted",
-            )
+            by = _BY_LEDGER if known is None else f"{_BY_LEDGER} and config.toml"
+            _refuse(wrong and f"against '{guarantee.adversary}' it says {wrong}", directory / GUARANTEE, by)
+        if rows is not None:
+            wrong = _compare_evaluations(rows, ledger)
+            if wrong is None and not _is_unknown(ledger):
+                wrong = _compare_rows(rows, ledger)
+            _refuse(wrong, directory / METRICS, _BY_LEDGER)
+        # Last, as an edited file is better named with what it states wrongly than with its digest.
+        changed = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
+        if changed is not None:
+            _refuse("by the digest in its ledger", directory / changed, "not the file that the run wrote")
         unchecked = (*again.unchecked, *((UNBOUND,) if ledger.files is None else ()))
         if _is_unknown(ledger):
-            unchecked = (
-                f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",
-                *unchecked,
-            )
+            name = ledger.accountant.name
+            unchecked = (f"every ε (the accountant '{name}' is not part of silodp)", *unchecked)
         attacks = {
             one.adversary: charges.bound_attack(one.adversary, one.epsilon, one.delta)
             for one in guarantees
@@ -146,12 +130,19 @@ def audit_run(
         return AuditResult(ledger.rounds, ledger.budget, unchecked, attacks)
 
 
-def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
-    return SilodpError(
-        f"{directory / 'guarantee.json'} is contradicted by the run's {by}: {wrong}; "
-        "restore it, or resume the run, which writes it again.",
-        code="report.contradicted",
-    )
+_BY_LEDGER = "contradicted by the run's ledger"
+_REMEDIES = {
+    CONFIG: "give changes with --set when the run is resumed",
+    METRICS: "delete it and resume the run: of the earlier rounds then only ε is known",
+}
+
+
+def _refuse(wrong: str | None, path: Path, how: str) -> None:
+    """Refuse a file of a run for what is wrong with it; None: nothing is."""
+    if wrong is not None:
+        remedy = _REMEDIES.get(path.name, "resume the run, which writes it again")
+        message = f"{path} is {how}: {wrong}; restore it from a copy, or {remedy}."
+        raise SilodpError(message, code="report.contradicted")
 
 
 def _take_from_ledger(

@@ -105,7 +105,12 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
         if rounds[0] == 0:
             axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
-            hollow = {"color": PALETTE[0], "markerfacecolor": "white", "markersize": 6, "clip_on": False}
+            hollow: dict[str, Any] = {
+                "color": PALETTE[0],
+                "markerfacecolor": "white",
+                "markersize": 6,
+                "clip_on": False,
+            }
             axes.plot([0], [values[0]], "o", **hollow)
         figures[name] = figure
     return figures
