@@ -14,11 +14,11 @@ from test_budgets_table import PERSONAL
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import count_events
 from silodp.accounting.events import Gaussian, PoissonSampled
-from silodp.config.comparison import parse_methods
 from silodp.config.resolve import load_config
 from silodp.methods import METHODS, Rpdp
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
+from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
 
 DDP = """

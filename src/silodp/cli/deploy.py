@@ -519,8 +519,8 @@ def server(
         consortium = take_copy(public, folder)
 
         from silodp.deploy.server import SocketOptions, serve  # torch, after what is refused without it
+        from silodp.text import format_duration
         from silodp.tracking import open_trackers
-        from silodp.tracking.progress import format_duration
 
         def tell(done: RoundResult) -> None:
             spent = ", ".join(f"{name} {format_epsilon(e)}" for name, e in done.epsilon.items())

@@ -1,14 +1,22 @@
-"""Numbers as text for readers: ε is never rounded down, odds, sizes and durations; and the filters of the templates."""
+"""Numbers as text for readers: ε is never rounded down; odds, sizes and durations; and pages made from templates.
+
+In HTML every value is escaped; templates that end in .jinja are Markdown.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.text import format_duration, pluralize
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
@@ -146,3 +154,38 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cell": format_cell,
 }
 """Filters of the templates by name."""
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page from a template in this folder; in HTML every value is escaped unless it is `Markup`.
+
+    Args:
+        template: File name.
+        values: The values, by their names in the template.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """Return one environment for all pages: it keeps the compiled templates."""
+    environment = make_environment(Path(__file__).parent)
+    environment.filters |= FILTERS
+    return environment
+
+
+def make_environment(folder: Path) -> Environment:
+    """Return what renders the templates of a folder; a missing value is an error.
+
+    Every value is escaped as HTML, but in files .jinja, which are Markdown.
+    """
+    # Imported here: `silodp epsilon`, which formats numbers, renders no page.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=select_autoescape(disabled_extensions=("jinja",), default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

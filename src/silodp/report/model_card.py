@@ -21,11 +21,10 @@ from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.divergence import get_measure, list_quantities
-from silodp.report.formatting import format_code, format_measure, quote_names
+from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import collect_texts, describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
-from silodp.report.templates import render
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import MetricsRow
 from silodp.wire.files import write_durably

@@ -21,11 +21,10 @@ from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import as_number
+from silodp.report.formatting import as_number, render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
-from silodp.report.templates import render
 from silodp.runtime.run_files import MetricsRow
 from silodp.training.counts import Estimate
 
