@@ -44,7 +44,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __contains__(self, name: object) -> bool:  # that of Mapping imports the part
+    def __contains__(self, name: object) -> bool:
+        # Mapping would take the part out, and thereby import it.
         return name in self.places
 
     def find_reference(self, name: str) -> str | None:
@@ -55,7 +56,8 @@ class Registry(Mapping[str, T], Generic[T]):
         # An installed distribution must not take the place of a part whose guarantees are proven.
         if any(own.replace("_", "-") == name.replace("_", "-") for own in self):
             return None
-        from importlib.metadata import entry_points  # takes a twentieth of a second
+        # Imported where it is used: it takes a twentieth of a second, and few names are not silodp's own.
+        from importlib.metadata import entry_points
 
         found = entry_points(group=f"silodp.{self.kind}", name=name)
         return next((point.value for point in found), None)
@@ -95,7 +97,8 @@ class LazyModule:
 
 def find_version() -> str:
     """Return the version of silodp; "0.0.0" in a checkout that is not installed."""
-    import importlib.metadata  # takes a tenth of a second
+    # Imported where it is used: it takes a tenth of a second.
+    import importlib.metadata
 
     try:
         return importlib.metadata.version("silodp")

@@ -27,6 +27,7 @@ class SilodpError(ValueError):
     """
 
     def __init__(self, message: str, *, code: str = "invalid", field: str | None = None) -> None:
+        # The message alone: an exception is unpickled by a call with its `args`; code and field follow as attributes.
         super().__init__(message)
         self.code = code
         self.field = field

@@ -283,6 +283,7 @@ def read_hints(kind: type) -> Mapping[str, Any]:
     for base in reversed(kind.__mro__):
         names = {**vars(sys.modules.get(base.__module__, sys)), **vars(base)}
         for field, hint in vars(base).get("__annotations__", {}).items():
+            # Annotations are code of the class itself, which was run when its module was imported.
             try:
                 hints[field] = eval(hint, names) if isinstance(hint, str) else hint
             except Exception:

@@ -18,6 +18,7 @@ def describe_exception(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, at most `MAX_REASON_CHARACTERS` characters of it."""
+    # One line with single spaces: messages of other programs go into sentences, logs and JSON.
     line = " ".join(str(error).strip().partition("\n")[0].split())
     return line if len(line) <= MAX_REASON_CHARACTERS else line[: MAX_REASON_CHARACTERS - 1] + "…"
 

@@ -120,7 +120,8 @@ STANDARD_OUTPUT = "standard output"
 
 def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print a result, as one JSON object or as lines for reading."""
-    with name_file(STANDARD_OUTPUT):  # without the flush, a full disk would be noticed only when Python exits
+    # With a flush: else a full disk would be noticed only when Python exits, whose status then says nothing of it.
+    with name_file(STANDARD_OUTPUT):
         print(
             json.dumps(result, allow_nan=False, ensure_ascii=False) if as_json else "\n".join(lines),
             flush=True,
@@ -284,6 +285,7 @@ def _describe_file_error(error: OSError) -> CommandFailure:
 
 def _describe_unexpected(error: BaseException) -> CommandFailure:
     """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
+    # The innermost frame: the place in a user's model or loss, if the error comes from there.
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
     text = "".join(traceback.format_exception(error))

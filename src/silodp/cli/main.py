@@ -73,6 +73,7 @@ class _Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name in self._own:
             return self._own[name]
+        # Typer makes commands only of what is registered in an app, so each gets one of its own.
         found = COMMANDS[name]
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):

@@ -94,7 +94,8 @@ def predict(
     from silodp.bundle.trained_model import read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
+    # What the code of a model prints is no result, and would spoil the JSON object on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
         model = load(directory, code=code)
         reader = list_reader_settings(
             separator=separator,
@@ -132,6 +133,7 @@ def _read_dates(options: Sequence[str]) -> dict[str, str]:
     """Return column → layout of its dates."""
     found = {}
     for option in options:
+        # From the right: a name of a column may hold "=", and a layout has none.
         column, equals, layout = option.rpartition("=")
         if not equals:
             raise SilodpError(
@@ -175,6 +177,7 @@ def _write_parquet(predictions: pd.DataFrame, buffer: BytesIO) -> None:
     """Write a table; a column of several types, as spreadsheets have them, as text."""
     import pyarrow
 
+    # Each column is tried, as the error of a whole table does not name the column that is at fault.
     for column in predictions.columns:
         try:
             pyarrow.array(predictions[column], from_pandas=True)

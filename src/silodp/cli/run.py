@@ -40,6 +40,7 @@ from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.text import format_duration, pluralize
 from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, print_progress
+from silodp.training.task import Task
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0
@@ -79,6 +80,52 @@ def run_config(
         raise Interrupted(_describe_interruption(directory, existed)) from None
 
 
+class _RunLog:
+    """What a run writes and says while it goes on: config.toml and remarks at its beginning, then its rounds.
+
+    config.toml is written with the first row, when the run holds the lock of its directory: a run that is refused
+    leaves the file as it is.
+    """
+
+    def __init__(
+        self, config: RunConfig, directory: Path, changes: Sequence[str], remarks: Sequence[str]
+    ) -> None:
+        self.begun = False
+        self._config, self._path = config, directory / CONFIG
+        self._changes, self._remarks = changes, remarks
+        self._is_estimated = False
+
+    def begin(self, rounds: int) -> None:
+        """Write config.toml after so many rounds, and the remarks."""
+        self.begun = True
+        header = [f"# Written by {format_versions()}.", *_read_change_notes(self._path)]
+        if self._changes:
+            header.append(f"# After round {rounds}: {'; '.join(self._changes)}.")
+        write_durably(self._path, "\n".join([*header, self._config.to_toml()]).encode())
+        for remark in self._remarks:
+            log(remark)
+
+    def note(self, done: RoundResult) -> None:
+        """Note a row; as soon as the speed of the run is known, tell of one that takes long."""
+        if not self.begun:
+            self.begin(max(done.round - 1, 0))
+        if done.seconds_left is None or self._is_estimated:
+            return
+        self._is_estimated = True
+        if done.seconds_left > _LONG_SECONDS:
+            log(
+                f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
+                f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
+            )
+
+    def end(self, result: Result) -> None:
+        """Tell where no round was left to do; a run of a program in Python, which has no config.toml, gets one."""
+        if not self.begun and not self._path.exists():
+            self.begin(result.guarantees["released"].rounds)
+        elif not self.begun:
+            log(f"note: no round was left to do, and {self._path} is unchanged")
+
+
 def _run_config(
     resolved: ResolvedRun, directory: Path, resume: bool, trackers: Sequence[str], log_private: bool | None
 ) -> dict[str, Any]:
@@ -87,45 +134,21 @@ def _run_config(
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
-    changes = []
-    if previous is not None:
-        _check_task(config, previous.config)
-        changes = _list_changes(config, previous.config)
+    changes = [] if previous is None else _list_changes(config, previous.config)
     doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
-    # config.toml is written with the first row, when the run holds its lock: a run that is refused leaves the old file.
-    begun = is_estimated = False
-
-    def begin(done: int) -> None:
-        nonlocal begun
-        begun = True
-        header = [f"# Written by {format_versions()}.", *_read_change_notes(directory)]
-        if changes:
-            header.append(f"# After round {done}: {'; '.join(changes)}.")
-        text = "\n".join([*header, config.to_toml()])
-        write_durably(directory / CONFIG, text.encode())
-        for remark in remarks:
-            log(remark)
-
-    def on_round(done: RoundResult) -> None:
-        if not begun:  # the run holds the lock of the directory when it makes its first row
-            begin(max(done.round - 1, 0))
-        show(done)
-        nonlocal is_estimated
-        if done.seconds_left is not None and not is_estimated:
-            is_estimated = True
-            if done.seconds_left > _LONG_SECONDS:
-                log(
-                    f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
-                    f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
-                )
-        log_round(done)
-
+    run_log = _RunLog(config, directory, changes, remarks)
     try:
         with (
             show_progress(config.rounds) as show,
             open_trackers(trackers, directory, private=log_private) as log_round,
         ):
+
+            def on_round(done: RoundResult) -> None:
+                run_log.note(done)
+                show(done)
+                log_round(done)
+
             spec = resolved.prepare(federation, task)
             result = run(
                 spec,
@@ -135,41 +158,47 @@ def _run_config(
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
             )
-        if not begun and not (directory / CONFIG).exists():  # a program in Python did all rounds
-            begin(result.guarantees["released"].rounds)
-        elif not begun:  # no round used this configuration
-            log(f"note: no round was left to do, and {directory / CONFIG} is unchanged")
-        # Where silos evaluate by themselves or by noisy sums, no number of held-out records may leave them.
-        if config.evaluation is None:
-            groups = {} if config.card is None else config.card.subgroups
-            rounds = result.guarantees["released"].rounds
-            held_out = measure_held_out(federation, task, result.params, rounds, groups)
-            if held_out is not None:
-                keep_held_out(directory, held_out)
-        keep_doubts(directory, doubts)
-        if resolved.dataset.is_published:  # elsewhere the number of records of each person is private
-            names = [silo.name for silo in federation.silos]
-            keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
+        run_log.end(result)
+        _keep_private_results(resolved, federation, task, result, doubts, directory)
         record = read_run(directory)
         page = write_report(directory, record)
     except SilodpError as error:
-        if changes and not begun:
-            raise SilodpError(
+        if changes and not run_log.begun:
+            error.args = (
                 f"{error} Different from {directory / CONFIG}: {'; '.join(changes)}."
                 f"{_explain_rounds(method, previous)}",
-                code=error.code,
-                field=error.field,
-            ) from None
+            )
         raise
     write_card(directory, record)
-    audit = record.audit
-    summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
+    summary = _summarize(config, directory, result, page, record.audit.attacks if record.audit else {})
     summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
-    for warning in [*summary["warnings"], *([] if begun else doubts)]:
+    for warning in [*summary["warnings"], *([] if run_log.begun else doubts)]:
         log(f"warning: {warning}")
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     return summary
+
+
+def _keep_private_results(
+    resolved: ResolvedRun,
+    federation: Federation,
+    task: Task,
+    result: Result,
+    doubts: Sequence[str],
+    directory: Path,
+) -> None:
+    """Write what the report shows of private records: metrics of the held-out ones, doubts, and records per person."""
+    config, rounds = resolved.config, result.guarantees["released"].rounds
+    # Where silos evaluate by themselves or by noisy sums, nothing else about held-out records may leave them.
+    if config.evaluation is None:
+        groups = {} if config.card is None else config.card.subgroups
+        held_out = measure_held_out(federation, task, result.params, rounds, groups)
+        if held_out is not None:
+            keep_held_out(directory, held_out)
+    keep_doubts(directory, doubts)
+    if resolved.dataset.is_published:  # elsewhere the number of records of each person is private
+        names = [silo.name for silo in federation.silos]
+        keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
 
 
 def _check_before_reading(resolved: ResolvedRun) -> None:
@@ -238,6 +267,7 @@ def _summarize(
     page: Path,
     attacks: Mapping[Adversary, MembershipAttack],
 ) -> dict[str, Any]:
+    # Not every round is evaluated: the last row with metrics, which may be that of an earlier round.
     last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     estimates = (last.get("evaluation") or {}).get("estimates", {})
     errors = {name: as_number(one["standard_error"]) for name, one in estimates.items()}
@@ -348,10 +378,10 @@ def _find_last_round(directory: Path) -> int:
     return 0
 
 
-def _read_change_notes(directory: Path) -> list[str]:
+def _read_change_notes(path: Path) -> list[str]:
     """Return the comments in config.toml on changes when the run was resumed before."""
     with suppress(OSError, UnicodeDecodeError):
-        lines = (directory / CONFIG).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line.startswith("# After round ")]
     return []
 
@@ -363,11 +393,11 @@ def _find_previous(directory: Path) -> ResolvedRun | None:
     return None
 
 
-def _check_task(config: RunConfig, previous: RunConfig) -> None:
-    """Refuse to go on with another loss, or other options of the model.
+def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
+    """Return the keys in which a configuration differs from the one before, each with both values.
 
     Raises:
-        SilodpError: The loss or the options are others than before (code checkpoint.setup).
+        SilodpError: The loss, or an option of the model, is another than before (code checkpoint.setup).
     """
     # As config.toml has them, without empty tables: an empty table and a missing one are the same task.
     tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]
@@ -381,10 +411,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
                 code="checkpoint.setup",
                 field=f"task.{field}",
             )
-
-
-def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
-    """Return the keys in which a configuration differs from the one before, each with both values."""
+    # As JSON, in which a tuple and a list with the same items are equal.
     old, new = (_flatten(each.model_dump(mode="json")) for each in (previous, config))
     return [
         f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"

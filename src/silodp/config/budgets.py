@@ -68,6 +68,7 @@ class BudgetDistribution(Settings, prefix="budgets."):
 
     def list_levels(self) -> list[float]:
         """Return the budgets of `REPRESENTATIVE_RECORDS` units, ascending; no data are needed."""
+        # At most twenty levels, each of which is then accounted for by itself.
         return [float(level) for level in group_budgets(self.draw(REPRESENTATIVE_RECORDS))]
 
 
@@ -83,7 +84,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     fields = [name for name in get_fields(BudgetDistribution) if name != "options"]
     named = {name: value for name, value in section.items() if name in fields}
     found = build(BudgetDistribution, named, "the budgets", "budgets")
-    # The first two arguments, count and generator, are given here; the others are options.
+    # The first two arguments, count and generator, are given by `draw`, so they are no options; the others are.
     draw = partial(
         lookup(found.distribution, PREFERENCES, "budgets.distribution"), 0, np.random.default_rng(0)
     )

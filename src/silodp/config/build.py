@@ -76,6 +76,7 @@ def build_method(
             field=f"{where}.record_sampling",
         )
     defaults = {key: value for key, value in (("rounds", rounds), ("delta", delta)) if value is not None}
+    # Ledgers and reports show its name, which is checked on the object: a plug-in may set it when it is made.
     method: Method = build(maker, _add_defaults(maker, fields, defaults), name, where)
     check_own_name(method, METHODS, named)
     return method
@@ -380,8 +381,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         raise _make_type_error(where, value, error.errors(), hint) from None
-    except (PydanticUserError, NameError):  # a type that pydantic does not know
-        return value
+    except (PydanticUserError, NameError):
+        return value  # of a type that pydantic does not know: the class itself checks it, or nobody does
 
 
 def _select_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:

@@ -66,6 +66,7 @@ def find_reference(name: str, registry: Mapping[str, Any]) -> str | None:
 
 def split_reference(reference: str) -> tuple[str, str]:
     """Return the place of a reference, which is a module or a file that ends in ".py", and the name in it."""
+    # From the right: a path of Windows has a colon after the letter of its drive.
     place, _, name = reference.removeprefix("python:").rpartition(":")
     return place, name
 

@@ -89,10 +89,12 @@ class ResolvedRun(RunSettings):
             SilodpError: the public list of users cannot be read.
         """
         public, budgets = self.dataset.public(self.arguments, users), self.budget_distribution
+        # That records have budgets is public; how many records have which of them is not.
         if budgets is not None and budgets.unit == "record":
             return replace(public, record_budgets=True)
         if budgets is None or public.users is None:
             return public
+        # Persons are numbered publicly, and the seed stands in the configuration: so their budgets are public, too.
         return replace(public, user_budgets=tuple(budgets.draw(public.users).tolist()))
 
     def build_task(self, data: Federation | PublicData) -> Task:
@@ -123,6 +125,7 @@ class ResolvedRun(RunSettings):
         data = self.read_public_data(users)
         is_assumed = data.users is None
         data = replace(data, users=ASSUMED_USERS) if is_assumed else data
+        # To build a model only to count its parameters takes seconds: torch is imported.
         model = describe_standard_model(data, self.dataset, self.config.task)
         model = model or describe_model(self.build_task(data))
         return self.assemble_spec(data, model).calibrate(), is_assumed
@@ -190,6 +193,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
     values = read_toml(path)
     for override in overrides:
         values = apply_override(values, override)
+    # The name becomes that of a directory, so characters of a file name that such a name may not have are replaced.
     return resolve(parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent))
 
 

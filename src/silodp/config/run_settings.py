@@ -57,6 +57,7 @@ class RunSettings:
 
         A reference is imported at first use: a report reads the configurations of runs whose accountant it may not run.
         """
+        # A name of silodp's stays a name: whoever needs the object finds it, and a report states the name.
         name = self.config.accountant
         if name is None or name in ACCOUNTANTS:
             return name
@@ -113,6 +114,7 @@ def resolve_settings(config: RunConfig) -> RunSettings:
     budget = evaluation = None
     if config.budget is not None:
         budget = build(Budget, {"delta": config.delta, **config.budget}, "a budget", "budget")
+    # Refuses a budget at another δ than the run's, before any data are read.
     choose_delta(config.delta, budget)
     if config.evaluation is not None:
         evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")

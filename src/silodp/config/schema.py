@@ -21,6 +21,7 @@ from silodp.text import shorten
 
 
 class _Section(BaseModel):
+    # A setting that is spelled wrongly and ignored may be the one that protects somebody: nothing unknown is accepted.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -63,6 +64,7 @@ class RunConfig(_Section):
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
+    # It is the name of a directory: no path, and no dot at its beginning.
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
     rounds: Annotated[int, Field(ge=0, le=MAX_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None

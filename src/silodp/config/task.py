@@ -73,6 +73,7 @@ def build_task(
     if not is_reference(model):
         _check_inputs(model, public)
     network, architecture = _build_model(model, options or {}, public, seed)
+    # Said before the model is tried, so that nobody takes the silence of half a minute for a failure.
     size = sum(parameter.numel() for parameter in network.parameters())
     if size > _LARGE:
         _log.warning(
@@ -121,7 +122,7 @@ def _needs_no_options(loss: str | None) -> bool:
 
 def _check_inputs(model: str, public: PublicData) -> None:
     """Refuse a network of silodp that does not take the arrays of the records."""
-    lookup(model, MODELS, "task.model")
+    lookup(model, MODELS, "task.model")  # an unknown name is refused as such, and not for the records
     if public.has_codes == (model == "embedding") and (public.has_codes or not public.inputs):
         return
     if public.has_codes:
@@ -231,6 +232,7 @@ def _describe_architecture(name: str, arguments: Mapping[str, Any]) -> Architect
     module, function, content = locate_code(name)
     if not content:
         return Architecture()  # a module without a file, whose code cannot be compared later
+    # A file travels with the model; of a module only the digest is kept, as the file may need others of its package.
     digest = hashlib.sha256(content).hexdigest()
     if module:
         return Architecture("module", function, arguments, module=module, sha256=digest)

@@ -102,8 +102,9 @@ def check_plain(values: Mapping[str, Any]) -> None:
         SilodpError: a date or time, a whole number beyond 64 bits, text that is too long, has a NUL character or is no
             Unicode, or tables that are nested too deep.
     """
+    # No recursion: the depth is what is checked.
     left: list[tuple[str, int, Any]] = [("", 0, values)]
-    while left:  # no recursion: the depth is what is checked
+    while left:
         where, depth, value = left.pop()
         if depth > MAX_DEPTH:
             raise _too_deep()
@@ -225,6 +226,7 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
         is_file = isinstance(name, str) and ".py:" in name and not name.startswith("python:")
         return make_absolute(name) if is_file else name
 
+    # By place, as only these settings are paths; a name of a column may well look like one.
     result: Any = dict(values)
     for places, change in ((_PATHS, make_absolute), (_REFERENCES, resolve_reference)):
         for place in places:

@@ -220,6 +220,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
         claimed = [(row.get("epsilon") or {}).get(adversary) for row in rows]
         if all(value is None for value in claimed):
             continue  # there is no ε to compare
+        # Without a charge there is no cost to compare with, and any ε would be borne out.
         if any(adversary not in charge.events for charge in ledger.history):
             return f"it has an ε against '{adversary}', and the ledger has no charge"
         cost = ledger.epsilon_by_round(adversary, checked)

@@ -89,6 +89,7 @@ def inline_svg(document: str, alt: str) -> str:
     element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)
     element = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', element)
     element = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", element)
+    # The page may be dark: text and axes take the color of its text.
     element = element.replace(INK, "currentColor").replace("xlink:href", "href")
     label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return re.sub(
@@ -181,6 +182,7 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float
         handles, labels = axes.get_legend_handles_labels()
         if max(map(len, labels), default=0) > _LONG_LABEL:
             columns = 1  # two would not fit side by side
+        # The height of a line in inches, as matplotlib knows the size of a legend only when it draws it.
         lines = sum(1 + label.count("\n") for label in labels)
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink

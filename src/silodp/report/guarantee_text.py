@@ -239,6 +239,7 @@ def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
             for group in groups
         )
         return ", ".join(pairs) + alarm
+    # Of many budgets the shares of them that were spent: a list of a hundred pairs says nothing in a cell.
     parts = [100 * (get_charge(group) or 0.0) / group["budget"] for group in groups]
     requested = [group["budget"] for group in groups]
     return f"{min(requested):.3g} to {max(requested):.3g} → {min(parts):.0f} to {max(parts):.0f} %{alarm}"
@@ -250,6 +251,7 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
     def is_epsilon(value: Any) -> bool:
         return value is None or (as_number(value) is not None and value >= 0)
 
+    # By its type: True is an int. Below 2^63: JSON can hold whole numbers that no float and no format can.
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
 

@@ -147,6 +147,7 @@ def _measure_part(
     except SilodpError:
         # All records together were measured; a metric may fail on few of them, for example on one class alone.
         metrics = {}
+    # JSON has no NaN; a metric without a value on these records is not shown.
     finite = {key: value for key, value in metrics.items() if np.isfinite(value)}
     return Part(of, name, len(x), _count_persons(users), metrics=finite)
 

@@ -52,7 +52,7 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     Raises:
         SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
     """
-    if not (directory / DESCRIPTION).exists():
+    if not (directory / DESCRIPTION).exists():  # an earlier version wrote none
         return None
     run = run or read_run(directory)
     description = ModelDescription.read(directory / DESCRIPTION)
@@ -106,6 +106,7 @@ def check_card(path: Path, description: bytes) -> None:
 
 def _seal(card: str, description: bytes) -> str:
     """Return a card with digests of model.json, which it is about, and of itself."""
+    # No signature: it finds a card that was edited by hand, or copied from another run, and nobody who makes it anew.
     about = f"- **`{DESCRIPTION}`**: SHA-256 `{hashlib.sha256(description).hexdigest()}`.\n"
     whole = hashlib.sha256((card + about).encode()).hexdigest()
     return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
@@ -231,6 +232,7 @@ def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
 
 def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
     """Return the last metrics by noisy sums and their round; None where there are none."""
+    # The last evaluation, which need not be that of the last round: an evaluation costs ε, so there are few.
     for row in reversed(rows):
         estimates = (row.get("evaluation") or {}).get("estimates")
         if isinstance(estimates, Mapping) and estimates:

@@ -145,6 +145,7 @@ class PictureFolder:
 
     def remove_old(self, prefixes: Iterable[str]) -> None:
         """Delete pictures of an earlier page: files whose names begin with a prefix and that were not added."""
+        # One that a page no longer shows may show private counts that somebody has deleted from the run.
         for path in self._folder.glob("*.svg"):
             if path.stem not in self._names and path.stem.startswith(tuple(prefixes)):
                 path.unlink()
@@ -173,6 +174,7 @@ def _group_assumptions(
 def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
     """Return what no ε covers; held-out records only where pooled ones measured the model."""
     measured = any(row.get("loss") is not None for row in run.rows)
+    # Without a measurement on pooled records, there is no number about which a reader has to be warned.
     found = [text for text in released.not_covered if measured or text != HELD_OUT]
     if run.summary.get("evaluation") == "sums":
         found = [
@@ -187,6 +189,7 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
     ends = []
     for name in list_quantities(rows):
         seen = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
+        # A run that was resumed without its metrics.jsonl lacks the row of the untrained model.
         untrained = seen[0][1] if seen[0][0] == 0 else None
         ends.append((name, untrained, seen[-1][1], seen[-1][0]))
     return ends
@@ -200,6 +203,7 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
         found = row.get("evaluation")
         if isinstance(found, dict):
             confusion = found.get("confusion")
+            # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
             has_two_classes = isinstance(confusion, list) and len(confusion) == 2
             counts = found.get("counts") if has_two_classes else None
             try:
@@ -264,4 +268,5 @@ def _add(pictures: PictureFolder, name: str, figure: Figure, /, **facts: Any) ->
 
 def _slug(name: str) -> str:
     """Return a name as a part of a file name."""
+    # Names come from users: no path separators, no other alphabets, and a length that every file system takes.
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())[:40]

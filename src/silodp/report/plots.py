@@ -217,9 +217,11 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
         return None
     side = 1.7 + 0.45 * len(values)
     figure, axes = make_panel("predicted", "true", size=(side + 0.7, side))
+    # Noisy counts can add up to nothing, or to less.
     share = values / np.maximum(values.sum(axis=1, keepdims=True), 1e-9)
     axes.imshow(share, cmap=_SHADES, vmin=0, vmax=1, aspect="equal")
     for (row, column), value in np.ndenumerate(values):
+        # White is readable from the middle of the scale of blues on.
         color = "white" if share[row, column] > 0.55 else "#1b1d23"
         axes.text(column, row, f"{value:,.0f}", ha="center", va="center", color=color, fontsize=9)
     labels = [shorten_label(name, 12) for name in names]
@@ -420,6 +422,7 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
 
 def thin(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
     """Return at most so many points: the first, the last, and evenly spread ones between."""
+    # The last point is always kept: its value is the one that captions and tables state.
     if len(points) <= most:
         return list(points)
     return [points[i] for i in np.linspace(0, len(points) - 1, most).round().astype(int)]

@@ -347,6 +347,7 @@ def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], derived: Sequence[M
 
 
 def _compare_texts(stated: Guarantee, derived: Guarantee) -> str | None:
+    # Where nothing is promised, nothing has to be assumed.
     if stated.epsilon is not None:
         for text in derived.assumptions:
             if text not in stated.assumptions:
@@ -358,6 +359,7 @@ def _compare_texts(stated: Guarantee, derived: Guarantee) -> str | None:
 
 
 def _compare_groups(stated: Guarantee, derived: Guarantee, unknown: Collection[str]) -> str | None:
+    # Where nothing is promised, budgets need not be stated.
     if stated.epsilon is None and not stated.groups:
         return None
     if len(stated.groups) != len(derived.groups):

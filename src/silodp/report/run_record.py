@@ -115,6 +115,7 @@ class RunRecord:
     doubts: tuple[str, ...] = ()
 
 
+# A directory may come from elsewhere: nothing that its files name is imported, here or in what is called.
 @refuse_plugins()
 def read_run(directory: Path) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
@@ -133,7 +134,8 @@ def read_run(directory: Path) -> RunRecord:
     aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
     _check_model(directory, audit)
-    delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
+    # The δ of the budget in the ledger may be less: it accounts for the noise alone, and a page shows the whole δ.
+    delta = guarantees["released"].delta
     budget = audit.budget if audit else _read_budget(settings, delta)
     doubts = read_private(directory, DOUBTS, _Doubts)
     return RunRecord(
@@ -166,6 +168,7 @@ def _check_model(directory: Path, audit: AuditResult | None) -> None:
             "the run, which writes both again, or restore the newest ledger.",
             code="report.contradicted",
         )
+    # The description states the digests of both, so files of two runs, or of two moments of one run, are found.
     for name in (GUARANTEE, WEIGHTS):
         if (directory / name).exists():
             description.check_content(_read_bytes(directory / name), directory / name)
@@ -219,6 +222,7 @@ def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorR
     """Return the aggregator that guarantee.json names, {"name": ..., its settings}; else that of config.toml."""
     try:
         named = dict(summary["aggregator"]) if "aggregator" in summary else None
+        # A plug-in's settings cannot be read without its code, so what follows from them is stored with it.
         if named is not None and "class" in named:
             return AggregatorRecord.from_dict(named)
         if named is not None:
@@ -238,7 +242,7 @@ def _read_budget(config: str | None, delta: float) -> Budget | None:
         section = parse_toml(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
     except UNSOUND:
-        return None  # the page shows the configuration as it is, right or wrong
+        return None  # no ledger confirms it anyway; the page shows the configuration as it is, right or wrong
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,7 @@ def read_private(directory: Path, name: str, kind: type[_T]) -> _T | None:
 
 
 def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
-    _read_bytes(path)
+    _read_bytes(path)  # a missing file is refused with the remedy of a report
     rows = read_metrics(path)
     if not rows:
         raise SilodpError(
