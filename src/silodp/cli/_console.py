@@ -251,7 +251,8 @@ def describe_failure(error: BaseException) -> CommandFailure:
 
 
 def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)  # torch raises RuntimeError
+    # torch raises a RuntimeError where memory is short.
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _see_help(error: click.ClickException) -> str:

@@ -53,7 +53,8 @@ class _RateLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._states: dict[tuple[str, int], tuple[float, float, int]] = {}  # lines left, when, lines left out
+        # By statement: how many lines it may still write, when that was counted, and how many were left out.
+        self._states: dict[tuple[str, int], tuple[float, float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is written; one after others that were not says how many they were."""

@@ -183,7 +183,8 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
         from silodp.runtime.lock import hold_lock
         from silodp.runtime.run_directory import LOCK
 
-        with hold_lock(directory / "checkpoint" / LOCK):  # refuses if a demo is still running there
+        # The lock refuses where a demo is still running.
+        with hold_lock(directory / "checkpoint" / LOCK):
             shutil.rmtree(directory)
     _train(resolved, directory, False, as_json)
 

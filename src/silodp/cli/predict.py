@@ -89,7 +89,8 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
-    _check_out(out, table)  # before torch and the model are loaded, which takes seconds
+    # Checked before torch and the model are loaded, which takes seconds.
+    _check_out(out, table)
     from silodp.bundle import load
     from silodp.bundle.trained_model import read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon

@@ -196,7 +196,8 @@ def _keep_private_results(
         if held_out is not None:
             keep_held_out(directory, held_out)
     keep_doubts(directory, doubts)
-    if resolved.dataset.is_published:  # elsewhere the number of records of each person is private
+    # Of data that are not published, the number of records of each person is private, and not even kept.
+    if resolved.dataset.is_published:
         names = [silo.name for silo in federation.silos]
         keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
 
@@ -249,7 +250,8 @@ def _find_warnings(
     if not released.private:
         return
     yield from delta_warning(spec.delta, spec.population.users)
-    scaling = resolved.dataset.private_scaling  # features scaled by constants of private rows
+    # Constants of private rows, by which a data set scales its features.
+    scaling = resolved.dataset.private_scaling
     if scaling and scaling in federation.assumptions:
         yield f"no ε covers the scaling: {scaling}"
     most = int(federation.counts().sum(0).max(initial=0))
@@ -348,7 +350,8 @@ def show_progress(rounds: int) -> Iterator[OnRound]:
         seen: dict[str, Any] = {"loss": None, "metrics": {}}
 
         def show_bar(done: RoundResult) -> None:
-            if done.metrics or done.loss is not None:  # they stay visible between evaluations
+            # The last values stay visible between evaluations.
+            if done.metrics or done.loss is not None:
                 seen.update(loss=done.loss, metrics=done.metrics)
             progress.update(bar, completed=done.round, description=describe_round(replace(done, **seen)))
 

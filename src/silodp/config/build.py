@@ -304,7 +304,8 @@ def _make_type_error(
         complaints: What pydantic says; several where the setting may be of several types.
         hint: The annotation of the setting, for an example that fits it.
     """
-    inner = [one for one in complaints if one["input"] != value]  # about a part of the value
+    # Complaints about a part of the value are more exact than those about all of it.
+    inner = [one for one in complaints if one["input"] != value]
     part = f"{shorten(inner[0]['input'])} in it" if inner else "it"
     expected = dict.fromkeys(_describe_expected(field, one, value, hint) for one in inner or complaints)
     remedy = f"{part} should {', or '.join(expected).replace(', or be ', ', or ')}"
@@ -371,7 +372,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return value
         if not isinstance(value, Mapping):
             raise _make_no_table_error(where, value)
-        if hasattr(table, "registry"):  # a base class: the `name` in the table selects the class
+        # A base class: the `name` in the table selects the class.
+        if hasattr(table, "registry"):
             table, value = _select_class(table, value, where)
         return build(table, value, where, where)
     if hint is Any:
@@ -382,7 +384,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         raise _make_type_error(where, value, error.errors(), hint) from None
     except (PydanticUserError, NameError):
-        return value  # of a type that pydantic does not know: the class itself checks it, or nobody does
+        # pydantic does not know the type: the class itself checks the value, or nobody does.
+        return value
 
 
 def _select_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:

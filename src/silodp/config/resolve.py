@@ -209,7 +209,8 @@ def resolve(config: RunConfig) -> ResolvedRun:
     dataset, arguments = _resolve_data(config)
     distribution = None
     if config.budgets is not None:
-        from silodp.config.budgets import build_budget_distribution  # few runs have budgets of this kind
+        # Imported here, as few runs have budgets that are drawn.
+        from silodp.config.budgets import build_budget_distribution
 
         distribution = build_budget_distribution(config.budgets)
     run = ResolvedRun(

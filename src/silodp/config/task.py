@@ -122,7 +122,8 @@ def _needs_no_options(loss: str | None) -> bool:
 
 def _check_inputs(model: str, public: PublicData) -> None:
     """Refuse a network of silodp that does not take the arrays of the records."""
-    lookup(model, MODELS, "task.model")  # an unknown name is refused as such, and not for the records
+    # First, so that an unknown name is refused as such, and not for what the records are.
+    lookup(model, MODELS, "task.model")
     if public.has_codes == (model == "embedding") and (public.has_codes or not public.inputs):
         return
     if public.has_codes:
@@ -231,7 +232,8 @@ def _describe_architecture(name: str, arguments: Mapping[str, Any]) -> Architect
         return Architecture("silodp", known, arguments, version=VERSION)
     module, function, content = locate_code(name)
     if not content:
-        return Architecture()  # a module without a file, whose code cannot be compared later
+        # The module has no file, so its code could not be compared later.
+        return Architecture()
     # A file travels with the model; of a module only the digest is kept, as the file may need others of its package.
     digest = hashlib.sha256(content).hexdigest()
     if module:

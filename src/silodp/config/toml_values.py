@@ -42,7 +42,8 @@ def read_toml(path: Path) -> TomlTable:
                 path, f"cannot be read, it is a directory: {_name_file_in(path)}", "config.path"
             )
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)  # a longer file is refused without being read whole
+            # A longer file is refused without being read whole.
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SilodpError(
             f"there is no configuration at {path}: name a TOML file, such as {_EXAMPLE}.", code="config.path"
@@ -75,7 +76,8 @@ def _parse(content: bytes, path: Path) -> TomlTable:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise _refuse_file(path, "is UTF-16: save it as UTF-8")
     try:
-        text = content.decode("utf-8-sig")  # Windows editors begin with a byte order mark
+        # Windows editors begin with a byte order mark.
+        text = content.decode("utf-8-sig")
         values = parse_toml(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
@@ -88,7 +90,8 @@ def _parse(content: bytes, path: Path) -> TomlTable:
         if found and re.search(r"=\s*[+-]?\d+,\d", text.splitlines()[int(found[1]) - 1 :][:1][0]):
             remedy = "write decimal numbers with a point, 0.5"
         raise _refuse_file(path, f"is not TOML ({error}): {remedy}") from None
-    if draft := re.search(r"#[^\n]*ROWS:", text):  # as data.tables.draft writes what it read off private rows
+    # The mark with which data.tables.draft writes what it read off private rows.
+    if draft := re.search(r"#[^\n]*ROWS:", text):
         line = text[: draft.start()].count("\n") + 1
         problem = f"has comments of a draft, which were read off private rows, in line {line}"
         raise _refuse_file(path, f"{problem}: delete all comments with ROWS", "config.draft")

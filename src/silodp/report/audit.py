@@ -227,7 +227,8 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
         for round_, value in enumerate(claimed):
             if value is None:
                 continue
-            known = checked[bisect_right(checked, round_) - 1]  # the last exact round up to this one
+            # The cost of the last round up to this one that was computed exactly.
+            known = checked[bisect_right(checked, round_) - 1]
             spent = cost[known]
             stated = f"round {round_} has ε = {value:.6g} against '{adversary}'"
             if spent is None:
@@ -246,7 +247,8 @@ def _compare_run(
         ("settings", summary.get("settings"), header.settings),
         ("aggregator", named, header.aggregator),
         ("rounds", summary.get("rounds", ledger.rounds), ledger.rounds),
-        ("run", summary.get("run", ledger.run), ledger.run),  # files of earlier versions lack it
+        # Files of earlier versions name no run.
+        ("run", summary.get("run", ledger.run), ledger.run),
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"
@@ -263,7 +265,8 @@ class _UnknownAccountant(Accountant):
         return False
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
-        flatten_per_unit(charges)  # raises where a parameter is out of range: damage is found without any ε
+        # It raises where a parameter is out of range, so damage is found without any ε.
+        flatten_per_unit(charges)
         return _NoEpsilon()
 
 

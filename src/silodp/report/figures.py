@@ -185,7 +185,8 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float
         # The height of a line in inches, as matplotlib knows the size of a legend only when it draws it.
         lines = sum(1 + label.count("\n") for label in labels)
         width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink
+        # Without that the axes would shrink by the height of the legend.
+        figure.set_size_inches(width, height + 0.19 * (lines / columns))
         figure.legend(
             handles,
             labels,

@@ -49,7 +49,8 @@ def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     Returns:
         A probability in [1/2, 1].
     """
-    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))  # e^710 is beyond a float
+    # e^710 is beyond a float; the bound is 1 long before.
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def format_accuracy(accuracy: float) -> str:

@@ -128,7 +128,8 @@ def measure_held_out(
     inputs, _ = task.tensors(test.x, test.y)
     outputs = task.predict(params, inputs).double().cpu().reshape(len(test.x), -1)
     if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
-        return HeldOut(rounds, persons, parts=tuple(parts))  # such outputs predict no class
+        # Outputs of another shape predict no class: they are those of a loss of the user's own.
+        return HeldOut(rounds, persons, parts=tuple(parts))
     names = name_classes(federation.schema, classes)
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
@@ -160,8 +161,10 @@ def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
 
 def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
     """Return the predicted probability of class 1 and its share, by steps of the probability."""
-    probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))  # e^710 is beyond a float
-    bins = np.minimum((probability * BINS).astype(int), BINS - 1)  # a probability of 1 is in the last step
+    # Clipped, as e^710 is beyond a float.
+    probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
+    # A probability of 1 belongs to the last step.
+    bins = np.minimum((probability * BINS).astype(int), BINS - 1)
     found = []
     for step in range(BINS):
         chosen = bins == step

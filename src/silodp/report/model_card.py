@@ -32,7 +32,8 @@ from silodp.wire.files import write_durably
 MIN_PERSONS = 20
 """Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
 
-_HELD_OUT = "records held out for testing: they are not trained on"  # a card may publish no metric on them
+# What replaces `HELD_OUT`, which speaks of metrics: a card may publish none.
+_HELD_OUT = "records held out for testing: they are not trained on"
 
 
 _Declared = list[tuple[str, str]]
@@ -56,7 +57,8 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         return None
     run = run or read_run(directory)
     description = ModelDescription.read(directory / DESCRIPTION)
-    stated = run.summary.get("run", description.run)  # earlier versions did not state it
+    # Earlier versions did not state the run in guarantee.json.
+    stated = run.summary.get("run", description.run)
     description.check_run(stated, directory / "guarantee.json")
     spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
     try:

@@ -211,7 +211,8 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
                     {**found, "round": row["round"], "counts": counts}
                 )
             except ValidationError:
-                return None  # of another version: the page shows the metrics of the row all the same
+                # It is of another version: the page shows the metrics of the row all the same.
+                return None
     return None
 
 

@@ -262,7 +262,8 @@ def plot_comparison(
                 axes.axhline(known[-1], **line)
                 drawn.append(known[-1])
         elif good:
-            kept = np.array(thin(good))  # a line is drawn through gaps of rounds without a value
+            # A line is drawn through gaps of rounds without a value.
+            kept = np.array(thin(good))
             x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
             axes.fill_between(x, mean - sd, mean + sd, color=line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
@@ -273,7 +274,8 @@ def plot_comparison(
     if untrained is not None:
         axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
     low, high = min(drawn), max(drawn)
-    if low > 0 and high > WIDE_RATIO * low:  # a method that diverged must not flatten the others
+    # A method that diverged must not flatten the others.
+    if low > 0 and high > WIDE_RATIO * low:
         axes.set_ylim(0.8 * low, 1.5 * high)
         set_log_scale(axes, "y")
     if not by_round:
@@ -391,7 +393,8 @@ def plot_epsilon_by_sampling(
             color = PALETTE[turn % len(PALETTE)]
             axes.plot(*zip(*points, strict=True), color=color, linewidth=2, label=curve.label)
     for turn, budget in enumerate(budgets):
-        label = "_" if turn else "budgets"  # matplotlib leaves a label that begins with "_" out of the legend
+        # Matplotlib leaves a label that begins with "_" out of the legend.
+        label = "_" if turn else "budgets"
         axes.axhline(budget, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), label=label)
         axes.annotate(
             format_epsilon(budget),

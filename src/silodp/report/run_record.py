@@ -62,7 +62,8 @@ class Allocation:
 
     def __post_init__(self) -> None:
         if list(map(len, self.bars)) != [len(self.persons_per_bar)] * len(self.silos):
-            raise ValueError("bars of another shape")  # in a file that was damaged or edited
+            # The file was damaged or edited.
+            raise ValueError("bars of another shape")
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64], names: Sequence[str] = ()) -> Allocation:
@@ -242,7 +243,8 @@ def _read_budget(config: str | None, delta: float) -> Budget | None:
         section = parse_toml(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
     except UNSOUND:
-        return None  # no ledger confirms it anyway; the page shows the configuration as it is, right or wrong
+        # No ledger confirms it anyway; the page shows the configuration as it is, right or wrong.
+        return None
 
 
 @dataclass(frozen=True)
