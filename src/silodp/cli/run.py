@@ -18,7 +18,8 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.plugins import is_reference
-from silodp.config.resolve import ResolvedRun, load_config
+from silodp.config.resolve import ResolvedRun
+from silodp.config.run_settings import RunSettings, load_settings
 from silodp.config.schema import RunConfig
 from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
@@ -389,10 +390,10 @@ def _read_change_notes(path: Path) -> list[str]:
     return []
 
 
-def _find_previous(directory: Path) -> ResolvedRun | None:
-    """Return the configuration in a directory; None for a run from Python, which has none."""
+def _find_previous(directory: Path) -> RunSettings | None:
+    """Return the settings of the run in a directory; None for a run from Python, which has none."""
     with suppress(SilodpError):
-        return load_config(directory / CONFIG)
+        return load_settings(directory / CONFIG)
     return None
 
 
@@ -434,7 +435,7 @@ def _format_value(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _explain_rounds(method: Method, previous: ResolvedRun | None) -> str:
+def _explain_rounds(method: Method, previous: RunSettings | None) -> str:
     """Return a sentence for a run that is resumed with other rounds than its privacy budgets were planned for."""
     before = None if previous is None else previous.method.budgets.planned_rounds
     if before is None or method.budgets.planned_rounds == before:

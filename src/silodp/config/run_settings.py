@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant
@@ -25,7 +26,8 @@ from silodp.config.build import (
     validate_given,
 )
 from silodp.config.plugins import find_plugin
-from silodp.config.schema import RunConfig
+from silodp.config.schema import RunConfig, parse_config
+from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import Method
@@ -119,3 +121,16 @@ def resolve_settings(config: RunConfig) -> RunSettings:
     if config.evaluation is not None:
         evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")
     return RunSettings(config, method, aggregator, budget, evaluation)
+
+
+def load_settings(path: Path) -> RunSettings:
+    """Read the config.toml of a run, and make what it describes besides the data.
+
+    Raises:
+        SilodpError: it is missing, not TOML, or has a setting that does not fit.
+    """
+    values = read_toml(path)
+    if isinstance(values.get("aggregation"), dict):
+        # Earlier versions had this setting, on which no result depends; a new configuration with it is refused.
+        values["aggregation"].pop("device", None)
+    return resolve_settings(parse_config({"name": path.stem, **values}, path.parent))

@@ -23,9 +23,7 @@ from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.plugins import refuse_plugins
-from silodp.config.run_settings import RunSettings, resolve_settings
-from silodp.config.schema import parse_config
-from silodp.config.toml_values import read_toml
+from silodp.config.run_settings import RunSettings, load_settings
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -83,7 +81,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        settings = _load_settings(path)
+        settings = load_settings(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
     wrong = _config_mismatch(settings, aggregator, ledger)
@@ -116,14 +114,6 @@ def _contradicted(path: Path, how: str) -> SilodpError:
     return SilodpError(
         f"{path} is not the configuration of this run: {how}; restore it.", code="report.contradicted"
     )
-
-
-def _load_settings(path: Path) -> RunSettings:
-    """Load config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
-    values = read_toml(path)
-    if isinstance(values.get("aggregation"), dict):
-        values["aggregation"].pop("device", None)
-    return resolve_settings(parse_config({"name": path.stem, **values}, path.parent))
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:
