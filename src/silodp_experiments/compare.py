@@ -21,7 +21,6 @@ from silodp.accounting.events import NonPrivate
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators import Plain, RunSpec
-from silodp.config.comparison import MethodSpec, check_labels, parse_methods
 from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
@@ -40,6 +39,7 @@ from silodp.text import pluralize
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp_experiments.compare_page import format_table, render_comparison
+from silodp_experiments.method_specs import MethodSpec, check_labels, parse_methods
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]

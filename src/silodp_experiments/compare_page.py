@@ -10,10 +10,9 @@ from typing import Any
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES
 from silodp.report import plots
-from silodp.report.formatting import format_measure
+from silodp.report.formatting import format_measure, render
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder
-from silodp.report.templates import render
 from silodp.text import pluralize
 
 Fields = dict[str, Any]

@@ -32,8 +32,8 @@ from pydantic import BaseModel
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.deploy import format_agreement
-from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config

@@ -300,7 +300,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
     Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
     """
     from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
-    from silodp.report.templates import make_environment
+    from silodp.report.formatting import make_environment
 
     # A terminal shows the text: it needs no escapes of HTML, and must not get sequences that steer it.
     environment = make_environment(Path(__file__).parent).overlay(

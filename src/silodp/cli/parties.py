@@ -67,8 +67,8 @@ def server(
 
         from silodp.deploy.server import serve  # torch, after what is refused without it
         from silodp.deploy.sockets import SocketOptions
+        from silodp.text import format_duration
         from silodp.tracking import open_trackers
-        from silodp.tracking.progress import format_duration
 
         def log_progress(done: RoundResult) -> None:
             spent = ", ".join(f"{name} {format_epsilon(e)}" for name, e in done.epsilon.items())

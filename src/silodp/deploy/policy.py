@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.arguments import convert_validation_error
+from silodp.config.build import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.deploy import POLICY
 from silodp.deploy.agreement import JOIN_BYTES

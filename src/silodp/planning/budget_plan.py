@@ -15,8 +15,8 @@ from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import View
-from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.report.guarantee_text import format_requested

@@ -13,8 +13,7 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.arguments import get_fields, validate_arguments
-from silodp.config.build import build_aggregator, find_method_class
+from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method

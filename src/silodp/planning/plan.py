@@ -17,8 +17,8 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import EvaluationSums

@@ -30,7 +30,7 @@ from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSg
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import SyntheticSettings, draw_federation
-from silodp.report.templates import make_environment
+from silodp.report.formatting import make_environment
 from silodp.settings import check_choice
 from silodp.text import pluralize
 from silodp.training.metrics import ERRORS

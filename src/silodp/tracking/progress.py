@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from silodp.accounting.guarantee import format_epsilon
+from silodp.text import format_duration
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -37,12 +38,3 @@ def describe_round(result: RoundResult) -> str:
     if result.seconds_left:
         parts.append(f"about {format_duration(result.seconds_left)} left")
     return "  ".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes, hours or days."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"

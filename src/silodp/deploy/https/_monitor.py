@@ -162,6 +162,6 @@ def _describe_silo(seen: float | None, is_awaited: bool) -> str:
 
 @cache
 def _template() -> Template:
-    from silodp.report.templates import make_environment
+    from silodp.report.formatting import make_environment
 
     return make_environment(Path(__file__).parent).get_template("monitor.html")
