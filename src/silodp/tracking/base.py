@@ -1,17 +1,20 @@
-"""The base class of trackers: which numbers of a round they log, and where these may go."""
+"""The base class of trackers: which numbers of a round they log, and where these may go; trackers by their names."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from silodp.errors import SilodpError
+from silodp._lazy import Registry
+from silodp.errors import SilodpError, lookup
+from silodp.settings import check_type
 from silodp.text import describe_exception, name_extra
 
 if TYPE_CHECKING:
@@ -20,7 +23,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PRIVATE = "private/"
 """Prefix of the names of numbers that no ε covers."""
-_LOCAL_SCHEMES = {"", "file", "sqlite"}
+
+TRACKERS: Registry[type[Tracker]] = Registry(
+    "trackers",
+    {"tensorboard": "silodp_trackers.tensorboard:TensorBoard", "mlflow": "silodp_trackers.mlflow:MLflow"},
+)
+"""The trackers, by the name in the option --log."""
 
 
 class Tracker(ABC):
@@ -36,9 +44,9 @@ class Tracker(ABC):
     """
 
     name: str
-    """In the option --log."""
+    """Name of the tracker in the option --log."""
     packages: Sequence[str] = ()
-    """What `pip install 'silodp[NAME]'` installs, by the names under which they are imported."""
+    """Packages that `pip install 'silodp[NAME]'` installs, by the names under which they are imported."""
 
     def __init__(self, target: str | Path, *, private: bool | None = None) -> None:
         self.target = str(target)
@@ -120,6 +128,48 @@ class SafeTracker:
             )
 
 
+def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> Tracker:
+    """Return a tracker.
+
+    Args:
+        text: NAME, which logs into the folder NAME of the run's directory, or NAME=TARGET.
+        directory: The directory of the run.
+        private: See `Tracker`.
+
+    Raises:
+        SilodpError: the name is not known, or its package is not installed.
+    """
+    check_type("log", text, str, "'tensorboard'")
+    name, _, target = text.partition("=")
+    return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
+
+
+@contextmanager
+def open_trackers(
+    texts: Sequence[str], directory: Path, *, private: bool | None = None
+) -> Iterator[Callable[[RoundResult], None]]:
+    """Yield a function that logs a round with trackers that never stop a run; they are closed at the end.
+
+    Args:
+        texts: See `make_tracker`.
+        directory: The directory of the run.
+        private: See `Tracker`.
+
+    Raises:
+        SilodpError: as `make_tracker`.
+    """
+    trackers = [SafeTracker(make_tracker(text, directory, private=private)) for text in texts]
+
+    def log(result: RoundResult) -> None:
+        for tracker in trackers:
+            tracker(result)
+
+    with ExitStack() as opened:
+        for tracker in trackers:
+            opened.callback(tracker.close)
+        yield log
+
+
 def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
     """Return the numbers of a round by the names under which they are logged.
 
@@ -127,18 +177,22 @@ def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
         result: The result of the round.
         private: Whether to include numbers that no ε covers.
     """
-    found = {f"epsilon/{name}": value for name, value in result.epsilon.items() if value is not None}
+    prefix = "" if result.is_covered else PRIVATE
     measured = {"loss": result.loss, **{f"metrics/{name}": value for name, value in result.metrics.items()}}
-    if result.is_covered:
-        found |= {name: value for name, value in measured.items() if value is not None}
-    elif private:
-        found |= {PRIVATE + name: value for name, value in measured.items() if value is not None}
-    if private and result.seconds is not None:
-        found[f"{PRIVATE}seconds"] = result.seconds
-    return found
+    found = {
+        **{f"epsilon/{name}": value for name, value in result.epsilon.items()},
+        **{prefix + name: value for name, value in measured.items()},
+        f"{PRIVATE}seconds": result.seconds,  # how long a round takes depends on private records
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (private or not name.startswith(PRIVATE))
+    }
 
 
 def is_local(target: str) -> bool:
     """Return whether a folder or URI is on this machine."""
     parts = urlsplit(target)
-    return parts.scheme in _LOCAL_SCHEMES and parts.netloc in ("", "localhost")
+    # A scheme alone does not say it: file://host/share is on another machine.
+    return parts.scheme in ("", "file", "sqlite") and parts.netloc in ("", "localhost")
