@@ -40,10 +40,9 @@ class MLflow(Tracker):
     def __init__(
         self, target: str | Path, *, experiment: str = "silodp", private: bool | None = None
     ) -> None:
-        super().__init__(target, private=private)
-        # MLflow reports its use to its makers unless it is asked not to.
+        # MLflow reports its use to its makers unless it is asked not to, before it is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        self.check_installed()
+        super().__init__(target, private=private)
         self._experiment = experiment
         self._client: Any = None
         self._run = ""

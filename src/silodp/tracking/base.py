@@ -34,13 +34,16 @@ TRACKERS: Registry[type[Tracker]] = Registry(
 class Tracker(ABC):
     """A function for `on_round` that logs the numbers of each round, and a context manager that closes the log.
 
-    ε is logged for each adversary. Loss and metrics are logged as they are where ε covers them; else they are computed
-    from private records, and their names begin with "private/", as does that of the duration, which no ε covers either.
-    Private numbers are never sent to a server unless the argument `private` says so.
+    ε is logged for each adversary. Loss and metrics keep their names where ε covers them. Elsewhere they are computed
+    from private records, and their names begin with "private/", as does that of the duration, which no ε ever covers.
+    Private numbers are sent to a server only if the argument `private` is True.
 
     Args:
         target: A folder or a URI.
         private: Whether private numbers are logged. None: if the target is on this machine.
+
+    Raises:
+        SilodpError: One of `packages` is not installed.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Tracker(ABC):
     def __init__(self, target: str | Path, *, private: bool | None = None) -> None:
         self.target = str(target)
         self.private = is_local(self.target) if private is None else private
+        self.check_installed()
 
     @abstractmethod
     def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:
@@ -79,7 +83,7 @@ class Tracker(ABC):
 
     @classmethod
     def check_installed(cls) -> None:
-        """Import what the tracker needs.
+        """Import what the tracker needs: a run must not find after its first round that it cannot log.
 
         Raises:
             SilodpError: it is not installed.
