@@ -12,11 +12,11 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, StrictBool, TypeAdapter
@@ -78,7 +78,7 @@ class ModelDescription:
         features: Names of the inputs' columns, or () where they have none.
         inputs: How features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
         architecture: Where the model came from.
-        tensors: The tensors, by name, what model.safetensors has.
+        tensors: The tensors of model.safetensors, by name.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
             versions lack this and those below.
@@ -89,7 +89,7 @@ class ModelDescription:
         versions: The versions of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they were not.
-        is_sealed: Whether a digest in the file has shown that it is as it was written; False for earlier versions.
+        is_sealed: Whether the file has a digest of itself, which was checked; False for earlier versions.
         targets: Number of labels of a record, where it has several.
     """
 
@@ -111,7 +111,7 @@ class ModelDescription:
     guarantee: str | None = None
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    label_typical: Sequence[Any] | None = None
+    label_typical: _Scaling | tuple[_Scaling, ...] | None = None
     is_sealed: bool = True
     targets: Annotated[int, Field(strict=True, ge=2)] | None = None
 
@@ -169,7 +169,7 @@ class ModelDescription:
                 "torch": version("torch"),
                 "python": platform.python_version(),
             },
-            label_typical=data.label_typical,
+            label_typical=cast(Any, data.label_typical),
             targets=data.targets,
         )
 
@@ -252,24 +252,27 @@ class ModelDescription:
         del fields["format"]
         if fields.pop("has_readers", False):  # an earlier version kept no names
             fields["silo_settings"] = list(SETTINGS)
-        if fields["architecture"].keys() - {one.name for one in dataclasses.fields(Architecture)}:
-            raise ValueError
+        known = {one.name for one in dataclasses.fields(Architecture)}
         found = TypeAdapter(cls).validate_python(fields)
-        _check_architecture(found.architecture)
-        labels, targets, typical = found.labels, found.targets, found.label_typical
-        if targets is None and labels == "multilabel":
-            raise ValueError
-        if targets is not None and (
-            labels not in ("real", "multilabel") or len(found.target) not in (0, targets)
+        source, labels, targets = found.architecture, found.labels, found.targets
+        # The types are right. What contradicts itself would build another model, or scale its numbers wrongly.
+        if (
+            fields["architecture"].keys() - known
+            or (source.source == "module") != bool(source.module)
+            or (source.source in ("file", "module") and not _SHA256.fullmatch(source.sha256))
+            or (targets is None and labels == "multilabel")
+            or (targets is not None and labels not in ("real", "multilabel"))
+            or (targets is not None and len(found.target) not in (0, targets))
+            or (found.label_typical is not None and labels != "real")
+            or (
+                found.label_typical is not None
+                and np.shape(found.label_typical) != ((2,) if targets is None else (targets, 2))
+            )
+            or (
+                found.inputs is not None and found.schema.features != found.features
+            )  # another order of columns
         ):
-            raise ValueError
-        if typical is not None:
-            typical = TypeAdapter(_Scaling | tuple[_Scaling, ...]).validate_python(typical)
-            if labels != "real" or np.shape(typical) != ((2,) if targets is None else (targets, 2)):
-                raise ValueError
-            found = replace(found, label_typical=typical)
-        if found.inputs is not None and found.schema.features != found.features:
-            raise ValueError  # the order of columns was lost
+            raise ValueError("fields that contradict each other")
         return found
 
     @property
@@ -308,10 +311,3 @@ def digest_attributes(model: nn.Module) -> str:
 
     found = list_numeric_attributes(model)
     return digest_tensors(found) if found else ""
-
-
-def _check_architecture(architecture: Architecture) -> None:
-    if (architecture.source == "module") != bool(architecture.module):
-        raise ValueError
-    if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
-        raise ValueError
