@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # a report, which reads the fingerprint, does not import torc
     from silodp.methods.base import Method
     from silodp.methods.roles import FederationSize, MethodState
 
-_METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
+_METHOD = "method/"
+"""Prefix of the names of the method's arrays; those of the server optimizer have none."""
 FORMAT = 5
 """The format that is written, and the only one that is read.
 
@@ -36,12 +37,12 @@ class Checkpoint:
     """The server's state after `round` rounds.
 
     Attributes:
-        run: Its id.
-        fingerprint: Digest of the settings that a resumed run must share.
+        run: The id of the run.
+        fingerprint: The digest of the settings that a resumed run must share (`RunSpec.digest`).
         round: The number of rounds done.
-        params: (d,), the model.
-        optimizer: State of the server optimizer.
-        method: State of the method.
+        params: The parameters (d,) of the model.
+        optimizer: The state of the server optimizer, tensors by name.
+        method: The state of the method, arrays by name.
     """
 
     run: str

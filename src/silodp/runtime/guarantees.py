@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
+"""How often each event was charged, by adversary."""
 _EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
 """Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
@@ -57,7 +58,7 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
         charges: The charges of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
     """
     views = spec.views()
-    # Of all adversaries at once, where one of them is asked for.
+    # One pass counts for all adversaries, and only if one of them is asked for.
     count_costliest = cache(
         lambda: _count(
             spec,
@@ -133,7 +134,7 @@ class DerivedGuarantee:
 
         JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
         """
-        # The fewer silos are in a sum, the more one id too many counts.
+        # The largest cost: the fewer silos are in a sum, the more one id too many counts.
         view = self.spec.views(self.spec.min_silos)[self.adversary]
         find_cases = self.spec.method.linkage_cases
         by_charge = [(find_cases(event, view), count) for event, count in self._charged.items()]
@@ -141,7 +142,7 @@ class DerivedGuarantee:
         for alike in zip(*(cases for cases, _ in by_charge), strict=True):
             events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
             is_estimate = any(case.is_estimate for case in alike)
-            # What is believed of several coins is believed of Rényi divergences.
+            # An estimate is about Rényi divergences (`Method.linkage_cases`), so no other accountant has it.
             accountant = find_accountant("rdp") if is_estimate else self.charges.accountant
             if supports_all(accountant, [event for event, _ in events]):
                 epsilon = self._compute_cost_beyond_plan(events, accountant).epsilon
@@ -225,10 +226,10 @@ class DerivedGuarantee:
         return self.charges.charged[self.adversary]
 
     def _compute_cost_beyond_plan(self, charged: Collection[EventCount], accountant: Accountant) -> Cost:
-        """Return ε of charges that may be larger than those which constants of the aggregator were chosen for.
+        """Return ε of charges that may be larger than those for which the aggregator's constants were chosen.
 
-        The part of δ that is kept for what encryption discloses need not suffice at their ε (docs/privacy.md, section
-        3).
+        A part of δ is kept for what encryption discloses. At a larger ε it may be too small (docs/privacy.md, section
+        3), so that ε is also computed with all of δ and the disclosure, and the larger of both counts.
         """
         spec = self.spec
         cost = compute_cost(charged, spec.noise_delta, accountant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
@@ -62,10 +61,10 @@ def prepare_run(
     Raises:
         SilodpError: a setting that cannot be run.
     """
-    _check_method(method)
+    _check_object("method", method, Method, "an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)")
     if isinstance(data, Federation):
         settings["tested"] = data.test is not None and len(data.test) > 0
-        evaluation = _make_evaluation(settings.get("evaluation"))
+        evaluation = settings["evaluation"] = _make_evaluation(settings.get("evaluation"))
         asks_silos = evaluation is not None and evaluation.across != "none"
         if asks_silos and all(silo.test is None for silo in data.silos):
             raise SilodpError(
@@ -141,16 +140,16 @@ def assemble_spec(
     if seed is not None:
         Whole(0).check("seed", seed)
         seed = int(seed)  # digests are made of JSON, which has no numpy integers
-    aggregator, budget, evaluation = (
-        _find_aggregator(aggregator),
-        _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)"),
-        _make_evaluation(evaluation),
-    )
+    if isinstance(aggregator, str):
+        aggregator = lookup(aggregator, AGGREGATORS, "aggregator")()
+    _check_object("aggregator", aggregator, Aggregator, "a name, or an object such as Masked(min_silos=3)")
+    budget = _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)")
+    evaluation = _make_evaluation(evaluation)
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
         _check_task(data, task, method, evaluation)
         task = describe_model(task)
-    check_separate(separate, method)
+    _check_separate(separate, method)
     return RunSpec(
         data,
         task,
@@ -183,21 +182,14 @@ def describe_model(task: Task) -> ModelSpec:
     )
 
 
-def _check_method(method: object) -> None:
-    if not isinstance(method, Method):
-        raise SilodpError(
-            f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
-            code="argument.type",
-            field="method",
-        )
+def _check_object(name: str, given: object, kind: type, remedy: str) -> None:
+    """Refuse what is no object of a class, and show it: often it is the class itself."""
+    if not isinstance(given, kind):
+        raise SilodpError(f"{name} is {given!r}: set {remedy}.", code="argument.type", field=name)
 
 
-def check_separate(separate: bool, method: Method) -> None:
-    """Refuse to compute units alone under a method that does not.
-
-    Raises:
-        SilodpError: it does not (code argument.conflict).
-    """
+def _check_separate(separate: bool, method: Method) -> None:
+    """Refuse to compute units alone under a method that cannot."""
     check_type("separate", separate, bool, "True")
     if separate and not supports_separate(type(method)):
         able = ", ".join(name for name, known in METHODS.items() if supports_separate(known))
@@ -207,18 +199,6 @@ def check_separate(separate: bool, method: Method) -> None:
             code="argument.conflict",
             field="separate",
         )
-
-
-def _find_aggregator(given: str | Aggregator) -> Aggregator:
-    if isinstance(given, str):
-        return lookup(given, AGGREGATORS, "aggregator")()
-    if not isinstance(given, Aggregator):
-        raise SilodpError(
-            f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",
-            code="argument.type",
-            field="aggregator",
-        )
-    return given
 
 
 def _make(maker: type[T], given: T | Mapping[str, Any] | None, name: str, example: str) -> T | None:
@@ -275,20 +255,19 @@ def _check_limits_affordable(spec: RunSpec) -> None:
     """Refuse limits of silos under which they would refuse the first round."""
     events = spec.costliest_events() if spec.silo_limits else {}
     for adversary, limit in spec.silo_limits.items():
-        reason = explain_not_private(events[adversary])
-        spent = (
-            math.inf
-            if reason
-            else compute_epsilon([(events[adversary], 1)], spec.noise_delta, spec.accountant)
-        )
-        if spent <= limit:
-            continue
-        cause = (
-            f"with these settings there is no ε against '{adversary}' ({reason}): change them, or leave the limit out"
-            if reason
-            else f"one round costs ε = {spent:.4g} against '{adversary}': raise the limit, or raise noise_multiplier "
-            "('silodp plan' finds one)"
-        )
+        if reason := explain_not_private(events[adversary]):
+            cause = (
+                f"with these settings there is no ε against '{adversary}' ({reason}): change them, or leave the limit "
+                "out"
+            )
+        else:
+            spent = compute_epsilon([(events[adversary], 1)], spec.noise_delta, spec.accountant)
+            if spent <= limit:
+                continue
+            cause = (
+                f"one round costs ε = {spent:.4g} against '{adversary}': raise the limit, or raise noise_multiplier "
+                "('silodp plan' finds one)"
+            )
         raise SilodpError(
             f"silo_limits.{adversary} = {limit:g}, and {cause}.",
             code="budget.out_of_reach",

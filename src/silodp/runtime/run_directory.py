@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Ledger
@@ -26,7 +26,6 @@ from silodp.runtime.run_files import (
     LEDGER,
     METRICS,
     RUN_SPEC,
-    Metrics,
     MetricsRow,
     digest_config,
     digest_file,
@@ -45,8 +44,8 @@ if TYPE_CHECKING:  # a report, which reads run directories, does not import torc
 
 LOCK = "lock"
 """In checkpoint/: locked by the process that runs."""
-STARTS = "starts.json"
-"""In checkpoint/: a random id for every start of the run."""
+STATE, STARTS = Path("checkpoint") / "state.safetensors", Path("checkpoint") / "starts.json"
+"""The checkpoint of the server; a random id for every start of the run."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RunDirectory:
     """The directory of one run.
 
     Attributes:
-        path: None keeps everything in memory.
+        path: The path of the directory; None keeps everything in memory.
     """
 
     path: Path | None
@@ -77,7 +76,7 @@ class RunDirectory:
                     code="argument.missing",
                     field="out",
                 )
-            state = load_checkpoint(self._checkpoint(self.path), spec.digest)
+            state = load_checkpoint(self.path / STATE, spec.digest)
             if spec.rounds < state.round:
                 raise SilodpError(
                     f"rounds = {spec.rounds}, and the run in {self.path} has done {pluralize(state.round, 'round')}, "
@@ -128,48 +127,28 @@ class RunDirectory:
                 self._check_empty()
                 self.save_state(state)
             ledger = held.enter_context(self.open_ledger(spec, state))
-            self._check_config(ledger)
-            self._write_spec(spec)
-            self._record_start(state)
+            if self.path is not None:
+                self._check_config(self.path / CONFIG, ledger)
+                # The specification of a resumed run differs at most in T, budget and limits.
+                write_durably(self.path / RUN_SPEC, spec.to_json().encode())
+                _record_start(self.path / STARTS, state.round)
             yield state, ledger
 
-    def _check_config(self, ledger: Ledger) -> None:
+    @staticmethod
+    def _check_config(config: Path, ledger: Ledger) -> None:
         """Refuse a config.toml that was edited or damaged since the run ended."""
-        if self.path is None or ledger.files is None or not (self.path / CONFIG).exists():
-            return
-        if CONFIG in ledger.files and ledger.files[CONFIG] != digest_config(self.path / CONFIG):
+        recorded = (ledger.files or {}).get(CONFIG)
+        if recorded is not None and config.exists() and recorded != digest_config(config):
             raise SilodpError(
-                f"{self.path / CONFIG} is not the one that the run wrote: restore it, and give changes with --set; or "
-                "delete it, and resume with a configuration of your own and --out.",
+                f"{config} is not the one that the run wrote: restore it, and give changes with --set; or delete it, "
+                "and resume with a configuration of your own and --out.",
                 code="run.config_changed",
             )
-
-    def _write_spec(self, spec: RunSpec) -> None:
-        """Write the specification; that of a resumed run differs at most in T, budget and limits."""
-        if self.path is not None:
-            write_durably(self.path / RUN_SPEC, spec.to_json().encode())
-
-    def _record_start(self, state: Checkpoint) -> None:
-        """Append a random id, which distinguishes copies of this directory that are continued separately."""
-        if self.path is not None:
-            started = {"id": secrets.token_hex(16), "round": state.round}
-            text = json.dumps([*self._read_starts(self.path), started], indent=1) + "\n"
-            write_durably(self.path / "checkpoint" / STARTS, text.encode(), PRIVATE_FILE)
-
-    @staticmethod
-    def _read_starts(path: Path) -> list[dict[str, Any]]:
-        """Return every recorded start of the run; earlier versions recorded none."""
-        file = path / "checkpoint" / STARTS
-        if not file.exists():
-            return []
-        with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
-            starts = parse_json(file.read_bytes())
-            return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
 
     def save_state(self, state: Checkpoint) -> None:
         """Write the state after a round durably."""
         if self.path is not None:
-            save_checkpoint(self._checkpoint(self.path), state)
+            save_checkpoint(self.path / STATE, state)
 
     @contextmanager
     def open_ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
@@ -178,18 +157,17 @@ class RunDirectory:
         Raises:
             SilodpError: it is missing, or ledger and state are from different rounds.
         """
-        path = None
-        if self.path is not None:
-            path = self.path / LEDGER
-            if state.round and not path.exists():
-                raise SilodpError(
-                    f"ledger {path} is missing: without it the spent ε is not known; restore it.",
-                    code="ledger.missing",
-                )
+        path = None if self.path is None else self.path / LEDGER
+        if path is not None and state.round and not path.exists():
+            raise SilodpError(
+                f"ledger {path} is missing: without it the spent ε is not known; restore it.",
+                code="ledger.missing",
+            )
         header = spec.ledger_header
         with Ledger(
             path, spec.noise_delta, spec.accountant, spec.budget, run=state.run, subject=header
         ) as ledger:
+            # One more where the process died after the charge and before the checkpoint: the round is repeated.
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
                     f"ledger {path} has {pluralize(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
@@ -199,17 +177,13 @@ class RunDirectory:
                 )
             yield ledger
 
-    def make_silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
-        """Return the ledger of a silo; `place` is its position in the public order."""
-        from silodp.runtime.silo import make_ledger
+    def make_silo_file(self, kind: Literal["silo_ledgers", "silo_metrics"], place: int) -> Path | None:
+        """Return the path of a silo's ledger, or of what it measures for itself alone; its folder is made.
 
-        return make_ledger(spec, self._find_silo_file("silo_ledgers", place))
-
-    def find_silo_metrics(self, place: int) -> Path | None:
-        """Return the file of what a silo measures for itself alone; `place` is its position in the public order."""
-        return self._find_silo_file("silo_metrics", place)
-
-    def _find_silo_file(self, kind: str, place: int) -> Path | None:
+        Args:
+            kind: Name of the folder.
+            place: Position of the silo in the public order.
+        """
         if self.path is None:
             return None
         folder = self.path / "checkpoint" / kind
@@ -217,19 +191,10 @@ class RunDirectory:
         return folder / f"{place:03}.jsonl"
 
     def make_store(self, *place: str) -> Store:
-        """Return the store of one party."""
-        return (
-            MemoryStore() if self.path is None else DirectoryStore(self.path.joinpath("checkpoint", *place))
-        )
-
-    def load_metrics(
-        self,
-        resumed_round: int | None,
-        spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
-        recorded: str | None = None,
-    ) -> Metrics:
-        """Return metrics.jsonl with the rows of the rounds done (see `Metrics`)."""
-        return Metrics(None if self.path is None else self.path / METRICS, resumed_round, spent, recorded)
+        """Return the store of one party; `place` is the path of its folder in checkpoint/."""
+        if self.path is None:
+            return MemoryStore()
+        return DirectoryStore(self.path.joinpath("checkpoint", *place))
 
     def write(
         self,
@@ -268,7 +233,7 @@ class RunDirectory:
             "stopped": stopped,
             "private": released.private,
             "run": spec.run,
-            "starts": self._read_starts(self.path),
+            "starts": _read_starts(self.path / STARTS),
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
@@ -294,6 +259,18 @@ class RunDirectory:
         for name, content in contents.items():
             write_durably(self.path / name, content)
 
-    @staticmethod
-    def _checkpoint(path: Path) -> Path:
-        return path / "checkpoint" / "state.safetensors"
+
+def _record_start(file: Path, round_: int) -> None:
+    """Append a random id, which distinguishes copies of a run's directory that are continued separately."""
+    started = {"id": secrets.token_hex(16), "round": round_}
+    text = json.dumps([*_read_starts(file), started], indent=1) + "\n"
+    write_durably(file, text.encode(), PRIVATE_FILE)
+
+
+def _read_starts(file: Path) -> list[dict[str, Any]]:
+    """Return every recorded start of a run; earlier versions recorded none."""
+    if not file.exists():
+        return []
+    with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
+        starts = parse_json(file.read_bytes())
+        return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]

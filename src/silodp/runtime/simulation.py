@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,8 +17,9 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import make_silo, measure_records
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
+from silodp.runtime.silo import make_ledger
 from silodp.training.task import Task
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.store import RoundStore, Store, get_or_make
 from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
 
 
@@ -76,11 +77,7 @@ class Simulation:
 
     federation: Federation
     task: Task
-
-    @property
-    def is_simulation(self) -> bool:
-        """True."""
-        return True
+    is_simulation: ClassVar[bool] = True
 
     @property
     def schema(self) -> Schema | None:
@@ -106,8 +103,8 @@ class Simulation:
                     stores[data.name],
                     identities[data.name],
                     pins,
-                    ledgers.enter_context(directory.make_silo_ledger(spec, place)),
-                    metrics=directory.find_silo_metrics(place),
+                    ledgers.enter_context(make_ledger(spec, directory.make_silo_file("silo_ledgers", place))),
+                    metrics=directory.make_silo_file("silo_metrics", place),
                 )
                 for place, data in enumerate(self.federation.silos)
             ]
@@ -136,9 +133,4 @@ class Simulation:
 
 def _load_identity(name: str, store: Store) -> Identity:
     """Return the long-term key of a party; it is made at the first call."""
-    seed = store.get("identity")
-    if seed is None:
-        identity = Identity.fresh(name)
-        store.put("identity", identity.seed)
-        return identity
-    return Identity(name, seed)
+    return Identity(name, get_or_make(store, "identity", lambda: Identity.fresh(name).seed))
