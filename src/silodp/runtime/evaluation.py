@@ -261,15 +261,7 @@ def make_silo(
         metrics: File of what the silo measures for itself alone; None keeps nothing.
         evaluations: The most that the silo answers; None: the most that the run can have.
     """
-    make = partial(
-        Silo,
-        task=task,
-        store=store,
-        identity=identity,
-        pins=pins,
-        limits=spec.silo_limits,
-        find_exceeded=find_exceeded,
-    )
+    make = partial(Silo, task=task, store=store, identity=identity, pins=pins, find_exceeded=find_exceeded)
     silo = make(data, spec=spec, randomness=randomness, ledger=ledger)
     derived = spec.evaluation_spec
     if derived is None:

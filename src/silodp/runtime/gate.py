@@ -117,12 +117,10 @@ class Gate:
 
     Args:
         name: The name of the silo.
-        spec: The specification of the run.
+        spec: The specification of the run; its `silo_limits` hold for the ledger of the silo.
         store: The silo's durable store of this run.
         counts: The silo's record counts n[s,u], (U,) int64.
         ledger: The ledger of the silo; it is charged before an update is computed.
-        limits: The largest ε, by adversary and at the ledger's δ, that the run may spend in this silo's ledger. An
-            adversary that is absent has no limit.
         find_exceeded: Function of events that returns a phrase about a limit over all runs of this silo that they
             would exceed, or None where all limits hold. None: there are no such limits.
 
@@ -138,12 +136,10 @@ class Gate:
         store: RoundStore,
         counts: np.ndarray,
         ledger: LedgerView,
-        limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self._name, self._spec = name, spec
         self._store, self._counts, self.ledger = store, counts, ledger
-        self._limits = dict(limits or {})
         self._find_exceeded = find_exceeded or (lambda events: None)
         self.script: MessageSchedule = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
@@ -448,13 +444,13 @@ class Gate:
             request.round
         }
         events = self._spec.silo_events(self._name, min(request.round, len(answered)), release)
-        exceeded = find_exceeded_limit(self._limits, partial(self.ledger.epsilon_after, events))
+        exceeded = find_exceeded_limit(self._spec.silo_limits, partial(self.ledger.epsilon_after, events))
         if exceeded is not None:
             adversary, spent = exceeded
             self._refuse(
                 "gate.budget",
                 f"would have spent {spent} against '{adversary}' after round {request.round + 1}, beyond its own "
-                f"limit of {self._limits[adversary]:g}",
+                f"limit of {self._spec.silo_limits[adversary]:g}",
             )
         if (phrase := self._find_exceeded(events)) is not None:
             self._refuse("gate.budget", f"would have spent {phrase}, after round {request.round + 1}")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
     from torch import Tensor, nn
 
     from silodp.aggregators.run_spec import RunSpec
-    from silodp.training.losses import Loss
+    from silodp.training.task import Task
 
 FORMAT = 2
 """Of model.json. 2: the field "digest" of all others; 1: without it."""
@@ -120,8 +120,7 @@ class ModelDescription:
         cls,
         spec: RunSpec,
         model: nn.Module,
-        architecture: Architecture,
-        loss: Loss,
+        task: Task,
         schema: Schema | None,
         weights: bytes,
         guarantee: bytes,
@@ -131,29 +130,25 @@ class ModelDescription:
         Args:
             spec: The specification of the run.
             model: The model, as it is stored.
-            architecture: Where it came from.
-            loss: The loss that it was trained by.
+            task: The task that it was trained for.
             schema: The schema of the tables; None where there is none.
             weights: Content of model.safetensors.
             guarantee: Content of guarantee.json.
         """
         data = spec.data
-        target: tuple[str, ...] = ()
-        if schema is not None and schema.features == data.features:
-            named = (*schema.label_columns, schema.event, schema.time)
-            target = tuple(name for name in named if name is not None)
-        else:
-            schema = None
+        if schema is not None and schema.features != data.features:
+            schema = None  # it does not say how the records were made
+        named = () if schema is None else (*schema.label_columns, schema.event, schema.time)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         return cls(
             run=spec.run,
             labels=data.labels,
-            target=target,
+            target=tuple(name for name in named if name is not None),
             classes=name_classes(schema, data.classes),
             record_shape=data.record_shape,
             features=data.features,
             inputs=None if schema is None else schema.describe_inputs(),
-            architecture=architecture,
+            architecture=task.architecture,
             tensors={
                 name: StoredTensor.of(tensor, name in parameters and parameters[name].requires_grad)
                 for name, tensor in model.state_dict().items()
@@ -161,14 +156,10 @@ class ModelDescription:
             weights=hashlib.sha256(weights).hexdigest(),
             unsaved=digest_unsaved(model),
             attributes=digest_attributes(model),
-            predicts_labels=loss.predicts_labels,
+            predicts_labels=task.loss.predicts_labels,
             guarantee=hashlib.sha256(guarantee).hexdigest(),
             silo_settings=() if schema is None else schema.list_silo_settings(),
-            versions={
-                "silodp": find_version(),
-                "torch": version("torch"),
-                "python": platform.python_version(),
-            },
+            versions={"silodp": find_version(), "torch": version("torch"), "python": python_version()},
             label_typical=cast(Any, data.label_typical),
             targets=data.targets,
         )

@@ -17,20 +17,10 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.runtime import run_files
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
-from silodp.runtime.run_files import (
-    CONFIG,
-    GUARANTEE,
-    LEDGER,
-    METRICS,
-    RUN_SPEC,
-    MetricsRow,
-    digest_config,
-    digest_file,
-    digest_rows,
-)
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.store import DirectoryStore, MemoryStore, Store
@@ -128,17 +118,17 @@ class RunDirectory:
                 self.save_state(state)
             ledger = held.enter_context(self.open_ledger(spec, state))
             if self.path is not None:
-                self._check_config(self.path / CONFIG, ledger)
+                self._check_config(self.path / run_files.CONFIG, ledger)
                 # The specification of a resumed run differs at most in T, budget and limits.
-                write_durably(self.path / RUN_SPEC, spec.to_json().encode())
+                write_durably(self.path / run_files.RUN_SPEC, spec.to_json().encode())
                 _record_start(self.path / STARTS, state.round)
             yield state, ledger
 
     @staticmethod
     def _check_config(config: Path, ledger: Ledger) -> None:
         """Refuse a config.toml that was edited or damaged since the run ended."""
-        recorded = (ledger.files or {}).get(CONFIG)
-        if recorded is not None and config.exists() and recorded != digest_config(config):
+        recorded = (ledger.files or {}).get(run_files.CONFIG)
+        if recorded is not None and config.exists() and recorded != run_files.digest_config(config):
             raise SilodpError(
                 f"{config} is not the one that the run wrote: restore it, and give changes with --set; or delete it, "
                 "and resume with a configuration of your own and --out.",
@@ -157,7 +147,7 @@ class RunDirectory:
         Raises:
             SilodpError: it is missing, or ledger and state are from different rounds.
         """
-        path = None if self.path is None else self.path / LEDGER
+        path = None if self.path is None else self.path / run_files.LEDGER
         if path is not None and state.round and not path.exists():
             raise SilodpError(
                 f"ledger {path} is missing: without it the spent ε is not known; restore it.",
@@ -200,7 +190,7 @@ class RunDirectory:
         self,
         spec: RunSpec,
         ledger: Ledger,
-        rows: Sequence[MetricsRow],
+        rows: Sequence[run_files.MetricsRow],
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
@@ -241,20 +231,21 @@ class RunDirectory:
         from silodp.training.model_state import serialize
 
         weights = serialize(model, {"method": method.name})
-        architecture, loss = parties.task.architecture, parties.task.loss
-        description = ModelDescription.of_run(
-            spec, model, architecture, loss, parties.schema, weights, stated
-        )
+        task = parties.task
+        description = ModelDescription.of_run(spec, model, task, parties.schema, weights, stated)
         contents = {
-            GUARANTEE: stated,
+            run_files.GUARANTEE: stated,
             WEIGHTS: weights,
-            **({CODE: architecture.code} if architecture.code else {}),
+            **({CODE: task.architecture.code} if task.architecture.code else {}),
             DESCRIPTION: description.to_json().encode(),
         }
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-        digests |= {METRICS: digest_rows(rows), RUN_SPEC: digest_file(self.path / RUN_SPEC)}
-        if (self.path / CONFIG).exists():
-            digests[CONFIG] = digest_config(self.path / CONFIG)
+        digests |= {
+            run_files.METRICS: run_files.digest_rows(rows),
+            run_files.RUN_SPEC: run_files.digest_file(self.path / run_files.RUN_SPEC),
+        }
+        if (self.path / run_files.CONFIG).exists():
+            digests[run_files.CONFIG] = run_files.digest_config(self.path / run_files.CONFIG)
         ledger.record_files(digests)
         for name, content in contents.items():
             write_durably(self.path / name, content)

@@ -47,8 +47,6 @@ class Silo:
         identity: Long-term key of the silo; None: a new one.
         pins: Long-term public keys of all silos by name, 32 bytes each.
         ledger: Ledger of the silo; None: one in memory, for runs that keep nothing on disk.
-        limits: Largest ε by adversary that the run may spend in this silo's ledger; an adversary that is absent has
-            no limit.
         find_exceeded: See `Gate`.
 
     Attributes:
@@ -68,7 +66,6 @@ class Silo:
         identity: Identity | None = None,
         pins: Mapping[str, bytes] | None = None,
         ledger: LedgerView | None = None,
-        limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self.name = data.name
@@ -87,7 +84,7 @@ class Silo:
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts = self._method.count_for_weights(counts)
         ledger = make_ledger(spec) if ledger is None else ledger
-        self.gate = Gate(data.name, spec, self._store, counts, ledger, limits, find_exceeded)
+        self.gate = Gate(data.name, spec, self._store, counts, ledger, find_exceeded)
         context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
