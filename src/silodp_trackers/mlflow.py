@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from silodp.tracking.base import Tracker, is_local
+from silodp.tracking import Tracker, is_local
 
 RUN_TAG = "silodp.run"
 """Tag with the public id of the run, by which a resumed run finds its MLflow run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from silodp.tracking.base import Tracker
+from silodp.tracking import Tracker
 
 
 class TensorBoard(Tracker):

@@ -519,8 +519,7 @@ def server(
         consortium = take_copy(public, folder)
 
         from silodp.deploy.server import SocketOptions, serve  # torch, after what is refused without it
-        from silodp.tracking import open_trackers
-        from silodp.tracking.progress import format_duration
+        from silodp.tracking import format_duration, open_trackers
 
         def tell(done: RoundResult) -> None:
             spent = ", ".join(f"{name} {format_epsilon(e)}" for name, e in done.epsilon.items())

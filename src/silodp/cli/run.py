@@ -37,8 +37,7 @@ from silodp.runtime.run_files import METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.text import pluralize
-from silodp.tracking import open_trackers
-from silodp.tracking.progress import describe_round, format_duration, print_progress
+from silodp.tracking import describe_round, format_duration, open_trackers, print_progress
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.text import pluralize
-from silodp.tracking.progress import format_duration
+from silodp.tracking import format_duration
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""

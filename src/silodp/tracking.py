@@ -1,18 +1,27 @@
-"""The base class of trackers: which numbers of a round they log, and where these may go; trackers by their names."""
+"""Progress and experiment trackers: what a run hands to `on_round` after every round, shown or logged elsewhere.
+
+with silodp.tracking.TensorBoard("runs/first/tensorboard") as tracker:
+    silodp.train(federation, task, method, rounds=50, on_round=tracker)
+
+A new tracker derives from `Tracker`; add one line to `TRACKERS`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from silodp._lazy import Registry
+from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import SilodpError, lookup
 from silodp.settings import check_type
 from silodp.text import describe_exception, name_extra
@@ -20,7 +29,14 @@ from silodp.text import describe_exception, name_extra
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
 
+    MLflow: Any
+    TensorBoard: Any
+
+__all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "make_tracker", "open_trackers", "print_progress"]
+
 _log = logging.getLogger(__name__)
+_MAX_LINES = 25
+"""The most lines of `print_progress` in a run."""
 PRIVATE = "private/"
 """Prefix of the names of numbers that no ε covers."""
 
@@ -86,7 +102,7 @@ class Tracker(ABC):
         """Import what the tracker needs: a run must not find after its first round that it cannot log.
 
         Raises:
-            SilodpError: it is not installed.
+            SilodpError: It is not installed.
         """
         for package in cls.packages:
             try:
@@ -125,6 +141,7 @@ class SafeTracker:
         try:
             act(self._tracker)
         except Exception as error:
+            # Whatever another program raises: hours of training must not end with it.
             name, self._tracker = self._tracker.name, None
             text = " ".join(str(error).split())[:200]
             _log.warning(
@@ -141,7 +158,7 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
         private: See `Tracker`.
 
     Raises:
-        SilodpError: the name is not known, or its package is not installed.
+        SilodpError: The name is not known, or its package is not installed.
     """
     check_type("log", text, str, "'tensorboard'")
     name, _, target = text.partition("=")
@@ -160,8 +177,9 @@ def open_trackers(
         private: See `Tracker`.
 
     Raises:
-        SilodpError: as `make_tracker`.
+        SilodpError: As `make_tracker`.
     """
+    # All are made before the run begins, so that a missing package is refused and does not cost a run.
     trackers = [SafeTracker(make_tracker(text, directory, private=private)) for text in texts]
 
     def log(result: RoundResult) -> None:
@@ -181,6 +199,7 @@ def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
         result: The result of the round.
         private: Whether to include numbers that no ε covers.
     """
+    # The prefix alone decides what is dropped below, so that no number can be private by name and be logged.
     prefix = "" if result.is_covered else PRIVATE
     measured = {"loss": result.loss, **{f"metrics/{name}": value for name, value in result.metrics.items()}}
     found = {
@@ -200,3 +219,46 @@ def is_local(target: str) -> bool:
     parts = urlsplit(target)
     # A scheme alone does not say it: file://host/share is on another machine.
     return parts.scheme in ("", "file", "sqlite") and parts.netloc in ("", "localhost")
+
+
+# --- progress as lines of text ---
+
+
+def print_progress(result: RoundResult) -> None:
+    """Print a line on standard error, at most 25 times in a run: round, loss, metrics, ε and the time left.
+
+    Metrics on private records are private, and so are these lines; see `RoundResult`.
+
+    Args:
+        result: The result of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
+    """
+    every = max(1, math.ceil(result.rounds / _MAX_LINES))
+    if result.round % every == 0 or result.round == result.rounds:
+        line = f"round {result.round}/{result.rounds}  {describe_round(result)}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def describe_round(result: RoundResult) -> str:
+    """Return loss, metrics, the released ε and the time left as text."""
+    values = {"loss": result.loss, **result.metrics}
+    parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+    epsilon = result.epsilon.get("released")
+    parts.append("no privacy" if epsilon is None else f"ε {format_epsilon(epsilon)}")
+    if result.seconds_left:
+        parts.append(f"about {format_duration(result.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("MLflow", "TensorBoard"):  # by its name: the core does not import what stands beside it
+        return TRACKERS[name.lower()]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
