@@ -104,10 +104,11 @@ class TrainedModel:
             1, or (n, 1) outputs as they are.
 
         Raises:
-            SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
+            SilodpError: The table cannot be read or has a value that the schema refuses, the array does not fit, or
                 the model gives outputs of another shape than its labels have.
         """
         described = self.description
+        # In float64, so that the probabilities of a row sum to 1 more closely than in float32.
         outputs = torch.from_numpy(self.compute_outputs(data)).double()
         shape, classes, targets = tuple(outputs.shape[1:]), len(described.classes), described.targets
         is_number = shape in ((), (1,))
@@ -144,7 +145,7 @@ class TrainedModel:
         Numbers are in the scale of `label_typical` of the schema.
 
         Raises:
-            SilodpError: as `predict`.
+            SilodpError: As `predict`.
         """
         table: Any = data
         return self._compute(self.read_table(table)[0] if _is_table(data) else self._check_inputs(data))
@@ -168,7 +169,7 @@ class TrainedModel:
             mapping: How the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
 
         Raises:
-            SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
+            SilodpError: As `predict`, or a column to copy is missing, named twice or has the name of a prediction.
         """
         import pandas as pd
 
@@ -193,7 +194,7 @@ class TrainedModel:
         """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
         Raises:
-            SilodpError: the run kept no schema, or as `predict`.
+            SilodpError: The run kept no schema, or as `predict`.
         """
         from silodp.data.tables.columns import read_reader
         from silodp.data.tables.reader import read_inputs  # imports pandas, which takes a second
@@ -204,6 +205,7 @@ class TrainedModel:
                 "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
                 code="bundle.no_schema",
             )
+        # What tables of single silos were read by is not in the public files: the common schema may misread this one.
         silent = [name for name in self.description.silo_settings if name not in reader]
         if silent and mapping is None:
             _log.warning(
@@ -213,6 +215,7 @@ class TrainedModel:
                 ", ".join(silent),
             )
         schema = self.description.schema
+        # What the caller says of this table holds before what the run kept; layouts of dates hold by column.
         found = read_reader(None, reader, schema.reader)
         dates = {**(schema.reader.dates or {}), **(found.dates or {})}
         schema = replace(
@@ -245,6 +248,7 @@ class TrainedModel:
         return arrays
 
     def _compute(self, inputs: Any) -> NDArray[Any]:
+        # On the device of the model, and real numbers in its type; ids stay whole numbers.
         like = next(self.model.parameters())
         tensors = map_arrays(lambda one: make_tensor(one, like.device, like.dtype), inputs)
         try:
@@ -283,7 +287,7 @@ def load(
         The model, with the guarantees of the run.
 
     Raises:
-        SilodpError: a file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
+        SilodpError: A file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
             was not named or has changed, or does not have the parameters of the run.
     """
     check_path("directory", directory)
@@ -296,6 +300,7 @@ def load(
             "not be noticed",
             directory / DESCRIPTION,
         )
+    # The description has the digests of the files: each is compared with it before it is used.
     stated = _read_file(directory / GUARANTEE)
     summary, guarantees = read_guarantees(directory)
     description.check_run(summary.get("run"), directory / GUARANTEE)
@@ -345,10 +350,11 @@ def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any]
         The settings of its reader that differ from the common ones, and its mapping.
 
     Raises:
-        SilodpError: there is no config.toml with tables, or it has no such silo.
+        SilodpError: There is no config.toml with tables, or it has no such silo.
     """
     from silodp.data.tables.columns import read_mapping
 
+    # From config.toml and not from model.json, which is public: a silo's columns and spellings need not be.
     path = Path(directory) / "config.toml"
     data = read_toml(path).get("data", {})
     schema, files = data.get("schema", {}), data.get("files", {})
@@ -389,6 +395,7 @@ def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor
 def _check_tensors(network: nn.Module, expected: Mapping[str, StoredTensor]) -> None:
     """Refuse a module whose state has other names, shapes or types than that of the run."""
     found = {name: StoredTensor.of(tensor) for name, tensor in network.state_dict().items()}
+    # `load_state_dict` would convert other types without a word, and names a wrong shape in a text of many lines.
     for name in sorted(found.keys() | expected.keys()):
         here, there = found.get(name), expected.get(name)
         if here is None or there is None or (here.shape, here.dtype) != (there.shape, there.dtype):

@@ -177,8 +177,7 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
     directory = out or Path("runs/demo")
     resolved = load_demo()
     if _is_run_of(resolved.config, directory):
-        from silodp.runtime.lock import hold_lock
-        from silodp.runtime.run_directory import LOCK
+        from silodp.runtime.run_directory import LOCK, hold_lock
 
         with hold_lock(directory / "checkpoint" / LOCK):  # refuses if a demo is still running there
             shutil.rmtree(directory)

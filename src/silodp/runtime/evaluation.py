@@ -57,7 +57,7 @@ def measure_records(task: Task, params: Tensor, records: SiloData | None) -> Met
 
     Args:
         task: The model, its loss and its metrics.
-        params: (d,), the model, on the device of the task.
+        params: The parameters (d,) of the model, on the device of the task.
         records: Held-out records.
     """
     if records is None or len(records) == 0:
@@ -114,6 +114,7 @@ class Evaluator:
         numbers = {
             name: (store.get(name) or b"").decode() for name in store.names() if name.startswith(_BEGUN)
         }
+        # "NUMBER DIGEST" of the evaluation that was begun after these rounds.
         number, _, before = numbers.get(f"{_BEGUN}{rounds}", "").partition(" ")
         if number and (before == model or self._store.round(int(number)).get("clients") is None):
             return int(number)  # the same model, or nothing was asked
@@ -125,7 +126,7 @@ class Evaluator:
 
         Args:
             rounds: Number of rounds that led to the model.
-            params: (d,), the model as it is released.
+            params: The parameters (d,) of the model as it is released.
             is_last: Whether no further evaluation follows, so that what the budget reserves may be spent.
 
         Returns:
@@ -145,8 +146,10 @@ class Evaluator:
                     number,
                 )
                 return NOTHING_MEASURED
+            # The last evaluation may spend what the ledger kept for it.
             self._charges.is_last = is_last
             state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
+            # Before any silo is asked: after a crash it is known which model the number is about.
             self._store.run.put(f"{_BEGUN}{rounds}", f"{number} {begun}".encode())
             total = self._server.run_round(number, params, state)
             if total is None:
@@ -168,9 +171,10 @@ def describe_counts(method: EvaluationSums, spec: RunSpec, total: np.ndarray) ->
     Args:
         method: The method of the evaluation.
         spec: The specification of the evaluation.
-        total: (k,) float64, the sum over silos.
+        total: The sum over silos, (k,) float64.
     """
     std = method.count_std(spec.population)
+    # Where the unit is a person, every silo has weighted their counts by 1/S.
     counts = torch.from_numpy(np.asarray(total, np.float64)) * method.spread(spec.population)
     estimates = method.table.estimate(counts, std)
     confusion = method.table.confusion(counts)
@@ -218,10 +222,11 @@ class EvaluatedSilo:
         """Answer a request about the run, or about its evaluation.
 
         Raises:
-            SilodpError: the gate of that part refuses it.
+            SilodpError: The gate of that part refuses it.
         """
         if request.run != self.evaluation.run:
             return self.training.answer(request)
+        # The answer is made first, and is the same whatever the silo measures for itself.
         answer = self.evaluation.answer(request)
         if self.note_model is not None and request.kind == "update":
             rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
@@ -268,6 +273,7 @@ def make_silo(
         return silo
     if evaluations is not None:
         derived = replace(derived, rounds=min(evaluations, derived.rounds))
+    # Its own random streams: equal ones would repeat the noise of the training.
     test = data.held_out
     evaluation = make(
         test, spec=derived, randomness=randomness.child(PURPOSE), ledger=EvaluationLedger(ledger)
@@ -295,7 +301,7 @@ class LocalMetrics:
 
         Args:
             run: Id of the evaluation.
-            params: (d,), the model.
+            params: The parameters (d,) of the model.
             rounds: Number of rounds that led to it.
         """
         place = {"run": run, "round": rounds}

@@ -46,6 +46,7 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
     def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
         return about.round_events(survivors, number)
 
+    # The first entry of `releases` is that of the rounds.
     charged, evaluations = (_count(spec, part, events_in) for part in (releases, releases[1:]))
     return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
 
@@ -97,6 +98,7 @@ class DerivedGuarantee:
         event = self.spec.round_events()[self.adversary]
         if isinstance(event, NonPrivate):
             return Cost(None, event.reason)
+        # Constants of the aggregator were chosen for the charges of a run within its plan.
         if not self.charges.is_beyond_plan:
             return self.charges.compute_cost(self.adversary)
         return self._compute_cost_beyond_plan(self._charged.items(), self.charges.accountant)
@@ -124,7 +126,7 @@ class DerivedGuarantee:
         revealed: Counter[Event] = Counter()
         for event, count in self._charged.items():
             revealed[reveal_samples(event)] += count
-        if revealed == self._charged:
+        if revealed == self._charged:  # no charge is amplified by a sample that the server does not know
             return None
         return self._compute_cost_beyond_plan(revealed.items(), self.charges.accountant).epsilon
 
@@ -137,6 +139,7 @@ class DerivedGuarantee:
         # The largest cost: the fewer silos are in a sum, the more one id too many counts.
         view = self.spec.views(self.spec.min_silos)[self.adversary]
         find_cases = self.spec.method.linkage_cases
+        # Every charge has the same cases in the same order; ε of a case is that of all its events together.
         by_charge = [(find_cases(event, view), count) for event, count in self._charged.items()]
         rows = []
         for alike in zip(*(cases for cases, _ in by_charge), strict=True):
@@ -152,6 +155,7 @@ class DerivedGuarantee:
     @property
     def claims(self) -> tuple[dict[str, Any], ...]:
         """ε that a paper claims for this run without a valid proof, JSON-ready {"epsilon", "why"}."""
+        # The claim is a method too, with the event that the paper charges.
         claimed, charges = self.spec.method.paper_claim, self.charges
         if claimed is None:
             return ()
@@ -175,6 +179,7 @@ class DerivedGuarantee:
             separate=spec.separate,
         )
         by_profile = spec.data.identity_digest and spec.needs_common_index
+        # Code from outside silodp is an assumption: silodp's tests do not cover it.
         plugins = (spec.method, spec.aggregator, self.charges.accountant)
         has_plugin = any(not type(one).__module__.startswith("silodp.") for one in plugins)
         return (
@@ -209,7 +214,7 @@ class DerivedGuarantee:
             not_covered=list_not_covered(spec.tested, spec.has_public_index),
             claims=self.claims,
         )
-        if epsilon is None:
+        if epsilon is None:  # nothing is guaranteed that could rest on assumptions, or grow with dropouts
             return stated
         return replace(
             stated,

@@ -139,6 +139,7 @@ class ModelDescription:
         if schema is not None and schema.features != data.features:
             schema = None  # it does not say how the records were made
         named = () if schema is None else (*schema.label_columns, schema.event, schema.time)
+        # Tied parameters have several names in the state, and were trained under each of them.
         parameters = dict(model.named_parameters(remove_duplicate=False))
         return cls(
             run=spec.run,
@@ -182,10 +183,11 @@ class ModelDescription:
         """Read model.json, which may come from anywhere.
 
         Raises:
-            SilodpError: it is missing, damaged or of another format (bundle.missing, bundle.damaged).
+            SilodpError: The file is missing, damaged or of another format (bundle.missing, bundle.damaged).
         """
         try:
             fields = parse_json(path.read_bytes())
+            # JSON's true is equal to 1 in Python.
             if fields["format"] not in (1, FORMAT) or type(fields["format"]) is not int:
                 raise ValueError("another format")
             is_sealed = fields["format"] != 1
@@ -212,7 +214,7 @@ class ModelDescription:
             path: The path of the guarantee.
 
         Raises:
-            SilodpError: it is another run (code bundle.mixed).
+            SilodpError: The guarantee is of another run (code bundle.mixed).
         """
         if stated != self.run:
             raise SilodpError(
@@ -228,7 +230,7 @@ class ModelDescription:
             path: The path of that file.
 
         Raises:
-            SilodpError: it is another (code bundle.mixed).
+            SilodpError: It is another file (code bundle.mixed).
         """
         stated = self.weights if path.name == WEIGHTS else self.guarantee
         if stated not in (None, hashlib.sha256(content).hexdigest()):
@@ -291,6 +293,7 @@ def digest_unsaved(model: nn.Module) -> str:
         return ""
     state = hashlib.sha256()
     for name, tensor in sorted(left.items()):
+        # Each tensor's bytes follow its name, type and shape, so that no other buffers give the same input.
         state.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()

@@ -59,7 +59,7 @@ def prepare_run(
         The specification; its method is calibrated where units have privacy budgets.
 
     Raises:
-        SilodpError: a setting that cannot be run.
+        SilodpError: A setting that cannot be run.
     """
     _check_object("method", method, Method, "an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)")
     if isinstance(data, Federation):
@@ -75,12 +75,14 @@ def prepare_run(
             )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
+    # First each setting alone, then what they mean together, then what they cost: the simplest fault is named first.
     spec = assemble_spec(data, task, method, **settings)
     method.check(data, spec.rounds, spec.delta)
     spec.aggregator.check(spec)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
     check_attempts(spec.aggregator, spec.rounds)
+    # One accountant composes rounds and evaluations, against every adversary.
     default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, every):
@@ -91,6 +93,7 @@ def prepare_run(
             code="accounting.unsupported",
             field="accountant",
         )
+    # Before a silo is asked for anything: a run that cannot end its first round would only cost time.
     spec = replace(spec, accountant=chosen)
     _check_limits_affordable(spec)
     _check_affordable(spec, cost)
@@ -133,7 +136,7 @@ def assemble_spec(
         of it is not checked.
 
     Raises:
-        SilodpError: a value out of range, or a model that cannot be trained.
+        SilodpError: A value out of range, or a model that cannot be trained.
     """
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
     Whole(0).check("rounds", rounds)
@@ -158,6 +161,7 @@ def assemble_spec(
         aggregator.min_silos_for(len(data.silos)),
         rounds=int(rounds),
         delta=delta,
+        # ε is compared with the budget at the part of δ that noise is accounted at.
         budget=None if budget is None else replace(budget, delta=delta * aggregator.delta_share),
         seed=seed,
         silo_limits=_check_limits(silo_limits),
@@ -227,7 +231,7 @@ def choose_delta(given: float | None, budget: Budget | None) -> float:
     """Return the δ of the run: the given one, else that of the budget, else 1e-5.
 
     Raises:
-        SilodpError: it is out of range, or the budget has another one.
+        SilodpError: The given δ is out of range, or the budget has another one.
     """
     if given is None:
         return 1e-5 if budget is None else float(budget.delta)
@@ -253,6 +257,7 @@ def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, fl
 
 def _check_limits_affordable(spec: RunSpec) -> None:
     """Refuse limits of silos under which they would refuse the first round."""
+    # At the costliest number of survivors, as the gate of a silo charges.
     events = spec.costliest_events() if spec.silo_limits else {}
     for adversary, limit in spec.silo_limits.items():
         if reason := explain_not_private(events[adversary]):
@@ -324,6 +329,7 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
     silos, keys_differ = len(federation.silos), len(doubts) > 1
     bounds = method.bounds(FederationSize(silos, federation.users))
+    # With uniform weights a silo gives everyone 1/S, also a person who has all their records there.
     is_shared = bounds is not None and bounds.silos_sharing_weight > 1
     if is_shared and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
         doubts.append(
@@ -341,6 +347,8 @@ def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
     """
     if loss != "cox":
         return []
+    # (2, n): a user, and their number of records in one silo. The partial likelihood of Cox compares a record with
+    # others of its batch, and with one record of a person there is nothing to compare.
     users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
     persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))
     if persons == 0 or 2 * several > persons:
@@ -356,6 +364,7 @@ def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:
     budget, accountant, evaluation = spec.budget, spec.accountant, spec.charged_evaluation
     if budget is None:
         return
+    # The ledger of the run will decide in the same way, with the last evaluation reserved.
     ledger = Ledger(None, budget.delta, accountant, budget, run="")
     ledger.reserved = {} if evaluation is None else evaluation.round_events()
     if ledger.affords(cost):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +22,6 @@ from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime import run_files
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
@@ -36,6 +38,8 @@ LOCK = "lock"
 """In checkpoint/: locked by the process that runs."""
 STATE, STARTS = Path("checkpoint") / "state.safetensors", Path("checkpoint") / "starts.json"
 """The checkpoint of the server; a random id for every start of the run."""
+_HELD: set[int] = set()
+"""Descriptors of the files that this process has locked."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class RunDirectory:
             resume: Whether the state is read.
 
         Raises:
-            SilodpError: there is nothing to resume, or more than T rounds are done; or a new run would overwrite files.
+            SilodpError: There is nothing to resume, or more than T rounds are done; or a new run would overwrite files.
         """
         if resume:
             if self.path is None:
@@ -76,13 +80,15 @@ class RunDirectory:
                 )
             return state
         self._check_empty()
+        # A new id also where the seed is fixed: masks and signatures of two runs must not be mixed.
         params = task.initial(spec.seed)
         return Checkpoint.initial(secrets.token_hex(16), spec.digest, params, spec.method, spec.population)
 
     def _check_empty(self) -> None:
         if self.path is None:
             return
-        lock = self.path / "checkpoint" / LOCK  # a run that was killed at its start leaves it
+        lock = self.path / "checkpoint" / LOCK
+        # A run that was killed at its start leaves its lock, and perhaps a file that was never renamed.
         files = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".partial")
         if any(path != lock for path in files):
             raise SilodpError(
@@ -105,12 +111,13 @@ class RunDirectory:
             resume: Whether the run is resumed.
 
         Raises:
-            SilodpError: as `load_state` and `open_ledger`, or another process uses the directory.
+            SilodpError: As `load_state` and `open_ledger`, or another process uses the directory.
         """
         with ExitStack() as held:
             if self.path is not None:
                 make_private_folder(self.path / "checkpoint")
                 held.enter_context(hold_lock(self.path / "checkpoint" / LOCK))
+            # Another process may have used the directory between the first look and the lock.
             if resume:
                 state = self.load_state(spec, task, resume)
             else:
@@ -145,7 +152,7 @@ class RunDirectory:
         """Open the ledger of the run.
 
         Raises:
-            SilodpError: it is missing, or ledger and state are from different rounds.
+            SilodpError: The ledger is missing, or ledger and state are from different rounds.
         """
         path = None if self.path is None else self.path / run_files.LEDGER
         if path is not None and state.round and not path.exists():
@@ -246,6 +253,7 @@ class RunDirectory:
         }
         if (self.path / run_files.CONFIG).exists():
             digests[run_files.CONFIG] = run_files.digest_config(self.path / run_files.CONFIG)
+        # Recorded first: after a crash in between, a file that was replaced and not recorded would look edited.
         ledger.record_files(digests)
         for name, content in contents.items():
             write_durably(self.path / name, content)
@@ -265,3 +273,68 @@ def _read_starts(file: Path) -> list[dict[str, Any]]:
     with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
         starts = parse_json(file.read_bytes())
         return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
+
+
+# --- the lock ---
+
+
+@contextmanager
+def hold_lock(path: Path, folder: Path | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on a file until the end of the block.
+
+    The operating system releases it when the process ends, even if it is killed. The file is never deleted: a process
+    that deletes it could delete the one that another process has just locked.
+
+    Args:
+        path: For example DIR/checkpoint/lock; made, with its folder, if it is not there.
+        folder: What it protects; None: the folder above that of the lock.
+
+    Raises:
+        SilodpError: Another process holds the lock (code run.in_use).
+    """
+    file = _open_locked(path, folder or path.parent.parent)
+    _HELD.add(file)
+    try:
+        yield
+    finally:
+        if file in _HELD:
+            _HELD.discard(file)
+            os.close(file)
+
+
+def _open_locked(path: Path, folder: Path) -> int:
+    """Open and lock the file; return its descriptor."""
+    while True:
+        # Only the owner may enter the folder: it holds keys and stored answers.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Two processes must lock one file: the name may lead to another by now.
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass  # deleted with its directory (`silodp demo` does so) after it was opened: lock the new one
+        except OSError as error:
+            os.close(file)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                error.filename = str(path)
+                raise
+            # The folder of a party has its own lock in it, and no other folder has the party's ledgers.
+            advice = "or stop it" if path.parent == folder else "stop it, or choose another directory"
+            raise SilodpError(
+                f"a run is in progress in {folder}: wait for it, {advice}.",
+                code="run.in_use",
+                field="out",
+            ) from None
+        os.close(file)
+
+
+def _close_after_fork() -> None:
+    """Close a forked worker's copies of the files, with which it would keep the lock after a crash of its parent."""
+    for file in list(_HELD):
+        os.close(file)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)

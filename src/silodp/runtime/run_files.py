@@ -69,12 +69,12 @@ class Metrics:
         if self._path.exists():
             self.rows = read_metrics(self._path, may_be_cut_off=True)[: resumed_round + 1]
             if len(self.rows) <= resumed_round and (self.rows or resumed_round):
-                raise _damaged(
+                raise _make_damage_error(
                     self._path,
                     f"has no row of round {len(self.rows)}, and the checkpoint is of {resumed_round}",
                 )
             if recorded not in (None, digest_rows(self.rows)):
-                raise _damaged(self._path, "a row is not the one that the run wrote")
+                raise _make_damage_error(self._path, "a row is not the one that the run wrote")
         elif resumed_round:  # the file was lost: of the earlier rounds only ε is known, by the ledger
             known = spent()[: resumed_round + 1]
             self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
@@ -107,6 +107,7 @@ def digest_config(path: Path) -> str:
     except ValueError:
         return ""
     values.pop("card", None)
+    # Sorted: the order of settings is none. As text: TOML has dates, and JSON has not.
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -148,7 +149,7 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
         The rows of rounds 0, 1, 2, …, each once and in this order.
 
     Raises:
-        SilodpError: a line is not the row of its round.
+        SilodpError: A line is not the row of its round.
     """
     *lines, last = path.read_bytes().split(b"\n")
     rows: list[MetricsRow] = []
@@ -159,7 +160,7 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
             is_last = number >= len(lines) + bool(last)
             if may_be_cut_off and is_last and (last or b"\0" in line):
                 break
-            raise _damaged(path, f"line {number} is not the record of round {len(rows)}")
+            raise _make_damage_error(path, f"line {number} is not the record of round {len(rows)}")
         rows.append(row)
     return rows
 
@@ -190,7 +191,7 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
 
 
-def _damaged(path: Path, how: str) -> SilodpError:
+def _make_damage_error(path: Path, how: str) -> SilodpError:
     return SilodpError(
         f"{path} is damaged: {how}; restore it from a copy, or delete it and resume the run: of the earlier rounds "
         "then only ε is known.",

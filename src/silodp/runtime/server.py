@@ -18,8 +18,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.roles import MethodState
 from silodp.methods.weights import compute_user_weights
-from silodp.runtime.checkpoint import Checkpoint
-from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
+from silodp.runtime.checkpoint import CHARGES_KEY, Checkpoint, Participation, count_charges, get_or_draw
 from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule
@@ -54,15 +53,15 @@ class Server:
         """The server side of the aggregator."""
         return self.spec.aggregator.server(self.spec)
 
-    def spent(self) -> dict[Adversary, float | None]:
+    def compute_spent(self) -> dict[Adversary, float | None]:
         """Return ε of all charges so far by adversary; None where there is no guarantee."""
         return {
             adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon(adversary)
             for adversary, event in self.spec.round_events().items()
         }
 
-    def spent_by_round(self) -> list[dict[Adversary, float | None]]:
-        """Return a list of what `spent` was after 0, 1, … rounds; its length is the number of rounds plus one."""
+    def compute_spent_by_round(self) -> list[dict[Adversary, float | None]]:
+        """Return the results of `compute_spent` after 0, 1, … rounds, as many as there are rounds plus one."""
         spent = {
             adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon_by_round(adversary)
             for adversary, event in self.spec.round_events().items()
@@ -114,6 +113,7 @@ class Server:
         if clients.size:
             arrays["clients"] = clients
         if self.spec.method.samples_users and self.spec.aggregator.sampled_by == "server":
+            # Stored: two releases of a round are charged as of one sample.
             draw = partial(self._draw_sample, round_)
             arrays["sample"] = get_or_draw(self.store.round(round_), "sample", self.spec.run, draw)
         return self.side.total(self, round_, arrays)
@@ -167,6 +167,8 @@ class Server:
             total: The noisy sum (d + extra coordinates,), float64.
         """
         method, population = self.spec.method, self.spec.population
+        # Everything from here on is computed from the noisy sum and costs no ε (post-processing; Dwork and Roth 2014,
+        # proposition 2.1).
         update, state = method.split_sum(total, before.method, population)
         rate, scale = method.server_learning_rate, method.server_scale(population)
         params, optimizer = method.make_server_optimizer().step(
@@ -188,6 +190,7 @@ class Server:
                 message.malformed). The error names the silo.
         """
         answers, failures = self.transport.ask(requests)
+        # The channel has checked signatures and senders. What is checked here is what a silo may answer.
         for name, answer in answers.items():
             if answer.key != requests[name].key:
                 raise SilodpError(
@@ -264,6 +267,7 @@ class Server:
         Raises:
             SilodpError: It has fewer charges (code checkpoint.mismatch).
         """
+        # The ledger is charged before the number is stored, so it may have more.
         kept, found = count_charges(self.store.run), len(self.ledger.history)
         if found < kept:
             raise SilodpError(

@@ -73,6 +73,7 @@ class Silo:
         self._task, self._method, self._population = task, spec.method, spec.population
         self._randomness = randomness.child("silo", data.name)
         self._common_randomness, self._identifiers = randomness, data.identifiers
+        # A deployed silo has one store for all its runs.
         self._store = RoundStore(store, f"{spec.run}/")
         self._spec, self._place = spec, spec.names.index(data.name)
         self._user_index, self._budget = data.user, data.budget
@@ -171,6 +172,7 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
+        # Stored: another draw would let records take part that were left out, for which nothing was charged.
         stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
             self._user_index, self._place, self._population, stream, self._budget
@@ -272,6 +274,7 @@ class Silo:
             lambda: Message("round key", self.run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode(),
         )
         kept = Message.decode(stored)
+        # The stored key is that of the last round answered: there is no way back to the keys before it.
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
             key = derive_key(key, "next round")
@@ -311,6 +314,7 @@ class Silo:
 
     def _draw_sample(self, round_: int) -> np.ndarray:
         """Return which users take part in a round, (U,) bool; only users with records in this silo are drawn."""
+        # Weights of users without records here do not matter: they have no rows.
         drawn = np.ones(self._population.users, dtype=bool)
         if self._method.samples_users and self._spec.aggregator.sampled_by == "silos":
             rates = self._method.sampling_rates(self._population)
@@ -327,6 +331,7 @@ class Silo:
             secret, run = self._side.group_secret(self.run), self.run
         if self._tossed is None or self._tossed[0] != secret:  # a later session has another secret
             known = self._identifiers
+            # By identifier where there is one: silos need not number their persons alike.
             texts = (str(person) if known is None else known[person] for person in self._persons.tolist())
             self._tossed = (secret, PersonCoins(secret, run, self._spec.data.identity_digest, texts))
         return self._tossed[1]

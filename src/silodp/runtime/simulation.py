@@ -89,7 +89,8 @@ class Simulation:
         """Make silos, keys and stores; those of a resumed run continue from their stores."""
         randomness = Randomness.of_run(spec.seed)
         stores = {name: directory.make_store("silos", f"{s:03}") for s, name in enumerate(spec.names)}
-        # Between organizations, each party makes its key, and pins the public keys of the others.
+        # Between organizations, each party makes its own key and pins the public keys of the others. In one process
+        # nobody is kept out by keys, but silos and server run the same code as in a deployment.
         identities = {name: _load_identity(name, store) for name, store in stores.items()}
         pins = {name: identity.public for name, identity in identities.items()}
         # An error from here on closes every ledger that is open by then.
@@ -108,6 +109,7 @@ class Simulation:
                 )
                 for place, data in enumerate(self.federation.silos)
             ]
+            # Only bytes pass between the parties, as over a network: a silo's records cannot be reached by reference.
             store = directory.make_store("server")
             coordinator = _load_identity("server", store)
             parties = {

@@ -41,7 +41,7 @@ class Result:
     """The result of a run.
 
     Attributes:
-        params: (d,), the final global model.
+        params: The parameters (d,) of the final global model.
         model: The final global model as a `torch.nn.Module`.
         metrics: One row per round. The first row is that of the untrained model; it also has the number of persons
             who have records in 0, 1, 2… silos (private).
@@ -153,7 +153,7 @@ def train(
         The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: a setting, table or model that cannot be used, or a file that cannot be continued.
+        SilodpError: A setting, table or model that cannot be used, or a file that cannot be continued.
     """
     check_type("out", out, (str, Path, NoneType), "'runs/first'")
     if out is not None:
@@ -208,7 +208,7 @@ def run(
         The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: the directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
+        SilodpError: The directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
             from different rounds.
     """
     Whole().check("evaluate_every", evaluate_every)
@@ -226,18 +226,22 @@ def run(
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
     untrained = None
+    # Before anything is written: a metric that fails must not leave a run behind.
     if state.round == 0:
         untrained = parties.evaluate(state.params) if spec.evaluation is None else NOTHING_MEASURED
     with directory.open(spec, task, state, resume) as (state, ledger):
         spec = replace(spec, run=state.run)
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
+            # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
             server.check_store_version(state.round)
             server.check_charges()
             evaluator = None if spec.evaluation_spec is None else Evaluator(spec, server, ledger)
             rows_file = None if directory.path is None else directory.path / METRICS
             recorded = (ledger.files or {}).get(METRICS)
-            metrics = Metrics(rows_file, state.round if resume else None, server.spent_by_round, recorded)
+            metrics = Metrics(
+                rows_file, state.round if resume else None, server.compute_spent_by_round, recorded
+            )
             clock = _Clock(spec, state.round)
 
             def notify(row: MetricsRow) -> None:
@@ -245,7 +249,7 @@ def run(
                     on_round(clock.read(row))
 
             if not metrics.rows and untrained is not None:
-                row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
+                row = {"round": 0, **untrained, "epsilon": server.compute_spent(), **parties.describe()}
                 metrics.add(row)
                 notify(row)
             if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
@@ -266,10 +270,11 @@ def run(
                     row |= evaluator.measure(state.round, compute_output(state), is_last)
                 elif spec.evaluation is None and (is_last or state.round % evaluate_every == 0):
                     row |= parties.evaluate(compute_output(state))
-                row["epsilon"] = server.spent()
+                row["epsilon"] = server.compute_spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
                 row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
+                # The row comes before the checkpoint: after a crash the file may be ahead of it, never behind.
                 metrics.add(row)
                 try:
                     notify(row)
@@ -323,6 +328,7 @@ class _Clock:
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
     """Return the state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
     after = server.step(state, total)
+    # NaN in a model would stay in it for all later rounds.
     if not (is_finite(total) and is_finite(after.params)):
         return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
     return after, {}
