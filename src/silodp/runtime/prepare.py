@@ -150,7 +150,7 @@ def assemble_spec(
     evaluation = _make_evaluation(evaluation)
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
-        _check_task(data, task, method, evaluation)
+        check_task(data, task, method, evaluation)
         task = describe_model(task)
     _check_separate(separate, method)
     return RunSpec(
@@ -280,8 +280,19 @@ def _check_limits_affordable(spec: RunSpec) -> None:
         )
 
 
-def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
-    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count."""
+def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
+    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count.
+
+    Args:
+        data: Public facts of the federation.
+        task: Model, loss and metrics; they are tried on made-up records.
+        method: The method that trains the model.
+        evaluation: How silos' held-out records measure the model; None: not at all.
+
+    Raises:
+        SilodpError: The loss does not fit the labels or the method, or the model cannot be trained (codes loss.*,
+            model.*).
+    """
     from silodp.training.losses import suggest_class_loss, suggest_loss
     from silodp.training.task import Task
 
@@ -341,7 +352,7 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
 
 
 def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
-    """Return a sentence where the loss is that of Cox, and most persons have too few records in a silo for it.
+    """Return a sentence where the loss is that of Cox (1972), and most persons have too few records in a silo for it.
 
     The sentence has private counts: it is for the owner of the records alone.
     """

@@ -76,7 +76,7 @@ class Silo:
         # A deployed silo has one store for all its runs.
         self._store = RoundStore(store, f"{spec.run}/")
         self._spec, self._place = spec, spec.names.index(data.name)
-        self._user_index, self._budget = data.user, data.budget
+        self._budget = data.budget
         self._records = data.digest()  # depends on private rows: never leaves this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
@@ -175,7 +175,7 @@ class Silo:
         # Stored: another draw would let records take part that were left out, for which nothing was charged.
         stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
-            self._user_index, self._place, self._population, stream, self._budget
+            self._user.numpy(), self._place, self._population, stream, self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
