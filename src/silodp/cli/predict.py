@@ -90,8 +90,7 @@ def predict(
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
     _check_out(out, table)
-    from silodp.bundle import load
-    from silodp.bundle.trained_model import read_silo_settings
+    from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result

@@ -1,7 +1,7 @@
-"""Load the model of a finished run from its public files, and predict with it; no pickle is read.
+"""Trained models elsewhere: the public files of a run read back, and predictions for new tables.
 
-A table is read by the schema that the run kept, with the code that read the tables for training, and the outputs are
-computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
+No pickle is read. A table is read by the schema that the run kept, with the code that read the tables for training, and
+the outputs are computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
 
+__all__ = ["TrainedModel", "load"]
 
 _log = logging.getLogger(__name__)
 
