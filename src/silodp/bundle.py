@@ -322,6 +322,7 @@ def load(
         built = build_architecture(description.architecture, None if code is None else str(code))
         network = copy.deepcopy(built)  # a reference may name a module object, which its file keeps
     _check_tensors(network, description.tensors)
+    # Only now: names, shapes and types of the module are those of the run.
     network.load_state_dict(tensors)
     # Weights are not all that a model computes with: what no file stores must be as it was in the run.
     problem = None

@@ -138,6 +138,7 @@ class SafeTracker:
         """Call the tracker unless it has failed before; `since` says in a warning what is missing after a failure."""
         if self._tracker is None:
             return
+        # Once it has failed it is not asked again: a server that is gone would hold up every round.
         try:
             act(self._tracker)
         except Exception as error:
@@ -232,6 +233,7 @@ def print_progress(result: RoundResult) -> None:
     Args:
         result: The result of the round; `silodp.train(..., on_round=silodp.tracking.print_progress)`.
     """
+    # Rounded up, so that there are never more lines than that.
     every = max(1, math.ceil(result.rounds / _MAX_LINES))
     if result.round % every == 0 or result.round == result.rounds:
         line = f"round {result.round}/{result.rounds}  {describe_round(result)}"

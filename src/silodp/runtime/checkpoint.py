@@ -99,6 +99,8 @@ def read_fingerprint(path: Path) -> str:
 
 def _read_header(data: bytes, path: Path) -> dict[str, Any]:
     try:
+        # safetensors checks lengths and offsets, and hides the metadata: 8 bytes with the length of the header, the
+        # header in JSON, then the tensors.
         deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         header: dict[str, Any] = parse_json(parse_json(data[8 : 8 + length])["__metadata__"]["checkpoint"])
@@ -149,6 +151,7 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     method = {
         name[len(_METHOD) :]: tensors.pop(name).numpy() for name in list(tensors) if name.startswith(_METHOD)
     }
+    # What is left has no prefix: the state of the server optimizer.
     params = tensors.pop("params")
     return Checkpoint(header["run"], fingerprint, header["round"], params, tensors, method)
 
@@ -195,6 +198,7 @@ class Participation:
     def draw(self, round_: int) -> np.ndarray:
         """Return the silos that take part in a round, (S,) bool; empty where the method samples none."""
 
+        # An empty array is stored too: it says that the round was begun (`Server.check_store_version`).
         def sample() -> np.ndarray:
             stream = self.randomness.stream("clients", round_)
             silos = self.spec.method.sample_silos(self.spec.population, stream)

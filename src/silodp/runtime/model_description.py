@@ -167,6 +167,7 @@ class ModelDescription:
 
     def to_json(self) -> str:
         """Return the content of model.json."""
+        # A key that earlier versions did not write is left out where it says nothing, so that files stay the same.
         fields = {
             "format": FORMAT,
             **vars(self),
@@ -243,7 +244,8 @@ class ModelDescription:
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> ModelDescription:
         del fields["format"]
-        if fields.pop("has_readers", False):  # an earlier version kept no names
+        # An earlier version kept no names of settings, only whether there were any: then it may be all of them.
+        if fields.pop("has_readers", False):
             fields["silo_settings"] = list(SETTINGS)
         known = {one.name for one in dataclasses.fields(Architecture)}
         found = TypeAdapter(cls).validate_python(fields)
@@ -303,5 +305,6 @@ def digest_attributes(model: nn.Module) -> str:
     """Return the SHA-256 (hex) of the numbers that modules hold as plain attributes; "" where there are none."""
     from silodp.training.model_state import digest_tensors, list_numeric_attributes
 
+    # Without any, "" and not the digest of nothing: a file then shows that there was nothing to compare.
     found = list_numeric_attributes(model)
     return digest_tensors(found) if found else ""

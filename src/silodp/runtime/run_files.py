@@ -171,6 +171,7 @@ def _parse_row(line: bytes, round_: int) -> MetricsRow | None:
         row = parse_json(line)
     except ValueError:
         return None
+    # In Python true is an int, and equal to 1.
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != round_:
         return None
     sound = (
@@ -188,6 +189,7 @@ def _are_numbers(values: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Return whether a value from JSON is a number, NaN included, or null."""
+    # JSON has whole numbers of any size; numpy, with which a report computes, has 64 bits.
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
 
 

@@ -173,6 +173,7 @@ def train(
         evaluation=evaluation,
         separate=separate,
     )
+    # Doubts have private counts, and whoever calls this function has the tables.
     for doubt in find_doubts(federation, task, spec.method):
         _log.warning("%s", doubt)
     return run(
@@ -220,6 +221,7 @@ def run(
         )
     task, optimizer = parties.task, spec.method.make_server_optimizer()
 
+    # An optimizer may release other parameters than those that it goes on from, for example an average.
     def compute_output(state: Checkpoint) -> Tensor:
         return optimizer.output_params(state.params, state.optimizer)
 
@@ -230,6 +232,7 @@ def run(
     if state.round == 0:
         untrained = parties.evaluate(state.params) if spec.evaluation is None else NOTHING_MEASURED
     with directory.open(spec, task, state, resume) as (state, ledger):
+        # A resumed run keeps its id, to which stores, signatures and ledgers are bound.
         spec = replace(spec, run=state.run)
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
@@ -281,6 +284,7 @@ def run(
                 finally:  # the round is done, whatever becomes of the call
                     server.keep_charges()
                     directory.save_state(state)
+            # From the specification and the ledger alone, so that a report can derive the same from the files.
             derived = derive_guarantees(spec, ledger.to_counts())
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = compute_output(state)
