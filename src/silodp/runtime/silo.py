@@ -172,7 +172,7 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
-        # Stored: another draw would let records take part that were left out, for which nothing was charged.
+        # Stored: after another draw more records of a person would have taken part in the run than ε covers.
         stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
             self._user.numpy(), self._place, self._population, stream, self._budget
