@@ -41,14 +41,14 @@ BOTH = pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, np.ndarray]]:
     """The silo, round and release of every training, and who has a weight above 0 in it: (U,) bool."""
     seen: list[tuple[str, int, int, np.ndarray]] = []
-    trained = Silo._train
+    compute = Silo._compute_release
 
     def watched(self: Silo, request: Message, release: int):
-        weights, update, randomness = trained(self, request, release)
+        update, weights, stream = compute(self, request, release)
         seen.append((self.name, request.round, release, weights.numpy() > 0))
-        return weights, update, randomness
+        return update, weights, stream
 
-    monkeypatch.setattr(Silo, "_train", watched)
+    monkeypatch.setattr(Silo, "_compute_release", watched)
     return seen
 
 
@@ -200,7 +200,7 @@ def test_coins_of_another_run_or_another_reading_of_identifiers_are_other_coins(
     before = silo._draw_sample(0)
     silo._tossed = None
     if "run" in change:
-        silo._run = change["run"]
+        silo._spec = replace(silo._spec, run=change["run"])
     else:
         silo._spec = replace(silo._spec, data=replace(silo._spec.data, identity_digest=change["profile"]))
     assert (silo._draw_sample(0) != before).any()

@@ -23,7 +23,7 @@ from silodp.deploy.policy import Policy
 from silodp.deploy.records import load_records, save_records
 from silodp.deploy.server import serve
 from silodp.deploy.status import StatusFile
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.consortium import make_parties
 from support.deployed import TABLES

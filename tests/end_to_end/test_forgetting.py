@@ -19,7 +19,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_directory import RunDirectory
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.clear import released

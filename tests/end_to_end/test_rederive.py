@@ -27,7 +27,7 @@ from silodp.methods import UldpAvg
 from silodp.report import rederive
 from silodp.report.audit import UNBOUND, AuditResult
 from silodp.report.run_record import read_run
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_files import RUN_SPEC
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining

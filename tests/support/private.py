@@ -154,15 +154,16 @@ class Parties:
         population = FederationSize(
             len(self.names), federation.users, aggregator.min_silos_for(len(self.names))
         )
-        self.spec = make_spec(
+        spec = make_spec(
             "run", self.names, method, population, task.size, rounds=rounds, aggregator=aggregator
         )
+        self.spec = replace(spec, silo_limits=limits or {})
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.stores = {name: MemoryStore() for name in self.names}
         self._started = lambda data, ledger: Silo(
             data, task, self.spec, Randomness.secret(), self.stores[data.name],
-            identities[data.name], pins, ledger, limits,
+            identities[data.name], pins, ledger,
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
         self.silos = {name: self.started(name) for name in self.names}

@@ -180,8 +180,7 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
     resolved = load_demo()
     # Only what an earlier demo wrote is deleted: a directory with anything else in it is refused by the run.
     if _is_run_of(resolved.config, directory):
-        from silodp.runtime.lock import hold_lock
-        from silodp.runtime.run_directory import LOCK
+        from silodp.runtime.run_directory import LOCK, hold_lock
 
         # The lock refuses where a demo is still running.
         with hold_lock(directory / "checkpoint" / LOCK):

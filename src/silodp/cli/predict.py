@@ -91,8 +91,7 @@ def predict(
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
     # Checked before torch and the model are loaded, which takes seconds.
     _check_out(out, table)
-    from silodp.bundle import load
-    from silodp.bundle.trained_model import read_silo_settings
+    from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.

@@ -39,8 +39,7 @@ from silodp.runtime.run_files import CONFIG, METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.text import format_duration, pluralize
-from silodp.tracking import open_trackers
-from silodp.tracking.progress import describe_round, print_progress
+from silodp.tracking import describe_round, open_trackers, print_progress
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 

@@ -31,8 +31,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.run_directory import RunDirectory, hold_lock
 from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run

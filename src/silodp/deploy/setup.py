@@ -28,7 +28,7 @@ from silodp.deploy.silo import save_identity
 from silodp.errors import SilodpError, require
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER

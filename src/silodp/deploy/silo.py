@@ -44,7 +44,7 @@ from silodp.deploy.records import load_records
 from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import EvaluatedSilo, make_silo
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably

@@ -28,9 +28,8 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import parse_json, refuse_unsound
-from silodp.runtime.checkpoint import read_fingerprint
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY, Participation, count_charges, read_fingerprint
 from silodp.runtime.guarantees import derive_guarantees
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
 from silodp.text import pluralize
 from silodp.wire.messages import Message
