@@ -14,11 +14,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from silodp.accounting.events import Composed, Event, Gaussian, NonPrivate
+from silodp._lazy import torch
+from silodp.accounting.events import Composed, Event, Gaussian
 from silodp.accounting.views import Unit, View
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
-from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
+from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
 from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
@@ -40,14 +41,15 @@ class Evaluation(Settings, prefix="evaluation."):
     """How a model is evaluated on the held-out records of the silos; all of it is public.
 
     Attributes:
-        across: "none"; "local": every silo evaluates the released models on its records, and sends nothing; "sums":
-            noisy sums of counts over all silos, which are charged.
-        every: rounds from one evaluation to the next; None: only after the last round.
-        noise_multiplier: σ of an evaluation by sums, in units of `clip`.
-        epsilon: instead of `noise_multiplier`: ε that one evaluation costs by itself, against whoever sees the metrics.
-        clip: C, the 2-norm that one unit's counts are clipped to; with 1, one record of a person counts in full.
-        bins: bins of scores, an even number.
-        times: edges between bins of survival times.
+        across: The kind of evaluation: "none"; "local", where every silo evaluates the released models on its records
+            and sends nothing; "sums", noisy sums of counts over all silos, which are charged.
+        every: The number of rounds from one evaluation to the next; None evaluates only after the last round.
+        noise_multiplier: The multiplier σ of an evaluation by sums, in units of `clip`.
+        epsilon: The ε that one evaluation costs by itself, against whoever sees the metrics; it is given instead of
+            `noise_multiplier`.
+        clip: The 2-norm C that one unit's counts are clipped to; with 1, one record of a person counts in full.
+        bins: The number of bins of scores, which is even.
+        times: The edges between bins of survival times, ascending.
     """
 
     across: Annotated[Across, Named("across")]
@@ -106,7 +108,7 @@ class EvaluationMethod(Method):
     """Base of both kinds of evaluation: a request carries the model, and how many rounds led to it.
 
     Attributes:
-        unit: whom the run protects.
+        unit: The unit that the run protects.
     """
 
     unit: Unit | None = "user"
@@ -130,8 +132,6 @@ class LocalEvaluation(EvaluationMethod):
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Return an empty update; the silo writes its metrics to its folder (`runtime.evaluation`)."""
-        import torch
-
         return LocallyNoisedUpdate(torch.zeros(0, dtype=torch.float64))
 
     def bounds(self, population: FederationSize) -> None:
@@ -151,9 +151,9 @@ class EvaluationSums(EvaluationMethod):
     a record is one unit vector; its event is that of `ddp` with one step, all records and equal clients.
 
     Attributes:
-        noise_multiplier: σ.
-        clip: C.
-        table: the cells.
+        noise_multiplier: The multiplier σ of the sum, in units of the clip.
+        clip: The 2-norm C that one unit's counts are clipped to.
+        table: The cells that are counted.
     """
 
     noise_multiplier: float = 0.0
@@ -193,7 +193,7 @@ class EvaluationSums(EvaluationMethod):
         if self.unit == "user":
             return UldpAvg(self.noise_multiplier, self.clip).dp_event(view)
         if self.noise_multiplier == 0:
-            return NonPrivate("noise_multiplier is 0")
+            return NO_NOISE
         # A record lies in one silo and moves the sum by at most C, under the noise that the adversary does not know.
         unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
@@ -212,8 +212,6 @@ class EvaluationSums(EvaluationMethod):
         )
 
     def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
-        import torch
-
         if len(context.x) == 0:
             return
         from silodp.training.sgd.separate import predict_rows

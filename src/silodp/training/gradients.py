@@ -24,8 +24,7 @@ from torch.utils._pytree import register_pytree_node
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_runs import seeded
-from silodp.training.model_state import model_error
+from silodp.training.model_state import model_error, seeded
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -49,6 +48,10 @@ register_pytree_node(
     serialized_type_name="silodp.NamedArrays",
 )
 _log = logging.getLogger(__name__)
+_LOOPED = (
+    "torch.func cannot run %s with loss '%s' for many users or records at once, so they are trained one after another: "
+    "the results are the same, and training is slower; the reason: %s"
+)
 
 # Records of a step of a convolutional model from which users train one after another (`find_min_to_loop`).
 _MIN_TO_LOOP = 16
@@ -77,12 +80,15 @@ def build_traceable_gradient(task: Task) -> Gradient:
 
     Interpreted it is slower.
     """
-    per_user = vmap(grad(task.objective), randomness="different")
+    return _vectorize(task, vmap(grad(task.objective), randomness="different"))
+
+
+def _vectorize(task: Task, function: Callable[..., tuple[Tensor, ...]]) -> Gradient:
+    """Return a function made by `torch.func` that runs with kernels which vmap can take."""
 
     def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
         with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_user(tuple(params), *data)
-        return result
+            return function(tuple(params), *data)
 
     return gradient
 
@@ -132,9 +138,12 @@ def find_min_to_loop(task: Task) -> int | None:
     user run as in plain training. On a CPU, 64 images a step take half the time, 16 two thirds, 4 up to three times as
     long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same floats.
     """
-    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    has_any = any(isinstance(module, convolutions) for module in task.model.modules())
+    has_any = _has_layer(task.model, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return _MIN_TO_LOOP if task.device.type == "cpu" and has_any else None
+
+
+def _has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
@@ -182,13 +191,7 @@ def build_record_gradient(task: Task) -> Gradient:
 
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
-    def gradient(params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
-        weights = put_channels_last(task, params)
-        with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_record(tuple(weights), x, y)
-        return result
-
-    return gradient
+    return _vectorize(task, lambda params, x, y: per_record(tuple(put_channels_last(task, params)), x, y))
 
 
 def build_expanded_record_gradient(task: Task) -> Gradient:
@@ -232,9 +235,9 @@ def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
     """
 
     def example() -> list[Any]:
-        first = torch.zeros(2, 2, dtype=torch.int64, device=task.device)  # two users with two records each
         rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
-        return [rows, x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device)]
+        mask = torch.ones(2, 2, dtype=task.dtype, device=task.device)  # two users with two records each
+        return [rows, *task.copy_first(x, y, 2, 2), mask]
 
     return _select("user", task, x, y, (build_user_gradient, build_looped_gradient), example)
 
@@ -247,8 +250,7 @@ def select_record_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
     builders = (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient)
 
     def example() -> list[Any]:
-        first = torch.zeros(2, dtype=torch.int64, device=task.device)
-        return [task.unflatten(task.flatten(task.model)), x[first], y[first]]
+        return [task.unflatten(task.flatten(task.model)), *task.copy_first(x, y, 2)]
 
     return _select("record", task, x, y, builders, example)
 
@@ -269,39 +271,30 @@ def _select(
     """Return the first builder whose gradient runs on the example; found out once per kind of records."""
 
     def select() -> GradientBuilder:
-        arguments = example()
+        arguments, reason = example(), ""
         with seeded(task.device, 0):
-            for builder in builders[:-1]:
+            for builder in builders:
                 try:
                     builder(task)(*arguments)
-                    return builder
                 except Exception as problem:
+                    if builder is builders[-1]:
+                        if isinstance(problem, SilodpError):
+                            raise
+                        raise model_error(
+                            f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be "
+                            f"computed ({first_line(problem)}): use operations that torch.autograd can differentiate.",
+                            "model.no_gradient",
+                        ) from problem
                     # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
                     reason = describe_exception(problem.__cause__ or problem)
-            try:
-                builders[-1](task)(*arguments)
-            except SilodpError:
-                raise
-            except Exception as error:
-                raise model_error(
-                    f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be computed "
-                    f"({first_line(error)}): use operations that torch.autograd can differentiate.",
-                    "model.no_gradient",
-                ) from error
-        task.engine.get("announced", lambda: _announce_loop(task, reason))
-        return builders[-1]
+                    continue
+                break
+        if is_looped(builder):
+            shown = type(task.model).__name__, task.loss.name, reason
+            task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
+        return builder
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
-
-
-def _announce_loop(task: Task, reason: str) -> None:
-    _log.warning(
-        "torch.func cannot run %s with loss '%s' for many users or records at once, so they are trained one after "
-        "another: the results are the same, and training is slower; the reason: %s",
-        type(task.model).__name__,
-        task.loss.name,
-        reason,
-    )
 
 
 def _differentiate(
@@ -364,11 +357,7 @@ _LOOKUPS: dict[Any, Callable[..., Any]] = {
 
 
 def _normalize_groups(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Normalize groups of channels as `layer_norm` does each row, then scale and shift channels.
 
@@ -389,16 +378,12 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
 
     A trace keeps the kernels with which it was made.
     """
-    with ExitStack() as kernels:
-        kernels.enter_context(warnings.catch_warnings())
+    groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
+    replaced = _ReplaceFunctions(_LOOKUPS | groups)
+    with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
-        kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
-        has_groups = any(isinstance(module, nn.GroupNorm) for module in model.modules())
-        kernels.enter_context(
-            _ReplaceFunctions(_LOOKUPS | ({F.group_norm: _normalize_groups} if has_groups else {}))
-        )
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
-        if any(isinstance(module, nn.LSTM) for module in model.modules()):
+        if _has_layer(model, nn.LSTM):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield

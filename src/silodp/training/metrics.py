@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
 
@@ -92,8 +93,6 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
 
     Source: Harrell et al. 1982, "Evaluating the Yield of Medical Tests".
     """
-    import torch
-
     if targets.dim() != 2 or targets.shape[1] != 2:
         raise SilodpError(
             f"concordance needs pairs of event and time, and the labels are of shape {tuple(targets.shape[1:])}: use "

@@ -1,4 +1,4 @@
-"""The state of a model: modes, values and attributes, which training and checks must leave as they are."""
+"""How a model is run, and its state: modes, values and attributes, which training and checks must leave as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Number
 from types import ModuleType
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from silodp.data.inputs import NamedArrays
 from silodp.errors import SilodpError
 from silodp.text import first_line
+from silodp.training.losses import describe_raised
 
 # Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
 # whose contents are compared by name.
@@ -29,6 +31,49 @@ _SCALARS = Number | str | bytes | np.generic | None
 def model_error(message: str, code: str) -> SilodpError:
     """Return the error that says what is wrong with the model of a task."""
     return SilodpError(message, code=code, field="task.model")
+
+
+def call_model(model: nn.Module, x: Any) -> Any:
+    """Return the outputs of a model: several named inputs are its keyword arguments."""
+    return model(**x) if isinstance(x, NamedArrays) else model(x)
+
+
+def describe_failures(model: nn.Module) -> AbstractContextManager[None]:
+    """Raise an error that names the model in place of whatever it raises, except for a `SilodpError`."""
+    return describe_raised(
+        lambda reason: model_error(
+            f"the model ({type(model).__name__}) raised {reason}: correct its forward.", "model.raised"
+        )
+    )
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    """Draw a seed for `seeded`."""
+    return int(torch.randint(1 << 62, (), generator=generator))
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's global generators for the time of the context, because dropout takes no generator.
+
+    Args:
+        device: The device that the model is on.
+        seed: The seed of the CPU's generator, and of the device's.
+    """
+    if device.type == "cuda":
+        with torch.random.fork_rng(devices=[device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # torch.manual_seed also records, with a stack trace, that GPUs used later are to be seeded, which takes longer than
+    # a small step: seed the CPU's generator directly.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 def is_frozen_norm(module: nn.Module) -> bool:

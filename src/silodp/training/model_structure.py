@@ -77,15 +77,13 @@ def inspect_model(model: nn.Module) -> None:
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trainable):
         raise model_error(
-            "the model has no trainable parameters: there is nothing to learn",
-            "model.no_parameters",
+            "the model has no trainable parameters: there is nothing to learn", "model.no_parameters"
         )
     kinds = {(p.dtype, p.device) for p in model.parameters()}
     if len(kinds) > 1 or trainable[0].dtype not in (torch.float32, torch.float64):
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise model_error(
-            f"parameters must all be float32, or all float64, on one device, not {found}",
-            "model.dtype",
+            f"parameters must all be float32, or all float64, on one device, not {found}", "model.dtype"
         )
     _inspect_state(model)
 
@@ -110,8 +108,7 @@ def _refuse_lookup_options(where: str, options: Mapping[str, Any]) -> None:
     for option, why in _LOOKUP_OPTIONS.items():
         if options.get(option):
             raise model_error(
-                f"{where} has {option}={options[option]}, which {why}: leave {option} out",
-                "model.embedding",
+                f"{where} has {option}={options[option]}, which {why}: leave {option} out", "model.embedding"
             )
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from silodp._lazy import LazyModule, torch
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+else:
+    nn = LazyModule("torch.nn")
 
 
 VERSION = 1
@@ -50,8 +53,6 @@ class Architecture:
 
 def logistic(features: int, classes: int = 2) -> nn.Module:
     """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
-    from torch import nn
-
     _check_min("classes", classes, 2)
     return nn.Linear(_check_min("features", features, 1), 1 if classes == 2 else classes)
 
@@ -63,8 +64,6 @@ def cox_linear(features: int, outputs: int = 1) -> nn.Module:
         features: The number of features of a record.
         outputs: The outputs of the layer, where a record has several labels.
     """
-    from torch import nn
-
     return nn.Linear(_check_min("features", features, 1), _check_min("outputs", outputs, 1))
 
 
@@ -84,9 +83,6 @@ def embedding(
         dimension: The numbers that embed a category.
         outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
     """
-    import torch
-    from torch import nn
-
     _check_min("dimension", dimension, 1)
     if classes is not None:
         outputs = 1 if _check_min("classes", classes, 2) == 2 else classes
@@ -129,8 +125,6 @@ def mlp(
     Raises:
         SilodpError: a width that is not a multiple of `groups`, or a number below 1.
     """
-    from torch import nn
-
     if width % _check_min("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
@@ -147,8 +141,6 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
     `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
     """
-    from torch import nn
-
     if not 0 <= dropout < 1:
         raise SilodpError(
             f"dropout must be at least 0 and below 1, not {dropout}", code="argument.value", field="dropout"
@@ -173,21 +165,15 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
     """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters."""
-    from torch import nn
-
     return _two_convolutions(classes, nn.Tanh)
 
 
 def cnn_rpdp(classes: int = 10) -> nn.Module:
     """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters."""
-    from torch import nn
-
     return _two_convolutions(classes, nn.ReLU)
 
 
 def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
-    from torch import nn
-
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3),
         activation(),
@@ -216,9 +202,6 @@ def hog_linear(classes: int = 10) -> nn.Module:
     Returns:
         The model.
     """
-    import torch
-    from torch import nn
-
     directions, cells = 8, 4
     size = directions * cells**2
 

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from silodp.accounting import two_stage
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import MAX_GROUPS, EpsilonCurve
 from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian
-from silodp.accounting.two_stage import (
-    ChargingMode,
-    TwoStage,
-    compute_two_stage_curve,
-    count_affordable_rounds,
-)
 from silodp.accounting.views import View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -32,8 +27,7 @@ if TYPE_CHECKING:
 
 Calibration = Literal["exact", "scf", "binary-search"]
 BudgetNoise = Annotated[
-    NoiseMultiplier,
-    Range(above=0, what="noise multiplier", tip="no budget can be kept without noise"),
+    NoiseMultiplier, Range(above=0, what="noise multiplier", tip="no budget can be kept without noise")
 ]
 
 ZERO_COST = Gaussian(math.inf)
@@ -50,21 +44,21 @@ class RecordBudgets(UnitBudgets):
     Budgets and all constants are public, so sampling probabilities and retirements are public too.
 
     Attributes:
-        run: the public constants on which the cost of a round depends.
-        rounds: T, for which sampling probabilities are chosen.
-        largest: the largest budget that any record is protected at.
-        calibration: how sampling probabilities are found.
-        accountant: by which they are found.
-        book: by which rounds records retire.
-        cap_budgets: returns the ε (n,) that records with budgets (n,) are protected at, 0 where they take no part.
+        run: The public constants on which the cost of a round depends.
+        rounds: The number T of rounds for which sampling probabilities are chosen.
+        largest: The largest budget that any record is protected at.
+        calibration: How sampling probabilities are found.
+        accountant: The accountant by which they are found.
+        book: The rounds by which records retire: the planned ones, or those that the silo joined.
+        cap_budgets: Returns the ε (n,) that records with budgets (n,) are protected at, 0 where they take no part.
     """
 
-    run: TwoStage
+    run: two_stage.TwoStage
     rounds: int
     largest: float
     calibration: Calibration
     accountant: Accountant
-    book: ChargingMode
+    book: two_stage.ChargingMode
     cap_budgets: Callable[[np.ndarray], np.ndarray] = field(compare=False)
 
     @property
@@ -79,7 +73,7 @@ class RecordBudgets(UnitBudgets):
 
     def rates_and_retirement(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sampling probabilities (n,) and rounds until retirement (n,) of records protected at ε (n,)."""
-        # In double precision whatever was given: what follows is found by its bytes.
+        # In double precision, whatever was given: the cache below is keyed by the bytes.
         capped = np.minimum(np.asarray(asked, np.float64), self.largest)
         distinct, which = np.unique(capped, return_inverse=True)
         if not len(distinct):
@@ -118,7 +112,7 @@ class RecordBudgets(UnitBudgets):
 
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
         """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        return compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
+        return two_stage.compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
 
     def report(
         self,
@@ -159,7 +153,7 @@ class RecordBudgets(UnitBudgets):
         if q == 0:
             return 0.0, 0.0
 
-        def cost(charging: ChargingMode, count: int) -> float:
+        def cost(charging: two_stage.ChargingMode, count: int) -> float:
             charge = (self.run.event(q, charging), count)
             return min(compute_epsilon([charge], self.run.delta, by) for by in accountants)
 
@@ -184,7 +178,13 @@ class RecordBudgets(UnitBudgets):
 
 @dataclass(frozen=True)
 class RoundMemory:
-    """What a silo keeps from round to round: the last round it joined, how many it has joined, and its last update."""
+    """What a silo keeps from round to round.
+
+    Attributes:
+        round: The last round that it joined.
+        joined: The number of rounds that it has joined.
+        update: The noisy update (d,) of the last one.
+    """
 
     round: int
     joined: int
@@ -201,13 +201,11 @@ class RoundMemory:
         return np.concatenate([counters, self.update])
 
 
-def group_records(
-    budgets: Sequence[np.ndarray],
-) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
+def group_records(budgets: Sequence[np.ndarray]) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
     """Yield for every distinct budget, or for bins of equally many, how its entry begins, and the budgets in it.
 
     Args:
-        budgets: of the records of each silo, (n_s,) each.
+        budgets: The budgets of the records of each silo, (n_s,) each.
 
     Yields:
         {"budget", "from" where it is less, "units"}, and the budgets of the group in each silo.
@@ -264,16 +262,21 @@ def _compute_terms(accounts: RecordBudgets, distinct: bytes) -> tuple[np.ndarray
     if a.calibration == "scf":
         # As published: no record retires before the last of T rounds, whatever it has cost.
         return q, np.full(len(q), a.rounds)
-    rounds = count_affordable_rounds(a.run, q, budgets, max(_MAX_ROUNDS, a.rounds), a.book)
+    rounds = two_stage.count_affordable_rounds(a.run, q, budgets, max(_MAX_ROUNDS, a.rounds), a.book)
     if a.book == "planned" or a.run.client_sampling == 1:
         rounds = np.maximum(rounds, a.rounds)  # that T rounds are within the budget is what q was chosen for
     return q, np.where(q > 0, rounds, 0)
 
 
 def _compute_probabilities(a: RecordBudgets, budgets: np.ndarray) -> np.ndarray:
-    """Return q, (n,), for distinct budgets (n,)."""
+    """Return q, (n,), for distinct budgets (n,).
+
+    Source: rPDP-FL (Liu et al. 2024), Algorithm 2 for "scf"; "binary-search" is its baseline BinarySearch, section 7.1.
+    """
     if a.calibration == "scf":
         return fit_scf(a.run, a.rounds, budgets).sampling_probabilities
     if a.calibration == "binary-search":
         return search_probabilities(a.run, a.rounds, budgets, a.accountant)
-    return compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(budgets)
+    return two_stage.compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(
+        budgets
+    )

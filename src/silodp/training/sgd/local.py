@@ -15,12 +15,11 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
-from silodp.training.model_runs import draw_seed, seeded
+from silodp.training.model_state import draw_seed, seeded
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
-from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
-from silodp.training.sgd.separate import train_separately
+from silodp.training.sgd.separate import compute_large_alone, find_large_records, train_separately
 from silodp.training.task import Task
 
 __all__ = ["LocalTraining", "silo_update", "user_updates"]
@@ -51,7 +50,7 @@ def user_updates(
         memory_budget: The bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more); None
             takes 1 GiB, or a quarter of a GPU.
         separate: Whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
-            the budget is then not used. Users with large numbers in records or delta always are, see `_shared`.
+            the budget is then not used. Users with large numbers in records or delta always are, see `sgd.separate`.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -74,17 +73,16 @@ def user_updates(
         )
     start = task.validate_params(params)
     data = inputs, targets, owner
-    alone = torch.ones(len(owner), dtype=torch.bool)
-    if not separate:
-        alone = torch.isin(owner, owner[find_large_records(task, inputs, targets)])
-    for ids, deltas in _train_together(task, start, *_select(*data, ~alone), local, generator, memory_budget):
-        if bool((large := find_large_rows(deltas)).any()):
-            alone |= torch.isin(owner, ids[large])
-            ids, deltas = ids[~large], deltas[~large]
-        yield ids, deltas
-        del deltas  # only the caller holds them now: no second chunk stays alive here
-    if bool(alone.any()):
-        yield from train_separately(task, start, *_select(*data, alone), local, draw_seed(generator))
+    large = owner if separate else owner[find_large_records(task, inputs, targets)]
+
+    def train_alone(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return train_separately(
+            task, start, *_select(*data, torch.isin(owner, ids)), local, draw_seed(generator)
+        )
+
+    rest = ~torch.isin(owner, large)
+    together = _train_together(task, start, *_select(*data, rest), local, generator, memory_budget)
+    yield from compute_large_alone(together, large, train_alone)
 
 
 def _select(x: Any, y: Tensor, owner: Tensor, which: Tensor) -> tuple[Any, Tensor, Tensor]:

@@ -12,13 +12,12 @@ from torch import Tensor
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
-from silodp.training.model_runs import draw_seed, seeded
+from silodp.training.model_state import draw_seed, seeded
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
-from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import measure_task_cost
-from silodp.training.sgd.separate import differentiate_separately
+from silodp.training.sgd.separate import compute_large_alone, differentiate_separately, find_large_records
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task, flatten_rows
 
@@ -74,7 +73,6 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
         SilodpError: the model or loss cannot be trained.
     """
     gradient = select_record_gradient(task, x, y)(task)
-
     return task.engine.get(
         ("record", get_kind(x), get_kind(y)), lambda: _measure_copies(2, task, x, y, gradient)
     )
@@ -105,7 +103,7 @@ class RecordGradients:
         batches: The number of batches that are to come.
         generator: The CPU generator of dropout.
         separate: Whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
-            with large numbers in record or gradient always are, see `_shared`.
+            with large numbers in record or gradient always are, see `sgd.separate`.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
@@ -131,7 +129,9 @@ class RecordGradients:
         self._sequential: SequentialGradient | None = None
         if separate or not len(self._x):
             return
-        self._sequential = task.engine.get(("sequential", self._kind), self._try_sequential)
+        self._sequential = task.engine.get(
+            ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y)
+        )
         if should_trace(batches):
             self._build = select_record_gradient(task, self._x, self._y)
             if is_looped(self._build):
@@ -152,17 +152,14 @@ class RecordGradients:
             two pieces may be one matrix.
         """
         large = self._alone[batch]
-        alone = [batch[large]]
-        for records, rows in self._differentiate_together(params, batch[~large]):
-            if bool((large := find_large_rows(rows)).any()):
-                alone.append(records[large])
-                records, rows = records[~large], rows[~large]
-            yield records, rows
-            del rows  # only the caller holds them now
-        if len(rest := torch.cat(alone)):
+
+        def differentiate_alone(records: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             start = self._task.unflatten(self._task.validate_params(params))
             seed = draw_seed(self._generator)
-            yield from differentiate_separately(self._task, start, self._x, self._y, rest, seed)
+            return differentiate_separately(self._task, start, self._x, self._y, records, seed)
+
+        together = self._differentiate_together(params, batch[~large])
+        return compute_large_alone(together, batch[large], differentiate_alone)
 
     def _differentiate_together(
         self, params: Tensor, batch: Tensor
@@ -197,10 +194,6 @@ class RecordGradients:
                 rows = gradient(start, self._x[records], self._y[records])
             yield records, rows
 
-    def _try_sequential(self) -> SequentialGradient | None:
-        with seeded(self._task.device, 0):
-            return SequentialGradient.try_build(self._task, self._x, self._y)
-
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
         """Return the cost of one record's gradient."""
 
@@ -218,8 +211,7 @@ class RecordGradients:
 
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
-            first = torch.zeros(count, dtype=torch.int64, device=self._task.device)
-            example = (self._x[first], self._y[first])
+            example = self._task.copy_first(self._x, self._y, count)
             return TracedGradient.try_trace(self._build(self._task), start, example)
 
         return self._task.engine.get(("records", self._kind, count), trace)
