@@ -41,6 +41,11 @@ ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do
 NO_NOISE = NonPrivate("noise_multiplier is 0")
 
 
+def conflict_error(problem: str, field: str) -> SilodpError:
+    """Return the error about a setting that excludes another one."""
+    return SilodpError(problem, code="argument.conflict", field=field)
+
+
 def count_honest_shares(view: View) -> int:
     """Return the most shares in a round's sum that come from silos which do not collude with the adversary."""
     # Colluding silos may have dropped out of the sum, and still see the models.
@@ -304,14 +309,14 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
         check_value("server_learning_rate", self.server_learning_rate, Positive)
         check_value("server_momentum", self.server_momentum, Momentum)
         if self.server_optimizer is not None and self.server_momentum != 0:
-            raise SilodpError(
+            raise conflict_error(
                 f"server_momentum = {self.server_momentum} and server_optimizer: set the momentum in one of them.",
-                code="argument.conflict",
-                field="server_momentum",
+                "server_momentum",
             )
 
     def __repr__(self) -> str:
         # Ledgers, guarantees and fingerprints hold this text: settings of later versions are left out where unused.
+        # Stable: fields keep their order, and those that are left out where unused come last.
         named = sorted((f for f in fields(self) if f.repr), key=lambda f: bool(f.metadata))
         shown = [f.name for f in named if not f.metadata or getattr(self, f.name) is not None]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"

@@ -22,7 +22,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms import clipping
 from silodp.mechanisms.noise import draw_gaussian
-from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method
+from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method, conflict_error
 from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch, draw_batch
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
@@ -107,6 +107,7 @@ def expand_per_client(settings: Mapping[str, Any], silos: int) -> tuple[Client, 
                 field=name,
             )
         columns.append((value,) * silos if isinstance(value, Real) else value)
+    # The reference γ_ref: with it no client's rows are scaled up, so all stay within their clip.
     largest = max(columns[-1])
     return tuple(
         Client(sigma, clip, steps, rate, rate / largest)
@@ -169,11 +170,10 @@ class Ddp(Method):
         super().__post_init__()
         steps = self.local_steps
         if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
-            raise SilodpError(
+            raise conflict_error(
                 f"local_steps = {steps} with trajectory = '{self.trajectory}': different numbers of steps are proven "
                 "only for one step or decoupled; set trajectory = 'decoupled'.",
-                code="argument.conflict",
-                field="trajectory",
+                "trajectory",
             )
 
     @property
@@ -199,11 +199,13 @@ class Ddp(Method):
         clients = self.clients_of(context.population.silos)
         own, bounds = clients[context.silo], self.bounds(context.population)
         share = math.sqrt(own.variance) / bounds.clip
+        # `bounds` has the largest share of a client; this one adds its own, in units of the common clip C*.
         whole = replace(bounds, noise_multiplier=share)
         if self.trajectory == "decoupled":
             std = self.trajectory_noise(own, clients) * own.clip
             rows = self._stream_decoupled_rows(context, own, std)
             return clipping.ClippedRowStream(rows, context.task.size, whole, weighted=False)
+        # J independent shares of variance v/J add up to the variance v of the round.
         one = replace(bounds, noise_multiplier=share / math.sqrt(own.steps))
         return clipping.MultiStepUpdate(
             self._stream_coupled_steps(context, own, one), context.task.size, whole
@@ -231,6 +233,7 @@ class Ddp(Method):
         for _ in range(own.steps):
             rows = (local.scale_rows(rows) for rows in local.clip_batch())
             released = yield clipping.ClippedRowStream(rows, context.task.size, bounds, weighted=False)
+            # Rows are sent in units of γ_ref, and the local model moves by γ_i: undo the scaling of `scale_rows`.
             local.move(released / own.rate)
 
     def bounds(self, population: FederationSize) -> clipping.Bounds:
@@ -239,6 +242,7 @@ class Ddp(Method):
         reach = max(client.reach for client in clients)
         share = math.sqrt(max(client.variance for client in clients)) / reach
         batch = self.most_batch or math.ceil(16 * self.expected_batch_size)
+        # The largest sum sizes the ring of secure aggregation: all clients' batches full, all gradients of norm C_i.
         total = batch * sum(client.steps * client.reach for client in clients)
         return clipping.Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
 
@@ -253,6 +257,7 @@ class Ddp(Method):
         Step j of client i is released, at the least, with the part 1/J_i of all the noise in the sum.
         """
         clients = self.clients_of(view.silos)
+        # Clients with equal settings cost their records the same, so one event stands for all.
         kinds = clients[:1] if len(set(clients)) == 1 else clients
         costs = tuple(self._event(number, clients, view) for number in range(len(kinds)))
         nothing = next((event for event in costs if isinstance(event, events.NonPrivate)), None)
@@ -269,6 +274,7 @@ class Ddp(Method):
                 return ALL_NOISE_KNOWN
             others = sorted(client.variance for at, client in enumerate(clients) if at != number)
             variance = own.variance + sum(others[: view.unknown_shares - 1])
+        # In units of how far one record moves what is released, which is 1 for the events below.
         released = math.sqrt(variance / own.steps) / own.reach
         looks = self._find_trajectory_event(own, clients, released)
         if released == 0 or looks == events.Gaussian(0.0):
@@ -343,6 +349,7 @@ class _LocalSgd:
 
     def __init__(self, method: Ddp, context: LocalContext, own: Client) -> None:
         self._method, self._own, self._records = method, own, len(context.user)
+        # In double precision: it follows sums in double precision, and J small steps in float32 would lose digits.
         self._model = context.params.detach().double().cpu()
         self._velocity = torch.zeros_like(self._model)
         self._batches = context.randomness.stream("batches")
@@ -352,6 +359,7 @@ class _LocalSgd:
         """Yield −clip_C of the gradients of a fresh batch's records, at y."""
         batch = draw_batch(self._records, self._method.record_sampling, self._batches)
         for records, gradients in self._gradients.of(self._model, batch):
+            # Negative, because what is sent is added to the model.
             yield clipping.clip_rows(records, -gradients, self._own.clip)
 
     def scale_rows(self, rows: clipping.ClippedRows) -> clipping.ClippedRows:

@@ -96,7 +96,9 @@ class DpSgd(Settings):
             batch = draw_batch(len(context.user), rates, batches)
             clipped = self._clip_gradients(gradients, params, batch, keep)
             step = clipping.ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
+            # Noise also where the batch is empty: a step without it would show that nobody was drawn.
             noisy = clipping.add_weighted_rows(step).add_noise(self.noise_multiplier, noise)
+            # The divisor is public: dividing by the realized batch size would release it without noise.
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
         return clipping.LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
@@ -149,6 +151,7 @@ class _Adam:
         self._steps, self._mean, self._square = 0, torch.zeros(()), torch.zeros(())
 
     def __call__(self, total: Tensor, divisor: float) -> Tensor:
+        # Of the noisy sum alone, so that moments and their square roots are post-processing.
         gradient, (first, second) = total / divisor, self._BETAS
         self._steps += 1
         self._mean = first * self._mean + (1 - first) * gradient

@@ -62,7 +62,9 @@ class Evaluation(Settings, prefix="evaluation."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A configuration gives a list; the table of cells compares and hashes a tuple.
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        # Made only to check bins and times, with the messages of the class that uses them.
         CountTable("survival", bins=self.bins, times=self.times)
         self._check_used()
         given = self.noise_multiplier is not None, self.epsilon is not None
@@ -185,6 +187,7 @@ class EvaluationSums(EvaluationMethod):
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
+        # `population.users` counts persons who train; others may have held-out records.
         total = max(population.users, _ROOM) * self.clip
         return replace(bounds, total=total, silos_sharing_weight=self.spread(population))
 
@@ -202,6 +205,7 @@ class EvaluationSums(EvaluationMethod):
 
     def count_std(self, population: FederationSize) -> float:
         """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
+        # All S silos may answer, each with a share sized for m of them: that is the most noise.
         share = self.noise_multiplier * self.clip / math.sqrt(population.min_survivors)
         return share * math.sqrt(population.silos) * self.spread(population)
 
@@ -223,12 +227,14 @@ class EvaluationSums(EvaluationMethod):
         else:
             unit = torch.arange(len(cells))
         spread = self.spread(context.population)
+        # Sorted by unit, so that a chunk of units is a slice, and rows are made for few units at a time.
         order = torch.argsort(unit, stable=True)
         unit, cells = unit[order], cells[order]
         for first in range(0, int(unit[-1]) + 1, _UNITS_AT_ONCE):
             here = (unit >= first) & (unit < first + _UNITS_AT_ONCE)
             owners = torch.arange(first, min(first + _UNITS_AT_ONCE, int(unit[-1]) + 1))
             rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
+            # `accumulate` adds up the records of a unit that fall into one cell.
             rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
             clipped = clip_rows(owners, rows, self.clip)
             # The weight is a public constant and becomes a part of the factor, so the server sends no weights.

@@ -120,6 +120,7 @@ def average_models(
     )
     # With several steps each local model moves with its own party's noise alone, which is all that is proven.
     spent = whole if local_steps == 1 else own
+    # The claim is listed only where it says more than what is proven.
     claimed = local_steps > 1 and whole is not None and (own is None or whole < own)
     guarantee = Guarantee(
         adversary="released",
@@ -155,6 +156,7 @@ def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> An
         if not all(type(model) is type(first) for model in models):
             kinds = ", ".join(sorted({type(model).__name__ for model in models}))
             raise _refuse(f"models are of different kinds ({kinds}): give models of one kind.")
+        # A copy of the first model would release its hidden tensors as they are, without noise.
         _refuse_hidden_state(first)
         result = copy.deepcopy(first)
         buffers = frozenset(name for name, _ in first.named_buffers())

@@ -152,7 +152,7 @@ class UserWeights:
             counts: The numbers n[s,u] of one silo, (U,) int64.
 
         Returns:
-            c[s,u], (U,) int64, above 0 where n[s,u] is.
+            The numbers c[s,u], (U,) int64, above 0 where n[s,u] is.
         """
         return counts
 
@@ -166,6 +166,7 @@ class UserWeights:
             counts: The `count_for_weights` of every silo, (S, U) int64; None unless `needs_counts`.
             population: The public size of the federation.
         """
+        # Broadcast: S·U equal numbers take the memory of one.
         return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
     def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
@@ -180,6 +181,7 @@ class UserWeights:
         Returns:
             What is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
         """
+        # NaN compares as False, so it is refused as well.
         within = (weights >= 0) & (weights <= 1)
         return None if within.all() else "is not between 0 and 1"
 
@@ -374,6 +376,7 @@ def weigh_at_home(counts: np.ndarray) -> np.ndarray:
         counts: The numbers of records n[s,u], (S, U) int64.
     """
     home = np.zeros(counts.shape)
+    # argmax takes the first of equals, so that every party finds the same home.
     home[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
     return validate_weights(np.where(counts > 0, home, 0.0))
 
@@ -389,6 +392,7 @@ def validate_weights(weights: np.ndarray) -> np.ndarray:
     totals = weights.sum(axis=0)
     # 1e-9 is far above what summing S numbers rounds by, and is scaled away below: noise is sized for exactly 1.
     if (weights < 0).any() or (totals > 1 + 1e-9).any() or not np.isfinite(weights).all():
+        # The message names the user with the largest total; a total that is no number counts as the largest.
         user = int(np.argmax(np.where(np.isfinite(totals), totals, np.inf)))
         raise SilodpError(
             f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "

@@ -85,6 +85,7 @@ class ServerSgd(ServerOptimizer):
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
+        # In float64, as the noisy sum: only the finished move is rounded to the type of the model.
         velocity = self.momentum * state["velocity"] + total
         rate = learning_rate * scale
         return params + (rate * velocity).to(params), {"velocity": velocity}
@@ -116,6 +117,7 @@ class ServerAdam(ServerOptimizer):
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
+        # Of the mean update, so that τ keeps its meaning whatever the number of silos.
         update = scale * total
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * update
         square = self.beta2 * state["square"] + (1 - self.beta2) * update**2
@@ -133,6 +135,8 @@ class TailAverage(ServerOptimizer):
     Attributes:
         last: The number of rounds whose models are averaged; fewer, where fewer were run.
         optimizer: The optimizer that takes the steps.
+
+    Source: tail averaging of Jain et al. 2018 (Parallelizing Stochastic Gradient Descent for Least Squares Regression).
     """
 
     last: Annotated[int, Whole(limit=10_000, what="rounds")]
@@ -151,12 +155,14 @@ class TailAverage(ServerOptimizer):
         prefix = "optimizer/"
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         params, inner = self.optimizer.step(params, total, inner, learning_rate, scale)
+        # A ring of fixed shape, newest last: shapes of the state must not change from round to round.
         models = torch.cat([state["models"][1:], params.detach().cpu()[None]])
         kept = {prefix + name: value for name, value in inner.items()}
         return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
 
     def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the average of the models kept, in double precision and back: (d,)."""
+        # The first rows are zeros until so many rounds were run, and are left out.
         kept = min(int(state["rounds"]), self.last)
         return params if kept == 0 else state["models"][-kept:].double().mean(dim=0).to(params)
 

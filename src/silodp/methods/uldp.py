@@ -14,16 +14,7 @@ from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods import base
-from silodp.methods.roles import (
-    NO_BUDGETS,
-    EventsBySurvivors,
-    FederationSize,
-    UnitBudgets,
-    uniform_weight,
-    weigh_at_home,
-    weigh_by_records,
-)
+from silodp.methods import base, roles
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability
 from silodp.training import sgd
@@ -95,28 +86,25 @@ class UldpAvg(base.Method):
         super().__post_init__()
         if self.clip is None and self.step is None:
             if self.server_learning_rate != 1:
-                raise SilodpError(
+                raise base.conflict_error(
                     f"server_learning_rate = {self.server_learning_rate:g} without clip: give clip as well, or step "
                     "instead of both.",
-                    code="argument.conflict",
-                    field="clip",
+                    "clip",
                 )
             object.__setattr__(self, "step", 1.0)
         if self.step is not None:
             if self.clip not in (None, 1.0) or self.server_learning_rate != 1:
-                raise SilodpError(
+                raise base.conflict_error(
                     f"step = {self.step:g} and {'clip' if self.clip not in (None, 1.0) else 'server_learning_rate'}: "
                     "give step alone, or clip and server_learning_rate without it.",
-                    code="argument.conflict",
-                    field="step",
+                    "step",
                 )
             object.__setattr__(self, "clip", 1.0)
         if self._own_rates and self.user_sampling != 1:
-            raise SilodpError(
+            raise base.conflict_error(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
                 "every person has their own rate (their mean is personal.mean_sampling).",
-                code="argument.conflict",
-                field="user_sampling",
+                "user_sampling",
             )
 
     @property
@@ -134,11 +122,11 @@ class UldpAvg(base.Method):
     can_separate: ClassVar[bool] = True
 
     @property
-    def budgets(self) -> UnitBudgets:
+    def budgets(self) -> roles.UnitBudgets:
         """The persons' budgets, where `personal` is set."""
         if self.personal is None:
-            return NO_BUDGETS
-        return self.budget_calibration or UnitBudgets(**self.personal.role)
+            return roles.NO_BUDGETS
+        return self.budget_calibration or roles.UnitBudgets(**self.personal.role)
 
     def without_budgets(self) -> Self:
         """Return the method without `personal`."""
@@ -156,24 +144,26 @@ class UldpAvg(base.Method):
                 field="personal",
             )
         if rounds > self.personal.rounds:
-            raise SilodpError(
+            raise base.conflict_error(
                 f"rounds = {rounds}: persons' budgets are met over {self.personal.rounds}; take no more, or raise "
                 "personal.rounds, which every budget then has to last for.",
-                code="argument.conflict",
-                field="rounds",
+                "rounds",
             )
 
-    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
+    def calibrate(
+        self, costs: roles.EventsBySurvivors, population: roles.FederationSize, delta: float
+    ) -> Self:
         """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
+        # A copy, because frozen: `replace` leaves the calibration out, which is set below.
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
         found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
         object.__setattr__(method, "budget_calibration", found)
         return method
 
-    def _find_own_parameters(self, population: FederationSize) -> np.ndarray:
+    def _find_own_parameters(self, population: roles.FederationSize) -> np.ndarray:
         if self.budget_calibration is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
@@ -198,17 +188,19 @@ class UldpAvg(base.Method):
         """Return the counts, or 1 for each that is above 0 where only presence matters."""
         return np.minimum(counts, 1) if self.weighting == "present" else counts
 
-    def user_weights(self, counts: np.ndarray | None, population: FederationSize) -> np.ndarray:
+    def user_weights(self, counts: np.ndarray | None, population: roles.FederationSize) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
-            return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
+            return np.broadcast_to(
+                roles.uniform_weight(population.silos), (population.silos, population.users)
+            )
         if counts is None:
             raise SilodpError(
                 f"weighting = '{self.weighting}' needs the record counts of every silo: none were given.",
                 code="method.not_set_up",
             )
         counted = self.count_for_weights(counts)
-        return weigh_at_home(counted) if self.weighting == "home" else weigh_by_records(counted)
+        return roles.weigh_at_home(counted) if self.weighting == "home" else roles.weigh_by_records(counted)
 
     def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
@@ -224,7 +216,7 @@ class UldpAvg(base.Method):
         """q; None where everyone has their own."""
         return None if self._own_rates else self.user_sampling
 
-    def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
+    def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
         return self._find_own_parameters(population) if self._own_rates else self.user_sampling
 
@@ -232,6 +224,7 @@ class UldpAvg(base.Method):
 
     def local_update(self, context: base.LocalContext) -> ClippedRowStream:
         """Train for every person, and clip to C or their own clip; those of weight or clip 0 are left out."""
+        # Nobody trains for users who are not in the sample: their rows would be multiplied by 0.
         present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
@@ -259,9 +252,10 @@ class UldpAvg(base.Method):
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
-    def bounds(self, population: FederationSize) -> Bounds:
+    def bounds(self, population: roles.FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
         share = self.share_multiplier(population.min_survivors)
+        # Uniform weights put 1/S of a person's clip into every silo; others may put all of it into one.
         sharing, total = population.silos if self.weighting == "uniform" else 1, population.users * self.clip
         return Bounds(self.clip, self.clip, share, total, silos_sharing_weight=sharing)
 
@@ -269,7 +263,7 @@ class UldpAvg(base.Method):
         """Return one silo's noise in units of C, such that m shares add to σ."""
         return self.noise_multiplier / math.sqrt(noise_sized_for)
 
-    def server_scale(self, population: FederationSize) -> float:
+    def server_scale(self, population: roles.FederationSize) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
         The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,

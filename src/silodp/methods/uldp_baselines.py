@@ -13,14 +13,7 @@ from silodp._lazy import torch
 from silodp.accounting import events
 from silodp.accounting.views import Unit, View
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, LocallyNoisedUpdate, clip_rows
-from silodp.methods.base import (
-    ALL_NOISE_KNOWN,
-    NO_NOISE,
-    LinkageCase,
-    LocalContext,
-    Method,
-    count_honest_shares,
-)
+from silodp.methods import base
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, RecordSampling
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Range, Whole
@@ -33,14 +26,14 @@ if TYPE_CHECKING:
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
 
-def train_on_all_records(context: LocalContext, local: LocalTraining) -> Tensor:
+def train_on_all_records(context: base.LocalContext, local: LocalTraining) -> Tensor:
     """Run SGD on all records of a silo, and return the local model minus the global one, (d,)."""
     batches = context.randomness.torch("batches")
     return sgd.silo_update(context.task, context.params, context.x, context.y, local, batches)
 
 
 @dataclass(frozen=True, repr=False)
-class Default(Method):
+class Default(base.Method):
     """FedAvg with a local and a server learning rate: each silo trains on all its records.
 
     Attributes:
@@ -59,7 +52,7 @@ class Default(Method):
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
 
-    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+    def local_update(self, context: base.LocalContext) -> LocallyNoisedUpdate:
         """Run SGD on the silo's records; nothing is clipped, and no noise is added."""
         return LocallyNoisedUpdate(train_on_all_records(context, self.local).double().cpu())
 
@@ -72,7 +65,7 @@ class Default(Method):
 
 
 @dataclass(frozen=True, repr=False)
-class UldpNaive(Method):
+class UldpNaive(base.Method):
     """Each silo trains on all its records and clips its update to C.
 
     Emptying one person moves a silo's clipped update to another point of the same ball: by up to 2C, not C as in the
@@ -98,9 +91,10 @@ class UldpNaive(Method):
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
 
-    def local_update(self, context: LocalContext) -> ClippedRowStream:
+    def local_update(self, context: base.LocalContext) -> ClippedRowStream:
         """Run SGD on all records, and clip the update, which one person can move by 2C."""
         delta = train_on_all_records(context, self.local)
+        # One row for the silo as a whole, which belongs to nobody: it is neither weighted nor sampled.
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
         return ClippedRowStream([row], context.task.size, self.bounds(context.population), weighted=False)
 
@@ -123,16 +117,16 @@ class UldpNaive(Method):
         A person moves each of the n seen updates by 2C; together they carry n independent shares. The sum moves by 2Cn
         under noise 2C·share·√n; all shares at once move by 2C√n under 2C·share: the same ratio.
         """
-        seen = count_honest_shares(view)
+        seen = base.count_honest_shares(view)
         if self.noise_multiplier == 0:
-            return NO_NOISE
+            return base.NO_NOISE
         if seen < 1:
-            return ALL_NOISE_KNOWN
+            return base.ALL_NOISE_KNOWN
         return events.Gaussian(self.share_multiplier(view.silos) / math.sqrt(seen))
 
 
 @dataclass(frozen=True, repr=False)
-class UldpGroup(Method):
+class UldpGroup(base.Method):
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on its part of k records.
 
     All settings are the same public constants in every silo.
@@ -199,7 +193,7 @@ class UldpGroup(Method):
         admitted[order] = position < split_group(self.group_size, population.silos)[place]
         return admitted
 
-    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+    def local_update(self, context: base.LocalContext) -> LocallyNoisedUpdate:
         """Run DP-SGD; the noise is inside, and local states are not released."""
         return DpSgd.of(self).train(context, self.record_sampling)
 
@@ -217,7 +211,7 @@ class UldpGroup(Method):
     def _event(self, view: View, ids: int) -> events.SelfComposed | events.Composed | events.NonPrivate:
         """Return the event of a person who has `ids` ids in every silo, each with a part of the k records."""
         if self.noise_multiplier == 0:
-            return NO_NOISE
+            return base.NO_NOISE
         step = events.PoissonSampled(self.record_sampling, events.Gaussian(self.noise_multiplier))
         others = view.silos - (view.colluding if view.adversary == "silo" else 0)
         # A colluding silo knows its own records; silos with parts of one size have one event, and their steps add up.
@@ -231,14 +225,19 @@ class UldpGroup(Method):
             return events.NonPrivate("no silo is left that uses records of a person")
         return costs[0] if len(costs) == 1 else events.Composed(costs)
 
-    def linkage_cases(self, event: events.Event, view: View) -> tuple[LinkageCase, ...]:
+    def linkage_cases(self, event: events.Event, view: View) -> tuple[base.LinkageCase, ...]:
         """Return the case of docs/privacy.md, section 10: every id brings its part of the k records.
 
         Ids that differ between silos change nothing. For records under another person's id no bound is known here.
         """
+        # An evaluation by sums has no groups: there, each id adds one more clipped row.
         is_training = any(isinstance(inner, events.Group) for inner in events.list_nested(event))
         twice = self._event(view, ids=2) if is_training else events.scale_shift(event, 2)
-        return () if isinstance(twice, events.NonPrivate) else (LinkageCase("two ids in every silo", twice),)
+        return (
+            ()
+            if isinstance(twice, events.NonPrivate)
+            else (base.LinkageCase("two ids in every silo", twice),)
+        )
 
 
 def split_group(group_size: int, silos: int) -> tuple[int, ...]:

@@ -44,6 +44,8 @@ class UserBudgets(Settings, prefix="personal."):
             there.
         accountant: The accountant of the budgets; None takes the tightest one for the noise that is drawn.
 
+    Source: Boenisch et al. 2023 (Have it your way), "Sample" and "Scale", here for persons in place of records.
+
     Raises:
         SilodpError: a constant is out of range.
     """
@@ -112,7 +114,12 @@ class FullParticipationCost:
     @classmethod
     def of(cls, event: events.Event, exact: events.Event, view: View) -> Self:
         """Return the cost of `event`, which is `exact` with the noise of integers (see `Method.dp_event`)."""
-        extra = 0.0 if isinstance(event, events.NonPrivate) else max(0.0, _noise(exact) / _noise(event) - 1)
+        # The noise of integers is smaller in units of what a person moves: rounding lets them move the sum farther.
+        extra = (
+            0.0
+            if isinstance(event, events.NonPrivate)
+            else max(0.0, _find_noise(exact) / _find_noise(event) - 1)
+        )
         return cls(event, extra, view.knows_sample)
 
     @classmethod
@@ -158,6 +165,7 @@ class FullParticipationCost:
 
     def _shrink_clip(self, release: _Release, part: float) -> _Release:
         """Return the same release for a person whose rows have `part` of the clip."""
+        # A person whose rows are clipped to 0 moves nothing, not even by rounding: they are left out.
         if part == 0:
             return events.Gaussian(math.inf)
         moved = (part + self.extra) / (1 + self.extra)
@@ -168,8 +176,9 @@ class FullParticipationCost:
         return events.Skellam(noise, max(1, math.floor(release.units * moved)), release.dimension)
 
 
-def _noise(event: events.Event) -> float:
+def _find_noise(event: events.Event) -> float:
     """Return the noise multiplier of the one release that is in an event of this method."""
+    # `list_nested` gives outer events first, so the release is the last one.
     noise = [inner.noise_multiplier for inner in events.list_nested(event) if isinstance(inner, _Release)]
     return noise[-1]
 
@@ -233,6 +242,7 @@ class BudgetCalibration(UnitBudgets):
         wanted = np.array([personal.largest_budget])
         if budgets is not None:
             wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))
+        # Budgets that are known already say where the curve needs points; the largest one is always among them.
         curve = _compute_curve(partial(whole.at, personal.by), personal.rounds, delta, accountant, wanted)
         largest = float(curve.parameter_for(wanted[-1:])[0])
         if largest == 0:
@@ -304,6 +314,7 @@ class BudgetCalibration(UnitBudgets):
     def _find_note(
         self, adversary: Adversary, budget: float, own: float, planned: float | None
     ) -> str | None:
+        # Against adversaries for whom the budgets were not found, more than the budget may be charged: say why.
         if planned is None or planned > budget:
             return f"budgets are met against '{self.personal.adversary}'"
         if own == 0:
@@ -334,5 +345,6 @@ def _compute_curve(
     # The first curve only finds where the second one has to begin: points below the smallest budget serve nobody.
     first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_MIN_PARAMETER, budgets=budgets[:1])
     start = max(_MIN_PARAMETER, float(first.parameter_for(budgets[:1])[0]))
+    # Steps of 1 % in the parameter: a budget between two points is met by the smaller of their parameters.
     points = 2 + math.ceil(math.log(1 / start) / _STEP)
     return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)

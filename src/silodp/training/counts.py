@@ -131,6 +131,7 @@ class CountTable(Settings):
 
     def _score_edges(self) -> Tensor:
         """Return (B − 1,) float64: the scores with probability b/B; the middle one is exactly 0."""
+        # log(b/(B − b)): the logit of the probability b/B, exactly 0 where b is half of B.
         above = torch.arange(1, self.bins, dtype=torch.float64)
         return torch.log(above / (self.bins - above))
 
@@ -151,6 +152,9 @@ class CountTable(Settings):
         Args:
             counts: The counts of all cells, (k,) float64.
             noise_std: The standard deviation of the noise in each count.
+
+        Source: Mann and Whitney 1947 for the area under the ROC curve, Harrell et al. 1982 for concordance; standard
+        errors by the delta method.
         """
         measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
         if self.kind != "survival":
@@ -181,6 +185,7 @@ class CountTable(Settings):
         ties = (event * later).sum()
         pairs = (event.sum(1) * later.sum(1)).sum()
         events, others = event.sum(1), censored.sum(1)
+        # Counts with noise may be negative, and a number of pairs may not.
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
         # Pairs within one bin of time are unknown: either may be the earlier event.
         return _Ratio(
@@ -223,6 +228,7 @@ def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: fl
     # The delta method: the noise of the value is that of its linear approximation at these counts.
     gradient = torch.func.grad(divide)(counts)
     above, below, ties, unknown = map(float, (ratio.above, ratio.below, ratio.ties, ratio.unknown))
+    # At worst all ties and unknown pairs are in the wrong order; at best all are in the right one.
     low = (above - ties / 2) / (below + unknown)
     high = (above + ties / 2 + unknown) / (below + unknown)
     error = noise_std * float(torch.linalg.vector_norm(gradient))

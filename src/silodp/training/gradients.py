@@ -24,7 +24,7 @@ from torch.utils._pytree import register_pytree_node
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_state import model_error, seeded
+from silodp.training.model_state import model_error, seed_torch
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -70,6 +70,7 @@ def build_user_gradient(task: Task) -> Gradient:
             leaves = [p.detach().requires_grad_() for p in params]
             # randomness="different": every user draws their own dropout masks.
             losses = per_user(tuple(leaves), *data)
+            # A parameter that no loss depends on (a layer left out at random) has the gradient 0, not None.
             return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
     return gradient
@@ -189,6 +190,7 @@ def build_record_gradient(task: Task) -> Gradient:
         alone = map_arrays(lambda tensor: tensor.unsqueeze(0), record)
         return task.objective(p, alone, target.unsqueeze(0), one)
 
+    # Each record is a batch of one, so no layer can mix it with another.
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     return _vectorize(task, lambda params, x, y: per_record(tuple(put_channels_last(task, params)), x, y))
@@ -272,7 +274,7 @@ def _select(
 
     def select() -> GradientBuilder:
         arguments, reason = example(), ""
-        with seeded(task.device, 0):
+        with seed_torch(task.device, 0):
             for builder in builders:
                 try:
                     builder(task)(*arguments)
@@ -334,6 +336,7 @@ def _look_up(
     Under vmap, torch leaves out the gradient of that row for the first of many users alone, so that the update of a
     person would depend on who stands before them.
     """
+    # Looked up without the padding index, whose rule for vmap is wrong; its gradient is stopped below.
     rows = F.embedding(input, weight, None, *options, **named)
     if padding_idx is None:
         return rows

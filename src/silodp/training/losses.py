@@ -200,6 +200,7 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
         found: Tensor = own(*((outputs, targets) if by_class else _match_targets(name, outputs, targets)))
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
+    # In the name of the loss, because the name is part of the run's identity.
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
     return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class), *labels)
@@ -254,6 +255,7 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
                 "classes.",
                 "loss.output_shape",
             )
+        # Made here: device and data type are those of the outputs.
         weight = None if weights is None else outputs.new_tensor(weights)
         return torch.nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
@@ -274,7 +276,7 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     zero, one = (1.0, 1.0) if class_weights is None else _validate_weights(class_weights, length=2)
 
     def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = _logistic(outputs, targets)
+        losses = _compute_logistic(outputs, targets)
         if class_weights is not None:
             losses = (zero + (one - zero) * targets.to(outputs.dtype)) * losses
         return losses.mean(1) if losses.dim() > 1 else losses  # over the labels of a record
@@ -324,7 +326,7 @@ def cox() -> Loss:
     Source: Cox 1972, "Regression Models and Life-Tables"; ties by Breslow 1974, "Covariance Analysis of Censored
     Survival Data"; Ogier du Terrail et al. 2022, "FLamby".
     """
-    return _mark_predicting(Loss("cox", _cox), "survival")
+    return _mark_predicting(Loss("cox", _compute_cox), "survival")
 
 
 def exponential_survival(typical_time: float) -> Loss:
@@ -338,8 +340,8 @@ def exponential_survival(typical_time: float) -> Loss:
     single records take it. The model must have a bias, or hazards have the scale of τ.
 
     Args:
-        typical_time: τ, in the unit of the times: a **public** guess of when events are, never computed from private
-            rows. The bias of the model corrects it (docs/results.md compares three).
+        typical_time: The time τ, in the unit of the times: a **public** guess of when events are, never computed from
+            private rows. The bias of the model corrects it (docs/results.md compares three).
 
     Raises:
         SilodpError: it is not a finite number above 0.
@@ -356,7 +358,7 @@ def exponential_survival(typical_time: float) -> Loss:
     return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood), "survival")
 
 
-def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+def _compute_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the logistic loss of each label, shaped like `targets`."""
     if targets.dim() > 1 and outputs.shape != targets.shape:
         raise loss_error(
@@ -370,7 +372,7 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.softplus(logit) - targets.to(logit.dtype) * logit
 
 
-def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+def _compute_cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     score, event, time = _split_survival("cox", outputs, targets)
     # Padding has no event and is in no risk set of a real record; a padded row keeps itself, so its sum is never empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
@@ -387,6 +389,7 @@ def _split_survival(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor
 
 def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     """Return log Σ_{j at risk at t_i} e^{η_j} for every i (n,), through the (n, n) table of risk sets."""
+    # The mask keeps padding out of the risk sets of real records; only padding has padding in its own.
     at_risk = (time.unsqueeze(0) >= time.unsqueeze(1)) & (mask.unsqueeze(0) >= mask.unsqueeze(1))
     return score.unsqueeze(0).masked_fill(~at_risk, float("-inf")).logsumexp(1)
 
@@ -394,10 +397,12 @@ def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
 def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     """Return the same in O(n log n): a running log-sum-exp, latest first, read at the end of each group of ties."""
     # Padding goes last, so that no real record's running sum includes it.
+    # Latest first, so that a running sum holds everyone who is still at risk.
     order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
     running = score[order].logcumsumexp(0)
     time, mask = time[order], mask[order]
     tied = (time[1:] == time[:-1]) & (mask[1:] == mask[:-1])  # with the next one
+    # For each record the last of those with an equal time: Breslow counts all of them as at risk.
     last = score.shape[0] - 1
     position = torch.arange(last, device=score.device)
     ends = torch.cat([torch.where(tied, last, position), torch.full_like(order[:1], last)])

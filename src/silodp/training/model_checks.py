@@ -47,6 +47,7 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     batch = example[:_EXAMPLES] if len(example) >= 3 else example[[0, 0, 0]]
     changed = map_arrays(_replace_record, batch)
     state = model_state.take_snapshot(model)
+    # A model that changes its own state is refused, and must be left as it came all the same.
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     kept = [tensor.clone() for tensor in tensors]
     try:
@@ -94,6 +95,7 @@ def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int |
             f"in a layer of width {classes}, because the loss '{loss.name}' takes one output per class",
             "loss.output_shape",
         )
+    # Cut off from the model, so that only the loss is differentiated.
     outputs = outputs.detach().requires_grad_()
     everyone = torch.ones(len(x), dtype=outputs.dtype, device=outputs.device)
     if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
@@ -126,7 +128,7 @@ def inspect_parameters(model: nn.Module, x: Any) -> None:
     with model_state.keep_modes(model), torch.enable_grad():
         model_state.set_mode(model, training=True)
         for seed in range(_MAX_DRAWS):  # a model may leave layers out at random
-            with model_state.seeded(device, seed):
+            with model_state.seed_torch(device, seed):
                 found = torch.autograd.grad(
                     model_state.call_model(model, x).sum(), list(idle.values()), allow_unused=True
                 )
@@ -190,7 +192,7 @@ def _differentiate(
 
 def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor, seed: int = 0) -> Tensor:
     """Return the loss, with the same random numbers in every call."""
-    with model_state.seeded(outputs.device, seed):
+    with model_state.seed_torch(outputs.device, seed):
         return loss.compute(outputs, targets, mask)
 
 
@@ -213,6 +215,7 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
             "x.clamp(min=1e-6) before a logarithm",
             "model.not_finite",
         )
+    # The second record was replaced: all others must not notice.
     others = [i for i in range(len(batch)) if i != 1]
     if not _have_moved(final, after[""], others):
         return
@@ -306,7 +309,7 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
         unfinished.append((name, layer, inputs[0] if inputs else torch.zeros(0)))
 
     device = next(iter(list_arrays(batch).values())).device
-    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), model_state.seeded(device, seed):
+    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), model_state.seed_torch(device, seed):
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(module.register_forward_hook(partial(keep, name)))
@@ -383,6 +386,7 @@ def _replace_record(batch: Tensor) -> Tensor:
     if batch.is_floating_point():
         generator = torch.Generator().manual_seed(1)
         noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
+        # At the scale of the largest value, so that a layer that mixes records moves the others visibly.
         changed[1] = batch[1] + (1 + batch.abs().max().nan_to_num(0, 0)) * noise
     else:
         # At every place an id that another record has there, and this one has not, if there is one.

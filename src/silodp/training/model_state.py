@@ -48,12 +48,12 @@ def describe_failures(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """Draw a seed for `seeded`."""
+    """Draw a seed for `seed_torch`."""
     return int(torch.randint(1 << 62, (), generator=generator))
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
+def seed_torch(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's global generators for the time of the context, because dropout takes no generator.
 
     Args:
@@ -85,6 +85,7 @@ def is_frozen_norm(module: nn.Module) -> bool:
 def set_mode(model: nn.Module, training: bool) -> None:
     """Set train or eval mode; frozen parts that are in eval mode, and all that is in them, stay as they are."""
     constant = [part for part in model.modules() if is_frozen_norm(part) or _is_frozen_part(part)]
+    # `train` sets every module; what is frozen in eval mode is put back afterwards.
     kept = [module for part in constant for module in part.modules() if not module.training]
     model.train(training)
     for module in kept:
@@ -163,6 +164,7 @@ def _collect(name: str, value: object, found: dict[str, object], seen: set[int])
     if is_plain and all(isinstance(part, _SCALARS) for _, part in parts):  # a vocabulary is long
         found[name] = repr(value)
         return
+    # Of other objects the type must stay, and their attributes are looked into, each object once.
     found[name] = type(value)
     if id(value) not in seen:
         seen.add(id(value))
@@ -259,6 +261,7 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
     written: set[int] = set()
     for name, value in model.state_dict().items():
         tensor = value.detach().contiguous().cpu()
+        # safetensors refuses two names for one memory, which would also be written twice.
         storage = tensor.untyped_storage().data_ptr()
         tensors[name] = tensor.clone() if storage in written else tensor
         written.add(storage)
@@ -275,6 +278,7 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
 def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
     hasher = hashlib.sha256()
+    # Sorted: the order in which a model lists its tensors is not part of what it computes.
     for name, value in sorted(tensors.items()):
         try:
             dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str

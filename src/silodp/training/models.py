@@ -58,11 +58,13 @@ def logistic(features: int, classes: int = 2) -> nn.Module:
 
 
 def cox_linear(features: int, outputs: int = 1) -> nn.Module:
-    """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters).
+    """Build a linear log hazard with bias (TCGA: 39 features, 40 parameters).
 
     Args:
         features: The number of features of a record.
         outputs: The outputs of the layer, where a record has several labels.
+
+    Source: Ogier du Terrail et al. 2022, "FLamby", Fed-TCGA-BRCA.
     """
     return nn.Linear(_check_min("features", features, 1), _check_min("outputs", outputs, 1))
 
@@ -124,6 +126,8 @@ def mlp(
 
     Raises:
         SilodpError: a width that is not a multiple of `groups`, or a number below 1.
+
+    Source: ULDP-FL (Kato et al. 2024), section 5.1.1, "Creditcard".
     """
     if width % _check_min("groups", groups, 1):
         raise SilodpError(
@@ -164,12 +168,18 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
-    """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters."""
+    """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters.
+
+    Source: DDP (Heikkilä), section 5, after Papernot et al. 2021 (Tempered Sigmoid Activations).
+    """
     return _two_convolutions(classes, nn.Tanh)
 
 
 def cnn_rpdp(classes: int = 10) -> nn.Module:
-    """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters."""
+    """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters.
+
+    Source: rPDP-FL (Liu et al. 2024), section 7, "MNIST-IID and MNIST-NIID".
+    """
     return _two_convolutions(classes, nn.ReLU)
 
 
@@ -194,26 +204,29 @@ def hog_linear(classes: int = 10) -> nn.Module:
     The features have no parameters and no constant from data: for each of 4 × 4 cells, how much the image gets brighter
     in each of 8 directions; the square roots are scaled to mean 0 and norm 1 record by record. With little noise a
     convolutional network is better, with much noise this is, because the noise of a round grows with the number of
-    parameters (Dalal and Triggs 2005 for the features, Tramèr and Boneh 2021 for their use under privacy).
+    parameters.
 
     Args:
         classes: The outputs of the linear layer.
 
-    Returns:
-        The model.
+    Source: Dalal and Triggs 2005 (Histograms of Oriented Gradients) for the features, Tramèr and Boneh 2021
+    (Differentially Private Learning Needs Better Features) for their use under privacy.
     """
     directions, cells = 8, 4
     size = directions * cells**2
 
     class OrientedGradients(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
+            # Padded by zeros, so that pixels at the border have a gradient, too, and sizes stay the same.
             wide, high = (nn.functional.pad(x, pad) for pad in ((1, 1, 0, 0), (0, 0, 1, 1)))
             across, down = wide[..., 2:] - wide[..., :-2], high[..., 2:, :] - high[..., :-2, :]
             angle = torch.atan2(down, across) * (directions / (2 * torch.pi))
             # On the circle, the nearest direction is this one, or this one less a whole turn.
             distance = angle - torch.arange(directions, device=x.device).reshape(-1, 1, 1)
+            # Each pixel votes for the two nearest directions, in proportion to how near they are.
             share = (1 - torch.minimum(distance.abs(), (distance + directions).abs())).clamp(min=0)
             histograms = nn.functional.adaptive_avg_pool2d(share * torch.hypot(across, down), cells)
+            # Norm 1 whatever the record: the gradient of a linear layer is bounded by that of its logits.
             features: Tensor = nn.functional.layer_norm(histograms.flatten(1).sqrt(), (size,)) / size**0.5
             return features
 

@@ -79,6 +79,7 @@ class Task:
         self.metrics = {} if metrics is None else dict(metrics)
         check_type("architecture", architecture, (Architecture, type(None)))
         self.architecture = Architecture() if architecture is None else architecture
+        # named_parameters lists a tied parameter once, under its first name.
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)
@@ -148,8 +149,9 @@ class Task:
         """
         if self.is_pretrained:
             return self.flatten(self.model).clone()
+        # On the CPU: other devices draw other numbers from the same seed.
         model = copy.deepcopy(self.model).cpu()
-        with model_state.seeded(
+        with model_state.seed_torch(
             torch.device("cpu"), np.random.SeedSequence(seed).generate_state(1)[0].item()
         ):
             _draw_parameters(model)
@@ -266,6 +268,7 @@ class Task:
         """
         model_state.serialize(self.model, {})
         before = model_state.take_snapshot(self.model)
+        # Inputs only: the loss is checked on its own, where labels are given.
         example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:
@@ -397,8 +400,9 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
     enough = min(len(inputs), _EVALUATION_BATCH)
     device = next(model.parameters()).device
     budget = default_memory_budget(device)
+    # Two records at first: some layers refuse a batch of one.
     measured, batch = 2, 1
-    with model_state.seeded(device, 0):
+    with model_state.seed_torch(device, 0):
         while batch < enough and measured <= max(2, batch):
             example = map_arrays(partial(_make_up, count=measured), inputs)
             peak = measure_cost(partial(model_state.call_model, model, example)).peak
@@ -440,8 +444,9 @@ def _keeps_parameters(model: nn.Module) -> bool:
     trained = [p for p in trial.parameters() if p.requires_grad]
     with torch.no_grad():
         for parameter in trained:
+            # What is still NaN afterwards is drawn by no layer.
             parameter.fill_(math.nan)
-    with model_state.seeded(torch.device("cpu"), 0):
+    with model_state.seed_torch(torch.device("cpu"), 0):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
 

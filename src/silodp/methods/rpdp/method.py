@@ -34,23 +34,23 @@ class TwoStageSampling(Method):
     retires are public; which records are drawn is not.
 
     Attributes:
-        noise_multiplier: σ; every step's noise is N(0, (σC)²).
-        clip: C, the 2-norm that every record's gradient is clipped to.
-        client_sampling: λ, the probability of the coin that each silo tosses in each round; a round that nobody joins
+        noise_multiplier: The noise multiplier σ; every step's noise is N(0, (σC)²).
+        clip: The 2-norm C that every record's gradient is clipped to.
+        client_sampling: The probability λ of the coin that each silo tosses in each round; a round that nobody joins
             counts as a round.
-        local_steps: τ, the number of steps of a round.
-        rounds: T, the number of rounds that q_j is chosen for; in further rounds records retire as their budgets are
+        local_steps: The number τ of steps of a round.
+        rounds: The number T of rounds that q_j is chosen for; in further rounds records retire as their budgets are
             used up.
-        delta: δ of the run.
-        expected_batch_size: a public constant that divides every gradient sum, never the number of records drawn.
-        local_learning_rate: the learning rate of the noisy mean gradient.
-        optimizer: the optimizer of the noisy mean gradient; its state is fresh in every round.
-        calibration: "exact" (never above the budget, met up to a grid), "binary-search" (the same, one record after
-            the other), or "scf", the paper's fitted curve, which overspends: then no record retires early, and what
-            its q_j really costs is reported.
-        accountant: by which q_j is chosen.
-        ledger: by which rounds a record's budget is used up. "planned" charges every round what it costs with the coin
-            λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
+        delta: The δ of the run.
+        expected_batch_size: The public constant that divides every gradient sum, never the number of records drawn.
+        local_learning_rate: The learning rate of the noisy mean gradient.
+        optimizer: The optimizer of the noisy mean gradient; its state is fresh in every round.
+        calibration: How q_j is found: "exact" (never above the budget, met up to a grid), "binary-search" (the same,
+            one record after the other), or "scf", the paper's fitted curve, which overspends: then no record retires
+            early, and what its q_j really costs is reported.
+        accountant: The accountant by which q_j is chosen.
+        ledger: The rounds by which a record's budget is used up. "planned" charges every round what it costs with the
+            coin λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
 
     Source: rPDP-FL (Liu et al. 2024), Algorithm 3; its cost is Lemma 6 and Theorem 1, case 1.
     """
@@ -161,11 +161,13 @@ class TwoStageSampling(Method):
         q, last = self.budgets.rates_and_retirement(
             self.cap_budgets(sampling_rates.require_record_budgets(self.name, context.budget))
         )
+        # By "realized" only rounds that this silo joined count: the others cost its records nothing.
         used = context.round if self.ledger == "planned" else joined
+        # A retired record has probability 0: it stays in no batch, whatever the server asks for.
         finished = DpSgd.of(self).train(context, np.where(used < last, q, 0.0))
         return replace(
             finished,
-            memory=sampling_rates.RoundMemory(context.round, joined + 1, finished.value.numpy()).array(),
+            memory=sampling_rates.RoundMemory(context.round, joined + 1, finished.value.numpy()).to_array(),
         )
 
     def bounds(self, population: FederationSize) -> None:
@@ -181,6 +183,7 @@ class TwoStageSampling(Method):
         Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
         """
         budgets = self.budgets
+        # From then on no record is in any batch: what the silo sends is noise alone.
         if view.round >= budgets.last:
             return sampling_rates.ZERO_COST
         return budgets.run.event(budgets.most, self.ledger)

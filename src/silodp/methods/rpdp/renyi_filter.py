@@ -130,10 +130,12 @@ class RpdpFilter(Method):
         )
         if context.memory is not None and account.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
+        # Of a row of norm 1: ‖g‖²/(2(σC)²) is what a step costs a row of norm ‖g‖.
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
+        # Probability 1 or 0: every record that is still in is in every batch, so that nothing is sampled.
         rates = account.active.astype(np.float64)
         finished = DpSgd.of(self).train(context, rates, lambda rows: account.charge_rows(rows, cost))
-        return replace(finished, memory=account.array(context.round, finished.value.numpy()))
+        return replace(finished, memory=account.to_array(context.round, finished.value.numpy()))
 
     def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
@@ -144,6 +146,7 @@ class RpdpFilter(Method):
         Added up over rounds it is that until R is reached, and nothing from then on.
         """
         most = float(self.limits(np.array([self.largest_budget]))[0])
+        # Gaussian releases of μ₁ and μ₂ cost as much as one of √(μ₁² + μ₂²), so μ²/2 adds up from round to round.
         cost = min(self.largest_step, most - view.round * self.largest_step)
         return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else sampling_rates.ZERO_COST
 
@@ -191,6 +194,7 @@ class _FilterBudgets(UnitBudgets):
         entries = []
         for entry, _ in sampling_rates.group_records(budgets):
             limit = float(self.method.limits(np.array([entry["budget"]]))[0])
+            # A record is never charged beyond its limit, whatever its gradients were.
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
             entries.append(entry | {"planned": planned, "realized": None, "q": 1.0 if limit > 0 else 0.0})
@@ -236,7 +240,7 @@ class _Filter:
         spent, active, update = np.split(memory[1:], [len(limits), 2 * len(limits)])
         return cls(limits, spent.copy(), active > 0, int(memory[0]), update.copy())
 
-    def array(self, round_: int, update: np.ndarray) -> np.ndarray:
+    def to_array(self, round_: int, update: np.ndarray) -> np.ndarray:
         """Return all of it but the limits, as one vector."""
         return np.concatenate([[round_], self.spent, self.active, update])
 
@@ -250,6 +254,7 @@ class _Filter:
         norms = torch.nan_to_num(rows.compute_clipped_norms(), nan=0.0, posinf=0.0)
         price = norms.square().cpu().numpy() * (cost * (1 + 1e-9))
         owners = rows.owners.cpu().numpy()
+        # Out once, out for good, as the proof above has it.
         pays = self.active[owners] & (self.spent[owners] + price <= self.limits[owners])
         self.active[owners[~pays]] = False
         self.spent[owners[pays]] += price[pays]

@@ -81,6 +81,7 @@ class RecordBudgets(UnitBudgets):
         q, rounds = _compute_terms(self, distinct.tobytes())
         if len(distinct) > 1 or distinct[0] != self.largest:
             # Found one by one, probabilities need not be in the order of budgets to the last digit.
+            # So that the record with the largest budget, which ε is stated for, is the most expensive one.
             q, rounds = np.minimum(q, self.most), np.minimum(rounds, self.last)
         return q[which], rounds[which]
 
@@ -92,6 +93,7 @@ class RecordBudgets(UnitBudgets):
         spent, protected = np.zeros(len(asked)), asked > 0
         distinct, which = np.unique(asked[protected], return_inverse=True)
         q, rounds = self.rates_and_retirement(distinct)
+        # After it has retired, a record costs nothing more.
         count = np.minimum(rounds, used)
         found = np.where((count > 0) & (q > 0), self.run.bound_epsilon(q, count, self.book), 0.0)
         spent[protected] = (found if self.calibration == "scf" else np.minimum(found, distinct))[which]
@@ -129,6 +131,7 @@ class RecordBudgets(UnitBudgets):
         whichever gives less: both are upper bounds. With "scf", "overspent" counts the records that spend more than
         they asked for.
         """
+        # Both give upper bounds of the same cost, so the smaller one holds.
         accountants = {accountant, self.accountant}
         entries = []
         for entry, inside in group_records(budgets):
@@ -192,10 +195,11 @@ class RoundMemory:
 
     @classmethod
     def of(cls, memory: np.ndarray) -> RoundMemory:
-        """Return what `array` made a vector of."""
+        """Return what `to_array` made a vector of."""
+        # float64 holds whole numbers up to 2^53, far beyond any number of rounds.
         return cls(int(memory[0]), int(memory[1]), memory[2:].copy())
 
-    def array(self) -> np.ndarray:
+    def to_array(self) -> np.ndarray:
         """Return all of it as one vector, for `LocallyNoisedUpdate.memory`."""
         counters = np.array([self.round, self.joined], np.float64)
         return np.concatenate([counters, self.update])
@@ -210,6 +214,7 @@ def group_records(budgets: Sequence[np.ndarray]) -> Iterator[tuple[dict[str, Any
     Yields:
         {"budget", "from" where it is less, "units"}, and the budgets of the group in each silo.
     """
+    # Budgets are public, so which of them are in one bin may be shown.
     distinct = np.unique(np.concatenate(list(budgets)))
     for part in np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS):
         if not len(part):

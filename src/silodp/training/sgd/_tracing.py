@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
-from silodp.training.model_state import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.sgd._planning import measure_cost
 
 _log = logging.getLogger(__name__)
@@ -82,15 +82,15 @@ class TracedGradient:
         """
         flat, structure = tree_flatten((tuple(params), *data))
 
-        def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def call_flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             return gradient(*tree_unflatten(tensors, structure))
 
         with (
-            seeded(flat[0].device, 0),
+            seed_torch(flat[0].device, 0),
             # Without it, torch sets one up for each tensor that it notes, which takes half of the time of a trace.
             tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
         ):
-            graph = make_fx(flattened if single_user else functionalize(flattened))(*flat).graph
+            graph = make_fx(call_flat if single_user else functionalize(call_flat))(*flat).graph
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
         for node in list(graph.nodes):
@@ -163,19 +163,19 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
         return
     if target in (_aten.mul.Scalar, _aten.mul.Tensor) and node.args[1:] == (1,):
         source = node.args[0]
-        if isinstance(source, fx.Node) and _layout(source) == _layout(node):
+        if isinstance(source, fx.Node) and _get_layout(source) == _get_layout(node):
             node.replace_all_uses_with(source)
         return
     # Views of views that end in the layout of an earlier tensor are that tensor.
     source = node
     while source.target in _VIEWS and isinstance(source.args[0], fx.Node):
         source = source.args[0]
-        if _layout(source) == _layout(node):
+        if _get_layout(source) == _get_layout(node):
             node.replace_all_uses_with(source)
             return
 
 
-def _layout(node: fx.Node) -> object:
+def _get_layout(node: fx.Node) -> object:
     """Return what two nodes must share to be the same tensor, if one is a view of the other."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
@@ -215,9 +215,11 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
         if node not in copies and (node in needs or node.op == "get_attr"):
             copies[node] = body.node_copy(node, copies.__getitem__)
     for half in (precomputed, body):
+        # Each half was copied with nodes that only the other one needs.
         half.eliminate_dead_code()
         for node in half.nodes:
             _call_directly(node)
+    # Constants of the trace (`get_attr`) are attributes of its module.
     owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
     size = sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in crossing)
     return fx.GraphModule(owner, precomputed).forward, fx.GraphModule(owner, body).forward, size

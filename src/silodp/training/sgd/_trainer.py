@@ -14,7 +14,7 @@ from torch import Tensor
 
 from silodp.data.inputs import count_bytes, get_kind
 from silodp.training import gradients
-from silodp.training.model_state import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.sgd import _planning
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
@@ -144,6 +144,7 @@ class Trainer:
                     steps[segment.shape] += segment.steps
                     least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
             is_whole = len(kept) < room
+            # A plan that does not fit is made again when it runs, with the same segments.
             plans.append(partial(iter, kept) if is_whole else partial(plan, counts, step_bytes))
             room -= len(kept) if is_whole else 0
 
@@ -184,6 +185,7 @@ class Trainer:
     def _run(self, segment: Segment, shape: Shape | None, chunk: _Chunk, block_bytes: int) -> None:
         """Take the steps of a segment side by side, traced if `shape` is given, and write the users' states back."""
         counts = chunk.counts
+        # The first so many rows of a step are users, the others copies of the last one.
         real = len(segment.users)
         traced = self._trace(*shape) if shape else None
         if shape and traced:
@@ -291,5 +293,5 @@ class Trainer:
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> _planning.StepCost:
     """Measure the cost of a computation; its random numbers do not move torch's generators."""
-    with seeded(task.device, 0):
+    with seed_torch(task.device, 0):
         return _planning.measure_cost(computation)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
-from silodp.training.model_state import draw_seed, seeded
+from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
@@ -116,7 +116,8 @@ def _train_together(
     seed = draw_seed(generator)
     for number, (chunk, plan) in enumerate(zip(chunks.chunks, plans, strict=True)):
         rows = users.rows(chunk)
-        with seeded(task.device, seed + number):
+        # A seed for each chunk, because `seed_torch` puts torch's generator back after each of them.
+        with seed_torch(task.device, seed + number):
             deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # as in `user_updates`
@@ -151,5 +152,5 @@ def silo_update(
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
     (plan,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
-    with seeded(task.device, draw_seed(generator)):
+    with seed_torch(task.device, draw_seed(generator)):
         return trainer.train(everyone, plan(), generator, shapes, BLOCK_BYTES)[0]

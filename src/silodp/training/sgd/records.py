@@ -12,7 +12,7 @@ from torch import Tensor
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
-from silodp.training.model_state import draw_seed, seeded
+from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
@@ -60,7 +60,7 @@ def record_gradients(
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        with seeded(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
+        with seed_torch(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
             rows = flatten_rows(gradient(start, inputs[piece], targets[piece]))
         yield piece, rows
         del rows
@@ -165,6 +165,7 @@ class RecordGradients:
         self, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch side by side; Args and Yields as `of`."""
+        # A power of two: a silo's batches then have few shapes, each of which is traced once.
         padded = max(_MIN_BATCH, 1 << (len(batch) - 1).bit_length())
         traced = self._trace(padded) if len(batch) > 0 and padded <= self._max_traced else None
         if traced is None and self._sequential is not None:
@@ -175,9 +176,10 @@ class RecordGradients:
             for rows, gradients in record_gradients(self._task, params, x, y, generator=self._generator):
                 yield batch[rows], gradients
             return
+        # Padding repeats a record of the batch, so that it cannot bring in a number that overflows.
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
-        with seeded(self._task.device, draw_seed(self._generator)):
+        with seed_torch(self._task.device, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, flatten_rows([part[: len(batch)] for part in parts])
 
@@ -190,7 +192,7 @@ class RecordGradients:
         at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
-            with seeded(self._task.device, draw_seed(self._generator)):
+            with seed_torch(self._task.device, draw_seed(self._generator)):
                 rows = gradient(start, self._x[records], self._y[records])
             yield records, rows
 

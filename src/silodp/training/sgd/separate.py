@@ -28,7 +28,7 @@ from torch import Tensor
 from silodp.data.inputs import list_arrays
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
-from silodp.training.model_state import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.sgd._schedule import LocalTraining
 from silodp.training.task import Task, compute_outputs_at_once, flatten_rows
 
@@ -128,7 +128,7 @@ def train_separately(
     order = owner.argsort(stable=True)
     for user, records in zip(ids, order.split(counts.tolist()), strict=True):  # type: ignore[no-untyped-call]
         here = records.to(task.device)
-        with isolated(task, seed, int(user)) as generator:
+        with isolate(task, seed, int(user)) as generator:
             delta = _train(task, start, x[here], y[here], local, generator)
         yield user.reshape(1), delta.unsqueeze(0)
 
@@ -176,7 +176,7 @@ def differentiate_separately(
         return
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
-        with isolated(task, seed, int(record)):
+        with isolate(task, seed, int(record)):
             row = flatten_rows(gradient(start, x[here], y[here]))
         yield record, row
 
@@ -213,18 +213,21 @@ def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
     model = task.load(params)
     outputs = []
     for record in torch.arange(len(x), device=task.device).split(1):  # type: ignore[no-untyped-call]
-        with isolated(task, 0, 0):
+        # A constant seed: equal records have equal outputs, also from a model that draws in eval mode.
+        with isolate(task, 0, 0):
             outputs.append(compute_outputs_at_once(model, x[record]))
     return torch.cat(outputs)
 
 
 @contextmanager
-def isolated(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
+def isolate(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
     """Compute on one thread, with random numbers that follow from a seed and the unit's number alone."""
+    # Hashed, so that units with neighboring numbers have unrelated streams.
     digest = hashlib.sha256(f"{seed} {unit}".encode()).digest()
+    # 62 bits, as `draw_seed` draws.
     drawn = int.from_bytes(digest[:8], "big") >> 2
     threads = torch.get_num_threads()
-    with seeded(task.device, drawn):
+    with seed_torch(task.device, drawn):
         # With several threads, how a sum is split may depend on sizes, and thereby on what is computed beside it.
         if threads != 1:
             torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import put_channels_last
-from silodp.training.model_state import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.task import Task
 
 _TRAINED = (nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Linear)
@@ -68,7 +68,7 @@ class SequentialGradient:
         # some layers refuse a batch of one record.
         gradient, params = cls(task, layers), task.unflatten(task.flatten(task.model))
         try:
-            with seeded(task.device, 0):
+            with seed_torch(task.device, 0):
                 sizes = {gradient(params, *task.copy_first(x, y, count)).size for count in (1, 2)}
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
@@ -87,6 +87,7 @@ class SequentialGradient:
         values = iter(put_channels_last(self._task, params))
         with torch.enable_grad():
             for layer, count in self._layers:
+                # In every call: a layer may reshape, and the next one take records for places.
                 _check_dimensions(layer, x)
                 if count == 0:
                     x = layer(x)
