@@ -172,7 +172,7 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     @property
     @abstractmethod
     def unit(self) -> Unit | None:
-        """Whom it protects: "user", "record", or None for nobody."""
+        """The unit that the method protects: "user", "record", or None for nobody."""
 
     @abstractmethod
     def local_update(self, context: LocalContext) -> Update:
@@ -231,7 +231,7 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee rests on beyond what every method's does, one clause each."""
+        """The assumptions of the guarantee beyond those of every method, one clause each."""
         return ()
 
     @property

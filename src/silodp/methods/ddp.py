@@ -57,12 +57,12 @@ class Client:
 
     @property
     def reach(self) -> float:
-        """c_i = C_i·γ_i/γ_ref: how far one record can move what is sent, in one step."""
+        """The distance c_i = C_i·γ_i/γ_ref by which one record can move what is sent, in one step."""
         return self.clip * self.rate
 
     @property
     def variance(self) -> float:
-        """J_i(σ_i c_i)², of all the noise in what this client sends."""
+        """The variance J_i(σ_i c_i)² of all the noise in what this client sends."""
         return self.steps * (self.noise_multiplier * self.reach) ** 2
 
 
@@ -178,7 +178,7 @@ class Ddp(Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee rests on beyond what every method's does."""
+        """The assumptions of the guarantee beyond those of every method."""
         found = [
             f"expected_batch_size = {self.expected_batch_size:g} and all settings of single clients are public "
             "constants, not read off the data",
@@ -340,7 +340,7 @@ class _Claimed(Ddp):
 
     @property
     def paper_claim(self) -> None:
-        """It is the claim."""
+        """None: this class is the claim itself."""
         return None
 
 

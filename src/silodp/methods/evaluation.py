@@ -170,7 +170,7 @@ class EvaluationSums(EvaluationMethod):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the charge of an evaluation rests on."""
+        """The assumptions under which the charge of an evaluation holds."""
         whose = (
             "a silo knows all held-out records of a person by one id"
             if self.unit == "user"

@@ -43,7 +43,7 @@ class FederationSize:
 
     @property
     def min_survivors(self) -> int:
-        """m, the fewest silos whose answers may be added up."""
+        """The fewest silos m whose answers may be added up."""
         return self.silos if self.noise_sized_for is None else self.noise_sized_for
 
 
@@ -60,12 +60,12 @@ class ServerStep:
 
     @property
     def server_learning_rate(self) -> float:
-        """η_g, above 0."""
+        """The server's learning rate η_g, above 0."""
         return 1.0
 
     @property
     def server_momentum(self) -> float:
-        """Heavy-ball momentum of the default server optimizer, in [0, 1)."""
+        """The heavy-ball momentum of the default server optimizer, in [0, 1)."""
         return 0.0
 
     def server_scale(self, population: FederationSize) -> float:
@@ -81,7 +81,7 @@ class Sampling:
 
     @property
     def common_sampling_rate(self) -> float | None:
-        """q, in (0, 1], with which every user takes part in a round; None where users have rates of their own.
+        """The probability q in (0, 1] with which a user takes part in a round; None where users have their own rates.
 
         An aggregator that hides the sample needs it before the size of the federation is known.
         """

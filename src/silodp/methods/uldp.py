@@ -113,7 +113,7 @@ class UldpAvg(base.Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Who learns what of persons' budgets."""
+        """The assumptions about who learns what of persons' budgets."""
         return () if self.personal is None else self.personal.assumptions
 
     # --- Budgets of single persons ---
@@ -213,7 +213,7 @@ class UldpAvg(base.Method):
 
     @property
     def common_sampling_rate(self) -> float | None:
-        """q; None where everyone has their own."""
+        """The probability q; None where everyone has their own."""
         return None if self._own_rates else self.user_sampling
 
     def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:

@@ -169,7 +169,7 @@ class UldpGroup(base.Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """How the k records are chosen."""
+        """The assumption about how the k records are chosen."""
         return (
             f"group_size = {self.group_size} is a public constant, not read off the data; it is split evenly over the "
             "silos, and each silo chooses its part of a person's records by itself",

@@ -83,7 +83,7 @@ class UserBudgets(Settings, prefix="personal."):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What others learn of a person's budget, and which person ε is about."""
+        """The assumptions: what others learn of a person's budget, and which person ε is about."""
         learns = {
             "sampling": "the rate they are sampled with: every round's sample is drawn with these rates",
             "clip": "their own clip: every silo clips their rows to it",

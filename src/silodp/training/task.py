@@ -91,6 +91,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._caller = _Caller(self.model)
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self._has_stated_start = pretrained is True
         self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
@@ -103,7 +104,7 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
+        """The SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
         constants = {**model_state.list_numeric_attributes(self.model), **self._constants}
         if not constants:
             return ""
@@ -113,7 +114,7 @@ class Task:
 
     @property
     def start_digest(self) -> str:
-        """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
+        """The SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
         return model_state.digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
 
     @property
@@ -182,7 +183,7 @@ class Task:
         values = dict(zip(self.names, params, strict=True)) | self._constants
         places = {place: values[name] for place, name in self._places.items()}
         # With tie_weights, torch sets a module with two names twice and puts back what it set first.
-        return functional_call(_Caller(self.model), places, (function,), tie_weights=False)
+        return functional_call(self._caller, places, (function,), tie_weights=False)
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
@@ -268,7 +269,6 @@ class Task:
         """
         model_state.serialize(self.model, {})
         before = model_state.take_snapshot(self.model)
-        # Inputs only: the loss is checked on its own, where labels are given.
         example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:

@@ -94,7 +94,7 @@ class TwoStageSampling(Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is public besides the method's constants."""
+        """The assumptions about what is public besides the method's constants."""
         public = (
             "how many records each silo has, their privacy budgets, and which silos join a round are public, and say "
             "nothing of what is in a record"

@@ -53,7 +53,7 @@ class Segment:
 
     @property
     def shape(self) -> Shape:
-        """(padded_users, width) of its steps if they are traced."""
+        """The shape (padded_users, width) of its steps if they are traced."""
         return self.padded_users, self.width
 
 
