@@ -17,8 +17,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.roles import MethodState
-from silodp.methods.weights import compute_user_weights
+from silodp.methods.roles import MethodState, compute_user_weights
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
 from silodp.text import pluralize
