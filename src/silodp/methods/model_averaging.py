@@ -112,11 +112,13 @@ def average_models(
             code="argument.value",
             field="clients",
         )
+    # Of all parties, those whose noise adds least: the worst that a record can have around it.
+    joint = math.sqrt(sum(sigma**2 for sigma in sorted(noise)[:unknown]))
     own, whole = (
         compute_cost(
             [(PoissonSampled(record_sampling, Gaussian(sigma)), local_steps)], delta, accountant
         ).epsilon
-        for sigma in (min(noise), _compute_joint_noise(noise, unknown))
+        for sigma in (min(noise), joint)
     )
     # With several steps each local model moves with its own party's noise alone, which is all that is proven.
     spent = whole if local_steps == 1 else own
@@ -138,11 +140,6 @@ def average_models(
         claims=({"epsilon": whole, "why": CLAIM},) if claimed else (),
     )
     return AveragedModel(_average(given), guarantee)
-
-
-def _compute_joint_noise(noise: Sequence[float], unknown: int) -> float:
-    """Return σ_total of a record's own party and of those others that add the least; the worst over the parties."""
-    return math.sqrt(sum(sigma**2 for sigma in sorted(noise)[:unknown]))
 
 
 def _refuse(problem: str) -> SilodpError:

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_pytree_node
 
+from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
@@ -227,37 +228,11 @@ def build_looped_record_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
-    """Return `build_user_gradient`, or `build_looped_gradient` where `torch.func` cannot run the model or loss.
-
-    Args:
-        task: The model and the loss.
-        x: The records (n, ...), n ≥ 1; the first one is tried.
-        y: The targets (n, ...).
-
-    Raises:
-        SilodpError: ordinary autograd cannot take the gradient of one user either.
-    """
-
-    def example() -> list[Any]:
-        rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
-        mask = torch.ones(2, 2, dtype=task.dtype, device=task.device)  # two users with two records each
-        return [rows, *task.copy_first(x, y, 2, 2), mask]
-
-    return _select("user", task, x, y, (build_user_gradient, build_looped_gradient), example)
-
-
-def select_record_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
-    """Return the fastest builder of the gradients of single records that can run the model and loss.
-
-    Args and Raises: as `select_user_gradient`.
-    """
-    builders = (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient)
-
-    def example() -> list[Any]:
-        return [task.unflatten(task.flatten(task.model)), *task.copy_first(x, y, 2)]
-
-    return _select("record", task, x, y, builders, example)
+# The fastest first; the last ones run whatever ordinary autograd can differentiate.
+_BUILDERS: dict[Unit, tuple[GradientBuilder, ...]] = {
+    "user": (build_user_gradient, build_looped_gradient),
+    "record": (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient),
+}
 
 
 def is_looped(builder: GradientBuilder) -> bool:
@@ -265,39 +240,48 @@ def is_looped(builder: GradientBuilder) -> bool:
     return builder in (build_looped_gradient, build_looped_record_gradient)
 
 
-def _select(
-    unit: str,
-    task: Task,
-    x: Any,
-    y: Tensor,
-    builders: tuple[GradientBuilder, ...],
-    example: Callable[[], list[Any]],
-) -> GradientBuilder:
-    """Return the first builder whose gradient runs on the example; found out once per kind of records."""
+def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilder:
+    """Return the fastest builder of gradients that can run the model and loss; found out once per kind of records.
+
+    Args:
+        unit: Whether gradients are those of users, or of single records.
+        task: The model and the loss.
+        x: The records (n, ...), n ≥ 1; the first one is tried.
+        y: The targets (n, ...).
+
+    Raises:
+        SilodpError: ordinary autograd cannot take the gradient of one user or record either.
+    """
 
     def select() -> GradientBuilder:
-        arguments, reason = example(), ""
+        params = task.unflatten(task.flatten(task.model))
+        example = [params, *task.copy_first(x, y, 2)]
+        if unit == "user":  # two users with two records each
+            mask = torch.ones(2, 2, dtype=task.dtype, device=task.device)
+            example = [[torch.stack([p, p]) for p in params], *task.copy_first(x, y, 2, 2), mask]
+        *fast, slow = _BUILDERS[unit]
+        reason = ""
         with seed_torch(task.device, 0):
-            for builder in builders:
+            for builder in fast:
                 try:
-                    builder(task)(*arguments)
+                    builder(task)(*example)
+                    return builder
                 except Exception as problem:
-                    if builder is builders[-1]:
-                        if isinstance(problem, SilodpError):
-                            raise
-                        raise model_error(
-                            f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be "
-                            f"computed ({first_line(problem)}): use operations that torch.autograd can differentiate.",
-                            "model.no_gradient",
-                        ) from problem
                     # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
                     reason = describe_exception(problem.__cause__ or problem)
-                    continue
-                break
-        if is_looped(builder):
-            shown = type(task.model).__name__, task.loss.name, reason
-            task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
-        return builder
+            try:
+                slow(task)(*example)
+            except SilodpError:
+                raise
+            except Exception as error:
+                raise model_error(
+                    f"the gradient of {type(task.model).__name__} with loss '{task.loss.name}' cannot be computed "
+                    f"({first_line(error)}): use operations that torch.autograd can differentiate.",
+                    "model.no_gradient",
+                ) from error
+        shown = type(task.model).__name__, task.loss.name, reason
+        task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
+        return slow
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
 

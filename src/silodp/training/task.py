@@ -18,7 +18,7 @@ from silodp.data.inputs import map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
 from silodp.training import model_state
-from silodp.training.gradients import select_user_gradient
+from silodp.training.gradients import select_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, describe_raised
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
@@ -274,7 +274,7 @@ class Task:
         if example_y is not None:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels, classes)
-            select_user_gradient(self, example, labels)
+            select_gradient("user", self, example, labels)
             inspect_parameters(self.model, example)
         # Running a model may have left in it what cannot be copied, or must not stay.
         model_state.copy_model(self.model)
@@ -346,11 +346,8 @@ class LruCache:
         found: Built = self._built[key]
         return found
 
-    def __deepcopy__(self, memo: object) -> LruCache:
-        return LruCache(self._limit)  # a copy measures and traces its own
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return LruCache, (self._limit,)
+        return LruCache, (self._limit,)  # a copy measures and traces its own
 
 
 def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -80,7 +80,7 @@ class Trainer:
     ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
         if differentiate is None:
-            differentiate = gradients.select_user_gradient(task, x, y)
+            differentiate = gradients.select_gradient("user", task, x, y)
         self.gradient = differentiate(task)
         self.plain = gradients.build_plain_gradient(task)
         self.can_vectorize = not gradients.is_looped(differentiate)

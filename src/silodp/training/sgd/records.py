@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
-from silodp.training.gradients import is_looped, select_record_gradient
+from silodp.training.gradients import is_looped, select_gradient
 from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
@@ -55,7 +55,7 @@ def record_gradients(
     start = task.unflatten(task.validate_params(params))
     if len(inputs) == 0:
         return
-    gradient = select_record_gradient(task, inputs, targets)(task)
+    gradient = select_gradient("record", task, inputs, targets)(task)
     row_bytes = task.size * start[0].element_size()
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
@@ -72,7 +72,7 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     Raises:
         SilodpError: the model or loss cannot be trained.
     """
-    gradient = select_record_gradient(task, x, y)(task)
+    gradient = select_gradient("record", task, x, y)(task)
     return task.engine.get(
         ("record", get_kind(x), get_kind(y)), lambda: _measure_copies(2, task, x, y, gradient)
     )
@@ -133,7 +133,7 @@ class RecordGradients:
             ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y)
         )
         if should_trace(batches):
-            self._build = select_record_gradient(task, self._x, self._y)
+            self._build = select_gradient("record", task, self._x, self._y)
             if is_looped(self._build):
                 return
             cost = _measure_record_cost(task, self._x, self._y)
