@@ -198,6 +198,7 @@ class EvaluationSums(EvaluationMethod):
         if self.noise_multiplier == 0:
             return NO_NOISE
         # A record lies in one silo and moves the sum by at most C, under the noise that the adversary does not know.
+        # Whoever sees each share sees the record under the noise of its own silo alone.
         unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
             return ALL_NOISE_KNOWN

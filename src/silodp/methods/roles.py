@@ -365,6 +365,7 @@ def weigh_by_records(counts: np.ndarray) -> np.ndarray:
 
     Source: ULDP-FL (Kato et al. 2024), Eq. 3, "ULDP-AVG-w".
     """
+    # A person without records has the total 0 and only weights of 0: divide by 1 in place of 0.
     totals = counts.sum(axis=0)
     return validate_weights(counts / np.maximum(totals, 1))
 

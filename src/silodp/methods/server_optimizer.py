@@ -110,6 +110,7 @@ class ServerAdam(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
+        # v begins at τ² and not at 0, so that the first steps are not divided by τ alone.
         zeros = torch.zeros(params.numel(), dtype=torch.float64)
         return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
 

@@ -101,6 +101,7 @@ class UldpNaive(base.Method):
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds: one person moves every silo's update by up to 2C."""
         share = self.share_multiplier(population.silos)
+        # The sensitivity is twice the clip: two points of a ball of radius C are up to 2C apart.
         return Bounds(self.clip, 2 * self.clip, share, population.silos * self.clip)
 
     def share_multiplier(self, silos: int) -> float:
@@ -188,6 +189,7 @@ class UldpGroup(base.Method):
         shuffled = stream.permutation(len(user))
         order = shuffled[np.argsort(user[shuffled], kind="stable")]  # grouped by person, shuffled within
         grouped = user[order]
+        # The place of a record among those of its person: 0, 1, 2, … in the shuffled order.
         position = np.arange(len(order)) - np.searchsorted(grouped, grouped)
         admitted = np.zeros(len(user), dtype=bool)
         admitted[order] = position < split_group(self.group_size, population.silos)[place]

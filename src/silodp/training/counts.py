@@ -232,4 +232,5 @@ def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: fl
     low = (above - ties / 2) / (below + unknown)
     high = (above + ties / 2 + unknown) / (below + unknown)
     error = noise_std * float(torch.linalg.vector_norm(gradient))
+    # Noise may carry a ratio out of [0, 1], where no metric lies.
     return Estimate(min(max(above / below, 0.0), 1.0), error, max(low, 0.0), min(high, 1.0))

@@ -200,6 +200,7 @@ def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets:
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
         raise _refuse(f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy")
     _check_class_numbers("roc_auc or average_precision", outputs, targets)
+    # In float64 on the CPU, as scikit-learn wants it; float32 scores keep their order.
     score, positive = flatten_outputs(outputs).detach().double().cpu(), (targets > 0).cpu()
     # scikit-learn warns or raises where one class is missing, or a score is not finite.
     if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):

@@ -239,6 +239,7 @@ def _describe_place(model: nn.Module, name: str) -> str:
 
 def _inspect_one_record(model: nn.Module, batch: Any, outputs: Tensor) -> None:
     """Refuse outputs of another shape where a batch has one record, as a person may have: squeeze() drops its row."""
+    # By a list of places, so that the dimension of records stays.
     alone = _run_layers(model, batch[[0]])[""]
     if alone.shape != (1, *outputs.shape[1:]):
         raise model_state.model_error(

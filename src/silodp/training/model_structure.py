@@ -146,6 +146,7 @@ def _inspect_state(model: nn.Module) -> None:
             )
     # Sorted by where they begin in memory, tensors that overlap are neighbors.
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    # Tied parameters are listed once, so two names for one memory are two parameters or a buffer.
     spans = sorted(
         (*_memory_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel()
     )

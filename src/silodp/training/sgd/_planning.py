@@ -85,6 +85,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.alive)
 
     def _release(self, address: int, size: int) -> None:
+        # The allocator may give the same address to another tensor.
         self._known.discard(address)
         self.alive -= size
 
