@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -104,3 +104,9 @@ def find_version() -> str:
         return importlib.metadata.version("silodp")
     except importlib.metadata.PackageNotFoundError:
         return "0.0.0"
+
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+    torch = LazyModule("torch")  # seconds to import, and a plan needs none of it

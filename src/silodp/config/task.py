@@ -278,7 +278,7 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     import torch
 
     from silodp.training.model_checks import inspect_on
-    from silodp.training.model_runs import call_model
+    from silodp.training.model_state import call_model
     from silodp.training.model_structure import inspect_model
     from silodp.training.task import make_tensor
 

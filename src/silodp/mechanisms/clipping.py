@@ -266,7 +266,7 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
     Args:
         stream: The clipped rows of one silo.
         weights: The weight of each owner, float64 in [0, 1]. Over all that one unit owns, here and in other silos,
-            they add to at most 1, as `methods.weights.validate_weights` checks. They count only where the stream is
+            they add to at most 1, as `methods.roles.validate_weights` checks. They count only where the stream is
             `weighted`.
 
     Raises:

@@ -15,8 +15,7 @@ from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_poisson_sample
-from silodp.methods.roles import MethodState
-from silodp.methods.weights import compute_user_weights
+from silodp.methods.roles import MethodState, compute_user_weights
 from silodp.runtime.checkpoint import CHARGES_KEY, Checkpoint, Participation, count_charges, get_or_draw
 from silodp.text import pluralize
 from silodp.wire.messages import Message

@@ -26,7 +26,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
-from silodp.methods.weights import compute_user_weights
+from silodp.methods.roles import compute_user_weights
 from silodp.runtime.gate import Gate, name_answer
 from silodp.training.task import Task
 from silodp.wire.messages import Message

@@ -27,9 +27,9 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness, draw_gaussian, draw_poisson_sample
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
+from silodp.methods import ddp as ddp_method
 from silodp.methods.base import LocalContext
-from silodp.methods.ddp import method as ddp_method
-from silodp.methods.ddp.method import CLAIM, Ddp
+from silodp.methods.ddp import CLAIM, Ddp
 from silodp.methods.roles import FederationSize
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update

@@ -73,13 +73,13 @@ def test_every_unit_is_computed_alone(method: Method, monkeypatch: pytest.Monkey
     alone: list[int] = []
 
     @contextmanager
-    def isolated(task, seed, unit):
+    def isolate(task, seed, unit):
         alone.append(unit)
         with original(task, seed, unit) as generator:
             yield generator
 
-    original = engine.isolated
-    monkeypatch.setattr(engine, "isolated", isolated)
+    original = engine.isolate
+    monkeypatch.setattr(engine, "isolate", isolate)
     results = {
         separate: train(federation, task, method, rounds=1, seed=1, separate=separate)
         for separate in (False, True)
