@@ -64,6 +64,7 @@ from silodp.wire.store import MemoryStore
 from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 from support.oracles import small_federation
 from support.private import Parties
+from support.stores import side_of
 
 SESSION = bytes(range(32))
 KEY = bytes(range(100, 132))
@@ -399,11 +400,11 @@ def parties() -> Parties:
 
 
 def group_secret() -> bytes:
-    return parties().silos["silo0"]._side._member.group_secret("run")
+    return side_of(parties().silos["silo0"])._member.group_secret("run")
 
 
 def own() -> SiloContext:
-    return parties().silos["silo0"]._side._context
+    return side_of(parties().silos["silo0"])._context
 
 
 def seed() -> bytes:
@@ -465,7 +466,7 @@ def attempts():
 
 @case
 def member():
-    return (held := parties().silos["silo0"]._side._member), [
+    return (held := side_of(parties().silos["silo0"])._member), [
         seed(),
         group_secret(),
         *held.session("run").pairs.values(),
@@ -474,19 +475,19 @@ def member():
 
 @case
 def seals():
-    held = parties().silos["silo0"]._side
+    held = side_of(parties().silos["silo0"])
     assert isinstance(held, MaskedSilo)
     return held, [seed(), group_secret()]
 
 
 @case
 def silo_weights():
-    return parties().silos["silo0"]._side._weights, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"])._weights, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case
 def choices():
-    return parties().silos["silo0"]._side._choices, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"])._choices, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case
