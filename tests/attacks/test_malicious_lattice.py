@@ -17,6 +17,7 @@ from silodp.crypto.lattice.scheme import LatticeServer
 from support.oracles import small_federation
 from support.private import LATTICE, RECORDS, Parties
 from support.refusals import refused
+from support.stores import side_of
 
 
 def keys(parties: Parties) -> dict[str, bytes]:
@@ -54,7 +55,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     total = p.digits.zero()
     for name, answer in zip(parties.names, answers, strict=True):
         total = p.digits.add(total, p.digits.from_bytes(answer.blobs["masked"]))
-        seals = parties.silos[name]._side
+        seals = side_of(parties.silos[name])
         request = parties.last("update", name, 1)
         total = p.digits.mask(
             total,

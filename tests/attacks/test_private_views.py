@@ -22,6 +22,7 @@ from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, run, spec
+from support.stores import side_of
 from support.wires import Wire, wire  # noqa: F401
 
 QUIET = replace(SAMPLED, noise_multiplier=0.0)
@@ -138,7 +139,7 @@ def test_a_silo_that_reads_the_messages_of_others_on_their_way_knows_every_count
     parties = Parties(aggregator)
     sent = [m for _, m in parties.transport.answered if m.kind in ("masked counts", "blinded counts")]
     assert len(sent) == len(parties.names)
-    side = parties.silos["silo2"]._side  # any silo
+    side = side_of(parties.silos["silo2"])  # any silo
     if aggregator is LATTICE:
         shares = side._shares("run")
         modulus = shares.parameters.modulus

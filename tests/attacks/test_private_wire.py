@@ -17,6 +17,7 @@ from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, run
+from support.stores import side_of
 from support.wires import Wire, wire  # noqa: F401
 
 PRIVATE = {"lattice": LATTICE, "paillier": PAILLIER}
@@ -143,7 +144,7 @@ def test_a_set_up_begun_anew_has_new_secrets(name, wire, tmp_path):  # noqa: F81
 
 def secrets_of(name: str, wire: type[Wire]) -> tuple[bytes, ...]:  # noqa: F811
     """R; ρ and c, or nothing more; and what the server was told of the counts."""
-    side = wire.last.parties["silo2"].silo._side
+    side = side_of(wire.last.parties["silo2"].silo)
     run_id = wire.received[-1][1].run
     group = side._member.group_secret(run_id)
     if name == "paillier":

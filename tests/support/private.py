@@ -33,6 +33,7 @@ from silodp.wire.transport import DeliveryFailure
 from support.clear import LatticeInClear, PaillierInClear
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
+from support.stores import set_back
 from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
@@ -199,12 +200,16 @@ class Parties:
     def restored(self, name: str, store: dict[str, bytes]) -> Silo:
         """A silo in a new process, on a copy of an old store, with a copy of its ledger that is as old."""
         self.stores[name] = MemoryStore()
-        self.stores[name]._values = dict(store)
+        set_back(self.stores[name], store)
         known = self.silos[name].gate.ledger
         ledger = Ledger(None, known.delta, known.accountant, run="run")
         for charge in known.history[: State.decode(store.get("run/gate")).charges]:
             ledger.charge(charge.round, charge.release, charge.events)
         return self.started(name, ledger)
+
+    def store_of(self, name: str) -> RoundStore:
+        """What a silo keeps of this run, as the silo itself names it."""
+        return RoundStore(self.stores[name], f"{self.spec.run}/")
 
     def run_round(self, round_: int) -> torch.Tensor:
         total = self.server.run_round(round_, self.params)

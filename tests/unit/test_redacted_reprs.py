@@ -63,6 +63,7 @@ from silodp.wire.store import MemoryStore
 from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 from support.oracles import small_federation
 from support.private import Parties
+from support.stores import side_of
 
 SESSION = bytes(range(32))
 KEY = bytes(range(100, 132))
@@ -398,11 +399,11 @@ def parties() -> Parties:
 
 
 def group_secret() -> bytes:
-    return parties().silos["silo0"]._side._member.group_secret("run")
+    return side_of(parties().silos["silo0"])._member.group_secret("run")
 
 
 def own() -> SiloContext:
-    return parties().silos["silo0"]._side._context
+    return side_of(parties().silos["silo0"])._context
 
 
 def seed() -> bytes:
@@ -464,7 +465,7 @@ def attempts():
 
 @case
 def member():
-    return (held := parties().silos["silo0"]._side._member), [
+    return (held := side_of(parties().silos["silo0"])._member), [
         seed(),
         group_secret(),
         *held.session("run").pairs.values(),
@@ -473,19 +474,19 @@ def member():
 
 @case
 def seals():
-    held = parties().silos["silo0"]._side
+    held = side_of(parties().silos["silo0"])
     assert isinstance(held, MaskedSilo)
     return held, [seed(), group_secret()]
 
 
 @case
 def silo_weights():
-    return parties().silos["silo0"]._side, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"]), [SILO_COUNTS, seed(), group_secret()]
 
 
 @case
 def choices():
-    return parties().silos["silo0"]._side._choices, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"])._choices, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case
