@@ -14,6 +14,7 @@ from typing import Any
 from silodp.accounting import compute_epsilon, pld, rdp
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import Event, Gaussian, Group, PoissonSampled, RevealedSample
+from silodp.accounting.steps import flatten_event
 
 DELTA = 1e-5
 
@@ -44,7 +45,9 @@ def _row(name: str, event: Event, count: int, accountant: str) -> dict[str, Any]
         "seconds": round(first - begun, 4),
         "seconds_next_round": round(then - first, 4),
         "epsilon": round(found, 4),
-        "grid": pld.choose_event_grid(event, count) if accountant == "pld" else None,
+        "grid": pld.choose_grid(flatten_event([(event, count)], for_pld=True) or ())
+        if accountant == "pld"
+        else None,
     }
 
 

@@ -29,8 +29,9 @@ root, files = str(Path(silodp.__file__).parent), set()
 
 def note(frame, event, argument):
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # the bodies of modules and classes are not
-    if event == "call" and is_function and frame.f_code.co_filename.startswith(root):
-        files.add(frame.f_code.co_filename)
+    name = frame.f_code.co_filename  # of a compiled template, too, which is no module
+    if event == "call" and is_function and name.startswith(root) and name.endswith(".py"):
+        files.add(name)
 
 threading.setprofile(note)
 sys.setprofile(note)

@@ -59,14 +59,14 @@ def _serve_echo(folder: Path, size: int, way: str) -> None:
     from silodp.crypto.keys import Identity
     from silodp.deploy.certificates import make_context
     from silodp.deploy.https import HttpsServer
-    from silodp.deploy.sockets import ServerSocket
+    from silodp.deploy.sockets import ServerSocket, SocketOptions
 
     publics = {name: Identity(name, bytes(32)).public for name in NAMES}
     if way == "https":
         tls = make_context(folder / "ca.pem", folder / "server.pem", folder / "server.key", is_server=True)
         server = HttpsServer(("127.0.0.1", 0), tls, publics, "d" * 64, answer_timeout=60, max_bytes=size)
     else:
-        server = ServerSocket(folder / "server.sock", NAMES, answer_timeout=60, max_bytes=size)
+        server = ServerSocket(SocketOptions(folder / "server.sock"), NAMES, answer_timeout=60, max_bytes=size)
     data = b"x" * size
     with server:
         (folder / "port.partial").write_text(str(getattr(server, "port", 0)))

@@ -56,6 +56,11 @@ def format_package(package: ModuleType) -> str:
         if isinstance(value, ModuleType) and value.__name__ in own_pages:
             lines += [f"## {name}", "", f"See [`{value.__name__}`]({value.__name__}.md).", ""]
             continue
+        if isinstance(value, type) and value.__module__.partition(".")[0] != "silodp":
+            # A class of a package beside silodp, which is exported by its name: no import leads to its source.
+            place = f"{value.__module__}.{value.__qualname__}"
+            lines += [f"## {name}", "", f"::: {place}", "    options:", "      show_root_heading: false", ""]
+            continue
         lines += [f"::: {package.__name__}.{name}", ""]
         if not _is_documented_type(value):
             lines += ["    options:", "      show_if_no_docstring: true", ""]

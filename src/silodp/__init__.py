@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from silodp import data, methods, tracking, training
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
-    from silodp.bundle.trained_model import TrainedModel, load
+    from silodp.bundle import TrainedModel, load
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
@@ -54,7 +54,7 @@ _exported = export_lazily(
     {
         "accounting.accountant": ("Accountant",),
         "accounting.ledger": ("Budget",),
-        "bundle.trained_model": ("TrainedModel", "load"),
+        "bundle": ("TrainedModel", "load"),
         "data": (),
         "data.federation": ("Federation",),
         "data.silo_data": ("SiloData",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Registry(Mapping[str, T], Generic[T]):
     checkout that is not installed, and an unused table costs no search of the installed distributions.
 
     Args:
-        kind: of the parts, for example "methods".
+        kind: The kind of the parts, for example "methods".
         places: "package.module:name" by the name of the part.
     """
 
@@ -44,7 +44,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __contains__(self, name: object) -> bool:  # that of Mapping imports the part
+    def __contains__(self, name: object) -> bool:
+        # Mapping would take the part out, and thereby import it.
         return name in self.places
 
     def find_reference(self, name: str) -> str | None:
@@ -52,9 +53,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
         Nothing is imported. A name of silodp's own, with "-" or with "_", is never looked up there.
         """
+        # An installed distribution must not take the place of a part whose guarantees are proven.
         if any(own.replace("_", "-") == name.replace("_", "-") for own in self):
             return None
-        from importlib.metadata import entry_points  # takes a twentieth of a second
+        # Imported where it is used: it takes a twentieth of a second, and few names are not silodp's own.
+        from importlib.metadata import entry_points
 
         found = entry_points(group=f"silodp.{self.kind}", name=name)
         return next((point.value for point in found), None)
@@ -64,8 +67,8 @@ def export_lazily(package: str, exports: Mapping[str, Sequence[str]]) -> Callabl
     """Return the `__getattr__` of a package (PEP 562).
 
     Args:
-        package: its `__name__`.
-        exports: the names that it exports, by the module in it that defines them; () exports the module itself.
+        package: The `__name__` of the package.
+        exports: The names that it exports, by the module in it that defines them; () exports the module itself.
     """
     homes = {name: module for module, names in exports.items() for name in names or (module,)}
 
@@ -82,7 +85,7 @@ class LazyModule:
     """A module of another project that is imported when one of its names is first used.
 
     Args:
-        name: with dots, for example "scipy.special".
+        name: The name with dots, for example "scipy.special".
     """
 
     def __init__(self, name: str) -> None:
@@ -94,9 +97,16 @@ class LazyModule:
 
 def find_version() -> str:
     """Return the version of silodp; "0.0.0" in a checkout that is not installed."""
-    import importlib.metadata  # takes a tenth of a second
+    # Imported where it is used: it takes a tenth of a second.
+    import importlib.metadata
 
     try:
         return importlib.metadata.version("silodp")
     except importlib.metadata.PackageNotFoundError:
         return "0.0.0"
+
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+    torch = LazyModule("torch")  # seconds to import, and a plan needs none of it

@@ -20,13 +20,14 @@ class SilodpError(ValueError):
     """A mistake that the caller can correct: one sentence that says what is wrong, where, and what to do.
 
     Args:
-        message: the sentence.
-        code: stable identifier "area.problem", listed in `CODES`. Programs compare codes, never sentences.
+        message: The sentence.
+        code: Stable identifier "area.problem", listed in `CODES`. Programs compare codes, never sentences.
             The default is for methods and transports of somebody's own, and for copies (pickle); silodp names a code.
-        field: the setting, argument or column at fault, as the caller wrote it; None where there is no single one.
+        field: The setting, argument or column at fault, as the caller wrote it; None where there is no single one.
     """
 
     def __init__(self, message: str, *, code: str = "invalid", field: str | None = None) -> None:
+        # The message alone: an exception is unpickled by a call with its `args`; code and field follow as attributes.
         super().__init__(message)
         self.code = code
         self.field = field
@@ -232,14 +233,15 @@ def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
     """Return the entry of a registry; "-" and "_" are one character here.
 
     Args:
-        name: of the entry.
-        registry: name → entry.
-        field: the setting that names it, for the message.
+        name: The name of the entry.
+        registry: The entries by name.
+        field: The setting that names it, for the message.
 
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is no such entry.
     """
-    for known in registry:  # not its items: a registry imports an entry when it is taken out
+    # Not by its items: a registry imports an entry when it is taken out.
+    for known in registry:
         if known.replace("_", "-") == name.replace("_", "-"):
             return registry[known]
     remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}."

@@ -30,8 +30,8 @@ def parse_json(text: bytes | str, max_depth: int = MAX_DEPTH) -> Any:
     """Return the plain value of a JSON text.
 
     Args:
-        text: JSON.
-        max_depth: most levels of objects and lists around a value.
+        text: The JSON text.
+        max_depth: Most levels of objects and lists around a value.
 
     Raises:
         ValueError: it is no JSON, or nested too deeply.
@@ -66,7 +66,8 @@ def _parse(parse: Callable[[Any], Any], text: bytes | str, max_depth: int) -> An
         value = parse(text)
     except RecursionError:
         raise NestedTooDeepError("nested too deeply") from None
-    # Level by level and without recursion, which deep nesting would exhaust.
+    # Level by level and without recursion, which deep nesting would exhaust: the parser of JSON is written in C and
+    # accepts more levels than functions in Python can walk through.
     level = [value]
     for _ in range(max_depth + 1):
         level = [
@@ -85,11 +86,12 @@ def refuse_unsound(message: str | Callable[[Exception], str], *, code: str) -> I
     """Raise one SilodpError where the code inside finds plain values unsound (`UNSOUND`).
 
     Args:
-        message: of the error, or a function of the exception that returns it.
-        code: of the error.
+        message: The message of the error, or a function of the exception that returns it.
+        code: The code of the error.
     """
     try:
         yield
     except UNSOUND as error:
+        # `from None`: the chain of exceptions would show what a damaged file holds.
         text = message if isinstance(message, str) else message(error)
         raise SilodpError(text, code=code) from None

@@ -86,13 +86,13 @@ class Range:
     Without a bound, 0, infinity and NaN pass; with one, the number must be finite.
 
     Attributes:
-        above: the number must be larger than this.
-        least: the number must not be smaller than this.
-        below: the number must be smaller than this.
-        most: the number must not be larger than this.
-        limit: the largest number that can be computed with, where it is less than `MAX_REAL`.
-        what: the noun of the message, for example "ε".
-        tip: a last clause of the message, for example "0 means no privacy".
+        above: The number must be larger than this.
+        least: The number must not be smaller than this.
+        below: The number must be smaller than this.
+        most: The number must not be larger than this.
+        limit: The largest number that can be computed with, where it is less than `MAX_REAL`.
+        what: The noun of the message, for example "ε".
+        tip: A last clause of the message, for example "0 means no privacy".
     """
 
     above: float | None = None
@@ -113,7 +113,8 @@ class Range:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise _refuse(name, value, "set a number", "argument.type")
         number: Any = value
-        size = abs(number)  # of any kind: a whole number may be too large for a float
+        # Not as a float: a whole number may be too large for one. NaN is unequal to itself, and left to the bounds.
+        size = abs(number)
         if size == size and size not in (0, math.inf) and not MIN_REAL <= size <= MAX_REAL:
             remedy = f"set a number whose magnitude is between {MIN_REAL:g} and {MAX_REAL:g}"
             raise _refuse(name, value, remedy, "argument.out_of_range")
@@ -137,10 +138,10 @@ class Whole:
     """A whole number (True is not 1).
 
     Attributes:
-        least: the smallest one.
-        limit: the largest one that can be computed with.
-        most: the largest one that makes sense; None: any up to `limit`.
-        what: what it counts, for the message.
+        least: The smallest number that is allowed.
+        limit: The largest number that can be computed with.
+        most: The largest number that makes sense; None: any up to `limit`.
+        what: The noun of what is counted, for the message.
     """
 
     least: int = 1
@@ -156,6 +157,7 @@ class Whole:
                 (above `limit`).
         """
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        # What is no whole number is refused with the sentence about one that is too small.
         number = int(cast(Any, value)) if is_whole else self.least - 1
         if number < self.least or (self.most is not None and number > self.most):
             counted_things = f" of {self.what}" if self.what else ""
@@ -218,9 +220,9 @@ def check_value(name: str, value: Any, declared: Any) -> None:
     """Check a value against an annotation.
 
     Args:
-        name: the setting, as the caller wrote it.
-        value: what was given.
-        declared: marked numbers (`Delta`), int, float, bool, str, None, `Literal`, classes of settings, lists and
+        name: The setting, as the caller wrote it.
+        value: The value that was given.
+        declared: Marked numbers (`Delta`), int, float, bool, str, None, `Literal`, classes of settings, lists and
             unions of these; any value passes a part of an annotation that is something else.
 
     Raises:
@@ -228,6 +230,7 @@ def check_value(name: str, value: Any, declared: Any) -> None:
     """
     kind, members = get_origin(declared), get_args(declared)
     if kind is Annotated:
+        # A mark that can check replaces the check of the type, which it includes.
         checks = [mark.check for mark in declared.__metadata__ if hasattr(mark, "check")]
         if value is None and NoneType in get_args(members[0]):
             return
@@ -236,6 +239,7 @@ def check_value(name: str, value: Any, declared: Any) -> None:
     elif kind is Literal:
         check_choice(name, value, members)
     elif kind in (Union, UnionType):
+        # A list is checked item by item, so it must be known which member of the union it stands for.
         lists = [member for member in members if _is_list(member)]
         others = [member for member in members if member not in lists]
         choices = lists if lists and isinstance(value, tuple | list) else others
@@ -274,9 +278,12 @@ def _check_kinds(name: str, value: object, kinds: Sequence[Any]) -> None:
 def read_hints(kind: type) -> Mapping[str, Any]:
     """Return the annotations of a class with their marks; `Any` where a name is imported for type checkers only."""
     hints: dict[str, Any] = {}
+    # Class by class, as an annotation is text in the names of the module of its own class. `get_type_hints` would fail
+    # for all fields where one names a type that is imported for type checkers only.
     for base in reversed(kind.__mro__):
         names = {**vars(sys.modules.get(base.__module__, sys)), **vars(base)}
         for field, hint in vars(base).get("__annotations__", {}).items():
+            # Annotations are code of the class itself, which was run when its module was imported.
             try:
                 hints[field] = eval(hint, names) if isinstance(hint, str) else hint
             except Exception:
@@ -361,10 +368,10 @@ def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = No
     """Check the shape of an array or tensor, and of an array its kind of number.
 
     Args:
-        name: the argument, as the caller wrote it.
-        array: anything with `shape`, and with `dtype.kind` where `kind` is given.
-        shape: its lengths; None stands for any.
-        kind: the allowed letters of numpy's `dtype.kind`, for example "iu" for whole numbers.
+        name: The argument, as the caller wrote it.
+        array: Anything with `shape`, and with `dtype.kind` where `kind` is given.
+        shape: The lengths of its axes; None stands for any.
+        kind: The allowed letters of numpy's `dtype.kind`, for example "iu" for whole numbers.
 
     Raises:
         SilodpError: "argument.shape".

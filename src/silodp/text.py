@@ -18,8 +18,18 @@ def describe_exception(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, at most `MAX_REASON_CHARACTERS` characters of it."""
+    # One line with single spaces: messages of other programs go into sentences, logs and JSON.
     line = " ".join(str(error).strip().partition("\n")[0].split())
     return line if len(line) <= MAX_REASON_CHARACTERS else line[: MAX_REASON_CHARACTERS - 1] + "…"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"
 
 
 def name_extra(extra: str) -> str:
@@ -46,6 +56,7 @@ _REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 120, 120, 60
 
 def suggest_name(name: str, known: Sequence[str]) -> str | None:
     """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
+    # A beginning that is typed counts as close, however long the rest of the name is.
     beginnings = [word for word in known if name and word.startswith(name)]
     close = get_close_matches(name, known, n=1) or beginnings
     return f"did you mean '{close[0]}'?" if close else None

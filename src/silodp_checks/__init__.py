@@ -28,7 +28,7 @@ def check_framework(name: str, given: Sequence[str], delta: float | None = None)
     """Compute which ε holds under the settings of another framework.
 
     Args:
-        name: in `FRAMEWORKS`.
+        name: a key of `FRAMEWORKS`.
         given: files of the framework, and settings KEY=VALUE; a later one replaces an earlier one.
         delta: δ; None: that of the settings, else 1e-5.
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
-from silodp.accounting.charges import Cost, compute_cost
+from silodp.accounting.charges import PERSONS_RECORDS, Cost, compute_cost
 from silodp.accounting.events import Gaussian, RevealedSample
-from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
@@ -33,6 +32,10 @@ DELTA = 1e-5
 
 SERVER, RELEASED = "the server", "whoever sees the models"
 CLIENT, RECORD = "a client", "a record"
+RECORDS = {RECORD: 1, **{f"a person with {records} records": records for records in PERSONS_RECORDS}}
+"""Units that have records in one client or in several: name → number of records."""
+UNITS = {CLIENT: 0, **RECORDS}
+"""All units; 0 stands for a client that is emptied."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class FrameworkSettings:
 
     Args:
         framework: name, for messages.
-        values: as read.
+        values: the settings by name, as they were read.
         typed: names that were given as KEY=VALUE.
 
     Attributes:
@@ -141,6 +144,7 @@ class FrameworkSettings:
                 field=name,
             )
         value = self.values[name]
+        # YAML and JSON write 100.0 for a number of rounds, too.
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         try:
             check_value(name, value, declared)
@@ -176,6 +180,7 @@ class FrameworkSettings:
             SilodpError: such a name was given as KEY=VALUE: a setting that is left out in silence, for example the
                 number of epochs under another name, would make ε too small.
         """
+        # Names that were looked for and not set are known, too: they appear in the hint.
         known = {*self.asked, *without_effect}
         for name in self.typed:
             if name not in known:
@@ -231,7 +236,7 @@ class Framework(ABC):
         """Return the bounds that hold, and the ε that the framework states.
 
         Args:
-            settings: as read.
+            settings: the settings, as they were read.
             delta: δ; None: that of the settings, else 1e-5.
 
         Raises:
@@ -248,6 +253,7 @@ def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettin
     values: TomlTable = {}
     typed: TomlTable = {}
     for text in given:
+        # A file may be named a=b.toml: what exists is read as a file.
         if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
             one = _normalize_names(apply_override({}, text))
             values, typed = values | one, typed | one
@@ -291,6 +297,7 @@ def _read_file(path: Path, framework: Framework) -> Any:
 
 def _read_flat_yaml(text: str) -> TomlTable:
     """Return the lines KEY: VALUE of the top level, VALUE a list of numbers or one value; other lines are left out."""
+    # No YAML library: what bounds depend on stands at the top level of these files.
     lines = re.findall(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]+([^#\n]+)""", text, re.MULTILINE)
     return {key: _read_yaml_value(value.strip()) for key, value in lines}
 
@@ -317,7 +324,7 @@ def _read_yaml_value(text: str) -> Any:
 
 
 def bound_units(
-    adversary: str, delta: float, charges: Callable[[int], list[EventCount]], units: Mapping[str, int]
+    adversary: str, delta: float, charges: Callable[[int], list[EventCount]], units: Mapping[str, int] = UNITS
 ) -> tuple[Bound, ...]:
     """Return a bound for each unit.
 
@@ -327,11 +334,8 @@ def bound_units(
         charges: from the value of a unit to its events with their counts.
         units: name of the unit → its value.
     """
-    bounds = []
-    for unit, value in units.items():
-        cost = _compute(charges(value), delta)
-        bounds.append(Bound(adversary, unit, cost.epsilon, cost.reason))
-    return tuple(bounds)
+    costs = {unit: compute_bound(charges(value), delta) for unit, value in units.items()}
+    return tuple(Bound(adversary, unit, cost.epsilon, cost.reason) for unit, cost in costs.items())
 
 
 def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RECORD)) -> tuple[Bound, ...]:
@@ -343,27 +347,27 @@ def count_batches(settings: FrameworkSettings, size: int) -> int:
     """Return the number of batches of an epoch, as torch's loader makes them: `drop_last` leaves out a smaller one.
 
     Args:
-        settings: with `batch_size`.
+        settings: the settings, `batch_size` among them.
         size: number of records.
     """
     batch = settings.whole("batch_size")
     is_dropped = settings.flag("drop_last", default=False)
+    # With fewer records than a batch, drop_last leaves no batch; one more can only raise ε.
     return max(1, size // batch if is_dropped else math.ceil(size / batch))
 
 
-def list_persons() -> dict[str, int]:
-    """Return persons with several records by name."""
-    return {f"a person with {records} records": records for records in PERSONS_RECORDS}
+def compute_bound(charges: list[EventCount], delta: float) -> Cost:
+    """Return the ε of some events at δ, or why there is none.
 
-
-def _compute(charges: list[EventCount], delta: float) -> Cost:
+    Source: for Gaussian noise alone, Dong, Roth and Su 2022, Corollary 3.3.
+    """
     cost = compute_cost(charges, delta, choose_accountant(event for event, _ in charges))
     # A release on a sample costs at most what it costs on everybody.
     whole = [(event.event if isinstance(event, RevealedSample) else event, count) for event, count in charges]
     releases = [(event, count) for event, count in whole if isinstance(event, Gaussian)]
     if cost.epsilon is None and len(releases) == len(charges):
         # Accountants promise nothing where noise is so small; here the number is of interest. Independent Gaussian
-        # mechanisms are one whose 1/σ² is their sum (Dong, Roth and Su 2022, Corollary 3.3).
+        # mechanisms are one whose 1/σ² is their sum.
         precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
         return Cost(compute_gaussian_epsilon(precision**-0.5, delta))
     return cost

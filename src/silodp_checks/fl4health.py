@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from silodp.accounting.accountant import EventCount, find_accountant
-from silodp.accounting.charges import compute_cost
+from silodp.accounting.charges import compute_cost, scale_to_person
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
-from silodp_checks.base import (
-    CLIENT,
-    RECORD,
-    RELEASED,
-    SERVER,
-    Finding,
-    Framework,
-    FrameworkSettings,
-    bound_units,
-    count_batches,
-    list_persons,
-    no_guarantee,
-)
+from silodp_checks import base
 
 _SAMPLING = ("client_sampling_rate", "client_sampling", "fraction_fit")
 _ROUNDS = ("n_server_rounds", "num_server_rounds", "rounds")
 
 
-class Fl4Health(Framework):
+class Fl4Health(base.Framework):
     """FL4Health."""
 
     name = "fl4health"
     files = "config.yaml of the server"
     without_effect = ("client_clipping", "server_clipping")
 
-    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
+    def check(self, settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
         """Return what holds at the level that the settings are of."""
         if "client_noise_multiplier" in settings:
             return _check_instance_level(settings, delta)
@@ -46,12 +33,12 @@ class Fl4Health(Framework):
         )
 
 
-def _check_instance_level(settings: FrameworkSettings, delta: float | None) -> Finding:
+def _check_instance_level(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     """Check DP-SGD in clients that are drawn with one coin per round."""
     noise, coin = settings.number("client_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
     rounds = settings.whole(*_ROUNDS)
     batch, size = settings.whole("batch_size"), settings.whole("client_data_sizes", "client_data_size")
-    batches = count_batches(settings, size)
+    batches = base.count_batches(settings, size)
     rate = min(1.0, max(batch / size, 1 / batches))  # the second is larger where a batch is dropped
     if "local_steps" in settings:
         if "local_epochs" in settings:
@@ -72,15 +59,18 @@ def _check_instance_level(settings: FrameworkSettings, delta: float | None) -> F
 
     found = settings.delta(delta, "target_delta", "delta")
     claimed = PoissonSampled(coin * rate, Gaussian(noise)) if coin * rate < 1 else Gaussian(noise)
+    # As its accountant counts: one Poisson draw for each step, with the product of both rates.
     stated = compute_cost([(claimed, steps * rounds)], found, find_accountant("rdp")).epsilon
-    return Finding(
+    return base.Finding(
         "fl4health",
         f"instance level, noise {noise:g}, client sampling {coin:g}, record sampling {rate:.4g}, {steps} steps a round",
         found,
         rounds,
         (
-            *no_guarantee(SERVER, "the noise is for single records, and a client has many", (CLIENT,)),
-            *bound_units(SERVER, found, charges, {RECORD: 1, **list_persons()}),
+            *base.no_guarantee(
+                base.SERVER, "the noise is for single records, and a client has many", (base.CLIENT,)
+            ),
+            *base.bound_units(base.SERVER, found, charges, base.RECORDS),
         ),
         stated,
         "for a record, as FlInstanceLevelAccountant counts (by Rényi orders)",
@@ -99,7 +89,7 @@ def _check_instance_level(settings: FrameworkSettings, delta: float | None) -> F
     )
 
 
-def _check_client_level(settings: FrameworkSettings, delta: float | None) -> Finding:
+def _check_client_level(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     """Check noise of std z·C on the sum of the clipped updates of the clients of a round."""
     noise, coin = settings.number("server_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
     rounds = settings.whole(*_ROUNDS)
@@ -121,17 +111,19 @@ def _check_client_level(settings: FrameworkSettings, delta: float | None) -> Fin
         return [(RevealedSample(coin, event) if is_sampled else event, rounds)]
 
     claimed = PoissonSampled(coin, Gaussian(noise)) if coin < 1 else Gaussian(noise)
-    return Finding(
+    return base.Finding(
         "fl4health",
         f"client level, noise {noise:g} at the server, clients drawn with {coin:g}",
         found,
         rounds,
         (
-            *no_guarantee(SERVER, "the server adds the noise, and sees each client's update without it"),
+            *base.no_guarantee(
+                base.SERVER, "the server adds the noise, and sees each client's update without it"
+            ),
             *(
-                bound_units(RELEASED, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()})
+                base.bound_units(base.RELEASED, found, charges)
                 if reason is None
-                else no_guarantee(RELEASED, reason)
+                else base.no_guarantee(base.RELEASED, reason)
             ),
         ),
         compute_cost([(claimed, rounds)], found, find_accountant("rdp")).epsilon,

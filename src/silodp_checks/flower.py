@@ -14,19 +14,7 @@ from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
-from silodp_checks.base import (
-    CLIENT,
-    RECORD,
-    RELEASED,
-    SERVER,
-    Finding,
-    Framework,
-    FrameworkSettings,
-    bound_units,
-    list_persons,
-    no_guarantee,
-    normalize,
-)
+from silodp_checks import base
 
 _ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
 _SHARES = ("fraction_train", "fraction_fit")
@@ -37,7 +25,7 @@ _IN_CLEAR = "clients send the numbers of their records and their metrics in clea
 _WHOLE_MODEL = "the message has the whole update and no other array"
 
 
-class Flower(Framework):
+class Flower(base.Framework):
     """Flower."""
 
     name = "flower"
@@ -60,9 +48,9 @@ class Flower(Framework):
                 "the file has no table [tool.flwr.app.config]: name pyproject.toml of a Flower app.",
                 code="config.value",
             )
-        return {normalize(key).removeprefix("dp_"): value for key, value in table.items()}
+        return {base.normalize(key).removeprefix("dp_"): value for key, value in table.items()}
 
-    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
+    def check(self, settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
         """Return what holds for the mechanism that the settings are of."""
         if "sensitivity" in settings:
             return _check_local(settings, delta)
@@ -86,7 +74,7 @@ class Flower(Framework):
         )
 
 
-def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
+def _check_local(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε.
 
     Source of the formula: Dwork and Roth 2014, Theorem A.1, which is for ε < 1.
@@ -94,6 +82,7 @@ def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
     clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
     epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
     rounds = settings.whole(*_ROUNDS)
+    # As flwr computes it; the bounds below are from this σ, whatever the formula promises.
     std = sensitivity * math.sqrt(2 * math.log(1.25 / own_delta)) / epsilon
 
     def charges(records: int) -> list[EventCount]:
@@ -115,12 +104,12 @@ def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
         differences.append("the formula √(2·ln(1.25/δ))/ε for the noise is proven for ε below 1 only")
     if rounds > 1:
         differences.append("it is about one round, and the rounds add up")
-    return Finding(
+    return base.Finding(
         "flower",
         f"LocalDpMod, noise with standard deviation {std:.3g} under clip {clip:g}",
         found := settings.delta(delta, "delta"),
         rounds,
-        bound_units(SERVER, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()}),
+        base.bound_units(base.SERVER, found, charges),
         epsilon,
         f"at δ = {own_delta:g}, in each round",
         tuple(differences),
@@ -134,7 +123,7 @@ def _check_local(settings: FrameworkSettings, delta: float | None) -> Finding:
     )
 
 
-def _check_central(settings: FrameworkSettings, delta: float | None) -> Finding:
+def _check_central(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     """Check fixed clipping: the server adds noise of std z·C/n to the average of n clipped updates."""
     noise, clients = settings.number("noise_multiplier"), settings.whole("num_sampled_clients")
     clip = settings.number("clipping_norm")
@@ -186,18 +175,18 @@ def _check_central(settings: FrameworkSettings, delta: float | None) -> Finding:
     else:
         differences.append("it is about a client that is emptied: a record can move the update twice as far")
     found = settings.delta(delta, "target_delta", "delta")
-    stated = bound_units(RELEASED, found, lambda _: [(Gaussian(noise), rounds)], {CLIENT: 0})[0].epsilon
-    return Finding(
+    stated = base.compute_bound([(Gaussian(noise), rounds)], found).epsilon
+    return base.Finding(
         "flower",
         f"fixed clipping with central noise, noise_multiplier {noise:g}, clip {clip:g}, {clients} clients a round",
         found,
         rounds,
         (
-            *no_guarantee(
-                SERVER,
+            *base.no_guarantee(
+                base.SERVER,
                 "the server adds the noise, and sees the updates (with SecAgg+ their sum) without it",
             ),
-            *bound_units(RELEASED, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()}),
+            *base.bound_units(base.RELEASED, found, charges),
         ),
         stated,
         "by flwr's accountant (without amplification)",
@@ -215,16 +204,19 @@ def _check_central(settings: FrameworkSettings, delta: float | None) -> Finding:
     )
 
 
-def _refuse_adaptive(settings: FrameworkSettings, delta: float | None) -> Finding:
+def _refuse_adaptive(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     noise = settings.number("noise_multiplier")
     reason = (
         "the clipping norm is changed before the noise is added, so the noise is for another norm than the updates "
         "were clipped to"
     )
-    return Finding(
+    return base.Finding(
         "flower",
         f"adaptive clipping with central noise, noise_multiplier {noise:g}",
         settings.delta(delta, "target_delta", "delta"),
         settings.whole(*_ROUNDS),
-        (*no_guarantee(SERVER, "the server adds the noise"), *no_guarantee(RELEASED, reason)),
+        (
+            *base.no_guarantee(base.SERVER, "the server adds the noise"),
+            *base.no_guarantee(base.RELEASED, reason),
+        ),
     )

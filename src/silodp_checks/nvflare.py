@@ -13,17 +13,7 @@ from typing import Any
 
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
-from silodp_checks.base import (
-    CLIENT,
-    RECORD,
-    SERVER,
-    Bound,
-    Finding,
-    Framework,
-    FrameworkSettings,
-    list_persons,
-    no_guarantee,
-)
+from silodp_checks import base
 
 _DEFAULTS = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1, "gamma": 1e-5}
 _WITHOUT_NOISE = {
@@ -33,7 +23,7 @@ _WITHOUT_NOISE = {
 _FILTER, _TASKS, _TASK = "filter", "tasks", "task"
 
 
-class NvFlare(Framework):
+class NvFlare(base.Framework):
     """NVIDIA FLARE."""
 
     name = "nvflare"
@@ -64,13 +54,15 @@ class NvFlare(Framework):
         unread = {other: True for other, _, _ in listed if other != name and other not in _WITHOUT_NOISE}
         return {**unread, **arguments, _FILTER: name, **({} if tasks is None else {_TASKS: tasks})}
 
-    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
+    def check(self, settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
         """Return what holds for the filter."""
         rounds = settings.whole("num_rounds", "rounds")
         found = settings.delta(delta, "delta")
         name = settings.values[_FILTER] if _FILTER in settings else "SVTPrivacy"
         if name in _WITHOUT_NOISE:
-            return Finding("nvflare", name, found, rounds, no_guarantee(SERVER, _WITHOUT_NOISE[name]))
+            return base.Finding(
+                "nvflare", name, found, rounds, base.no_guarantee(base.SERVER, _WITHOUT_NOISE[name])
+            )
         if name != "SVTPrivacy":
             raise SilodpError(
                 f"filter = '{name}' is not known: use SVTPrivacy, {' or '.join(_WITHOUT_NOISE)}.",
@@ -86,7 +78,7 @@ class NvFlare(Framework):
             f"SVTPrivacy filters the results of {', '.join(map(str, tasks))}, and those of {task} leave the client "
             f"without noise ({_TASK}=NAME, if updates are the results of another task)"
         )
-        return replace(finding, bounds=no_guarantee(SERVER, reason))
+        return replace(finding, bounds=base.no_guarantee(base.SERVER, reason))
 
 
 def _covers(tasks: Any, task: str) -> bool:
@@ -94,7 +86,9 @@ def _covers(tasks: Any, task: str) -> bool:
     return tasks is None or task in tasks or "*" in tasks
 
 
-def _check_sparse_vector(settings: FrameworkSettings, delta: float, rounds: int, task: str) -> Finding:
+def _check_sparse_vector(
+    settings: base.FrameworkSettings, delta: float, rounds: int, task: str
+) -> base.Finding:
     """Check `SVTPrivacy` (Lyu, Su and Li 2017, Algorithm 7, with c = fraction·d answers, then c noisy values).
 
     Every query is |w_i| clipped to γ, so it moves by at most γ. The threshold's noise γ/ε₁ costs ε₁. An accepted query
@@ -106,6 +100,7 @@ def _check_sparse_vector(settings: FrameworkSettings, delta: float, rounds: int,
     fraction = settings.share("fraction", default=_DEFAULTS["fraction"])
     epsilon = settings.number("epsilon", default=_DEFAULTS["epsilon"])
     released = min(math.ceil(size * fraction), size)
+    # As nvflare splits it: 1 : (2c)^(2/3) makes the comparisons most accurate (Lyu, Su and Li 2017).
     ratio = (2.0 * released) ** (2 / 3)
     query = settings.number(
         "epsilon_query", default=epsilon - settings.number("epsilon_threshold", default=epsilon / (1 + ratio))
@@ -125,13 +120,15 @@ def _check_sparse_vector(settings: FrameworkSettings, delta: float, rounds: int,
     stated = epsilon + values
     spent = threshold + query * size / released + values
     # Pure ε adds up over rounds and over clients, whose noise is independent; at any δ it is an upper bound.
-    units = {CLIENT: 1, RECORD: 1, **list_persons()}
-    return Finding(
+    return base.Finding(
         "nvflare",
         f"SVTPrivacy, {released:,} of {size:,} weights a round, gamma {settings.number('gamma', default=1e-5):g}",
         delta,
         rounds,
-        tuple(Bound(SERVER, unit, spent * clients * rounds) for unit, clients in units.items()),
+        tuple(
+            base.Bound(base.SERVER, unit, spent * max(1, clients) * rounds)
+            for unit, clients in base.UNITS.items()
+        ),
         epsilon,
         "by the setting epsilon",
         (

@@ -5,31 +5,20 @@ from __future__ import annotations
 import math
 
 from silodp.accounting.accountant import EventCount
+from silodp.accounting.charges import scale_to_person
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
-from silodp.accounting.group_privacy import scale_to_person
 from silodp.errors import SilodpError
-from silodp_checks.base import (
-    CLIENT,
-    RECORD,
-    SERVER,
-    Finding,
-    Framework,
-    FrameworkSettings,
-    bound_units,
-    count_batches,
-    list_persons,
-    no_guarantee,
-)
+from silodp_checks import base
 
 
-class Opacus(Framework):
+class Opacus(base.Framework):
     """Opacus."""
 
     name = "opacus"
     files = "a flat TOML, JSON or YAML file with the arguments of make_private"
     without_effect = ("max_grad_norm",)
 
-    def check(self, settings: FrameworkSettings, delta: float | None) -> Finding:
+    def check(self, settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
         if "target_epsilon" in settings and "noise_multiplier" not in settings:
             raise SilodpError(
@@ -42,15 +31,17 @@ class Opacus(Framework):
         rounds = settings.whole("rounds", "num_rounds", default=1)
         if "sample_rate" in settings:
             rate = settings.share("sample_rate")
+            # 1e-9: 1/0.1 may be a little less than 10 in floating point.
             batches = max(1, math.floor(1 / rate + 1e-9))
         else:
             # As Opacus: one over the number of batches of the loader.
-            batches = count_batches(settings, settings.whole("dataset_size"))
+            batches = base.count_batches(settings, settings.whole("dataset_size"))
             rate = 1 / batches
         of_round = settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
         steps = rounds * of_round
         is_poisson = settings.flag("poisson_sampling", default=True)
         is_secure = settings.flag("secure_mode", default=True)
+        # At rate 1 all records take part, and sampling has nothing to amplify.
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
         def charges(records: int) -> list[EventCount]:
@@ -62,8 +53,10 @@ class Opacus(Framework):
 
         found = settings.delta(delta, "target_delta", "delta")
         bounds = (
-            *no_guarantee(SERVER, "Opacus protects single records, and a client has many", (CLIENT,)),
-            *bound_units(SERVER, found, charges, {RECORD: 1, **list_persons()}),
+            *base.no_guarantee(
+                base.SERVER, "Opacus protects single records, and a client has many", (base.CLIENT,)
+            ),
+            *base.bound_units(base.SERVER, found, charges, base.RECORDS),
         )
         differences = []
         if not is_poisson:
@@ -77,8 +70,8 @@ class Opacus(Framework):
             )
         stated = None
         if differences:
-            stated = bound_units(SERVER, found, lambda _: [(sampled, of_round)], {RECORD: 1})[0].epsilon
-        return Finding(
+            stated = base.compute_bound([(sampled, of_round)], found).epsilon
+        return base.Finding(
             "opacus",
             f"DP-SGD, noise_multiplier {noise:g}, sample rate {rate:.4g}, {steps:,} steps"
             + ("" if is_poisson else ", batches without Poisson sampling"),

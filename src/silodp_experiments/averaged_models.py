@@ -86,6 +86,7 @@ def list_charges(trajectory: Trajectory, steps: int, own: float, total: float) -
         "decoupled": CorrelatedReleases(Gaussian(2 * total), Gaussian(total)),
     }
     return [
+        # Later gradients are taken at the models after these steps, so what the models show is charged, too.
         (PoissonSampled(SAMPLING_PROBABILITY, looks[trajectory]), steps - 1),
         (PoissonSampled(SAMPLING_PROBABILITY, Gaussian(total)), 1),
     ]

@@ -20,8 +20,7 @@ import numpy as np
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import ADVERSARIES, Adversary
-from silodp.aggregators import Aggregator, Plain, RunSpec
-from silodp.config.comparison import MethodSpec, check_labels, parse_methods
+from silodp.aggregators import Plain, RunSpec
 from silodp.config.plugins import is_reference, locate_code
 from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
@@ -40,6 +39,7 @@ from silodp.text import pluralize
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp_experiments.compare_page import format_table, render_comparison
+from silodp_experiments.method_specs import MethodSpec, check_labels, parse_methods
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
@@ -66,7 +66,7 @@ def compare_methods(
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
             method, settings, model, data, seed and the files of code that the configuration names are the same).
-        on_progress: see `Progress`.
+        on_progress: a `Progress`, called after every run.
 
     Returns:
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
@@ -81,6 +81,7 @@ def compare_methods(
         specs += parse_methods(resolved, "default")
     check_labels(specs)
     out = Path(out)
+    # Both write plots/, and a comparison removes pictures that are not its own.
     if (out / "run_spec.json").exists():
         raise SilodpError(
             f"{out} is the directory of a run, whose pictures a comparison would replace: choose another.",
@@ -108,7 +109,9 @@ def compare_methods(
             runs[-1].append(done_run)
             done += 1
             if on_progress is not None:
-                end = " ".join(f"{name} {value}" for name, value in _format_end(done_run).items())
+                rows = done_run["rows"]
+                ends = {name: get_measure(rows[-1], name) for name in list_quantities(rows)}
+                end = " ".join(f"{name} {format_measure(value)}" for name, value in ends.items())
                 again = "" if is_new else "  (finished before)"
                 on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
     result = _summarize(resolved, federation, specs, runs, seeds)
@@ -120,8 +123,11 @@ def compare_methods(
 
 def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
     """Return the specification of the runs of a method, checked before any method trains."""
-    settings = {**resolved.settings(), "aggregator": _choose_aggregator(resolved, spec), "seed": 0}
+    settings = {**resolved.settings(), "seed": 0}
+    if spec.method.unit is None:
+        settings["aggregator"] = Plain()  # without privacy there is nothing to hide
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
+    # Else the whole comparison would be refused for a method that cannot have it; the note says which.
     settings["separate"] &= supports_separate(type(spec.method))
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
@@ -142,6 +148,7 @@ def _run(
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(resolved.config.task), resolved.config.evaluate_every]
     parts += _digest_code(resolved.config.task, spec)
+    # With the data: a run on other records must not be taken for this one.
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -159,6 +166,7 @@ def _run(
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
     write_durably(path, json.dumps(found, ensure_ascii=False).encode())
+    # As it will be read back: tuples are lists, and a new run compares equal to a stored one.
     return json.loads(json.dumps(found)), True
 
 
@@ -180,17 +188,6 @@ def _list_parts(part: Any) -> Iterator[Any]:
     if is_dataclass(part):
         for each in fields(part):
             yield from _list_parts(getattr(part, each.name))
-
-
-def _format_end(run: Fields) -> dict[str, str]:
-    """Return the values of the last round of a run, as text."""
-    names = list_quantities(run["rows"])
-    return {name: format_measure(get_measure(run["rows"][-1], name)) for name in names}
-
-
-def _choose_aggregator(resolved: ResolvedRun, spec: MethodSpec) -> Aggregator:
-    """Return the configured aggregator; for training without privacy `Plain`, as there is nothing to hide."""
-    return resolved.aggregator if spec.method.unit is not None else Plain()
 
 
 def _load_kept(path: Path, fingerprint: str) -> Fields | None:
@@ -219,6 +216,7 @@ def _summarize(
     seeds: int,
 ) -> Fields:
     config = resolved.config
+    # A method may lack a quantity that others have, for example where its loss was never finite.
     everything = [row for of_method in runs for run in of_method for row in run["rows"]]
     names = list_quantities(everything)
     count = len(specs) * seeds
@@ -278,8 +276,7 @@ def _explain(
         found.append(f"ε of {', '.join(of_records)} is for single records.")
     if config.evaluation is not None:
         found.append("[evaluation] is not used here, and each ε is without it: a run's own ε may be larger.")
-    found += _explain_budget(resolved.budget, methods)
-    found += _explain_limits(config.silo_limits, methods)
+    found += _explain_limits(resolved.budget, config.silo_limits, methods)
     if untuned:
         found.append(
             f"Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
@@ -292,29 +289,27 @@ def _explain(
     return found
 
 
-def _explain_budget(budget: Budget | None, methods: Sequence[Fields]) -> list[str]:
-    """Return which methods the budget stopped, and which private ones it does not limit: they had unequal rounds."""
-    if budget is None:
-        return []
-    ended = [f"{m['label']} after round {m['rounds'][-1]}" for m in methods if m["stopped"] == "budget"]
-    free = [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][budget.adversary] is None]
-    name = f"The budget, ε = {budget.epsilon:g} against {WHO[budget.adversary]},"
-    return [
-        *([f"{name} stopped {', '.join(ended)}."] if ended else []),
-        *([f"{name} did not limit {', '.join(free)}: no guarantee there."] if free else []),
-    ]
-
-
-def _explain_limits(limits: Mapping[Adversary, float], methods: Sequence[Fields]) -> list[str]:
-    """Return which private methods the limits of silos do not limit: alone, a run of them is refused."""
+def _explain_limits(
+    budget: Budget | None, limits: Mapping[Adversary, float], methods: Sequence[Fields]
+) -> list[str]:
+    """Return which methods the budget stopped, and which private ones it, or a silo's limit, does not limit."""
+    free = {
+        adversary: [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][adversary] is None]
+        for adversary in ADVERSARIES
+    }
     found = []
+    if budget is not None:
+        name = f"The budget, ε = {budget.epsilon:g} against {WHO[budget.adversary]},"
+        ended = [f"{m['label']} after round {m['rounds'][-1]}" for m in methods if m["stopped"] == "budget"]
+        if ended:
+            found.append(f"{name} stopped {', '.join(ended)}.")
+        if free[budget.adversary]:
+            found.append(f"{name} did not limit {', '.join(free[budget.adversary])}: no guarantee there.")
     for adversary, limit in limits.items():
-        free = [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][adversary] is None]
-        if free:
+        if free[adversary]:  # alone, a run of such a method is refused
             name = f"The limit of every silo, ε = {limit:g} against {WHO[adversary]},"
-            found.append(
-                f"{name} would refuse {', '.join(free)}, without a guarantee there; it was not applied."
-            )
+            refused = ", ".join(free[adversary])
+            found.append(f"{name} would refuse {refused}, without a guarantee there; it was not applied.")
     return found
 
 

@@ -10,10 +10,9 @@ from typing import Any
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES
 from silodp.report import plots
-from silodp.report.formatting import format_measure
+from silodp.report.formatting import format_measure, render
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder
-from silodp.report.templates import render
 from silodp.text import pluralize
 
 Fields = dict[str, Any]
@@ -28,16 +27,16 @@ def format_table(result: Mapping[str, Any]) -> str:
     requested = ["ε requested → charged"] if any(method["groups"] for method in result["methods"]) else []
     spent_on = [f"ε {adversary}" for adversary in ADVERSARIES]
     head = ["method", *result["quantities"], *spent_on, *requested, "seconds"]
-    lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
+    lines = [f"| {' | '.join(_escape_cell(text) for text in head)} |", "|" + "---|" * len(head)]
     untrained = [format_measure(result["untrained"].get(name)) for name in result["quantities"]]
     for method in result["methods"]:
         ends = [format_spread(method["final"].get(name)) for name in result["quantities"]]
         spent = [format_epsilon(method["epsilon"][adversary]) for adversary in ADVERSARIES]
         budgets = [format_requested_and_charged(method["groups"])] if requested else []
         cells = [format_label(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
-        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+        lines.append(f"| {' | '.join(_escape_cell(text) for text in cells)} |")
     lines.append(
-        f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in requested), '–'])} |"
+        f"| {' | '.join(['untrained', *map(_escape_cell, untrained), '0', '0', '0', *('–' for _ in requested), '–'])} |"
     )
     claims = [
         f"[{CLAIMED}: no guarantee] {method['label']}, ε released = {format_epsilon(claim['epsilon'])}: {claim['why']}"
@@ -72,7 +71,7 @@ def format_spread(end: Mapping[str, Any] | None) -> str:
     return f"{end['mean']:.4g}" + ("" if end["sd"] is None else f" ± {end['sd']:.2g}") + few
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Return text that cannot end its cell."""
     return " ".join(text.split()).replace("|", r"\|")
 
@@ -87,7 +86,7 @@ def render_comparison(result: Fields, out: Path) -> str:
     pictures = PictureFolder(out / "plots")
     utility: list[Picture] = []
     for i, name in enumerate(result["quantities"]):
-        curves = [_curve(method, name) for method in result["methods"]]
+        curves = [_make_curve(method, name) for method in result["methods"]]
         untrained = result["untrained"][name]
         for against, caption in (
             (
@@ -103,10 +102,12 @@ def render_comparison(result: Fields, out: Path) -> str:
             figure = plots.plot_comparison(curves, name, untrained, against)
             if figure is not None:
                 utility.append(pictures.add(f"{i}-{against}", figure, caption))
-    curves = [_curve(method, None) for method in result["methods"]]
+    curves = [_make_curve(method, None) for method in result["methods"]]
     figure = plots.plot_epsilon_comparison(curves)
     caption = f"ε against {WHO['released']}, after every round of one run."
     epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
+    # Names of pictures begin with a number or "epsilon": those of an earlier comparison must not stay beside the new
+    # ones.
     pictures.remove_old((*"0123456789", "epsilon"))
     ends = [
         {
@@ -157,7 +158,7 @@ def _describe_levels(result: Fields) -> str:
     )
 
 
-def _curve(method: Fields, name: str | None) -> plots.Curve:
+def _make_curve(method: Fields, name: str | None) -> plots.Curve:
     """Return the curve of one quantity of a method, or of ε alone."""
     empty = [None] * len(method["rounds"])
     curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}

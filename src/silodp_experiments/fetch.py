@@ -81,7 +81,8 @@ def fetch(
     if origin.alternative and (folder / origin.alternative).is_file():
         return [folder / origin.alternative]
     for file, digest in origin.files.items():
-        if _state(folder / file, digest) != "ok":
+        # A file with other bytes is fetched again: it may be the rest of an older program.
+        if _check_file(folder / file, digest) != "ok":
             if not addresses.get(file):
                 raise SilodpError(
                     f"{name} cannot be fetched into {folder}: {origin.manual}", code="data.fetch"
@@ -105,7 +106,9 @@ def check(dataset: str | Dataset, root: str | Path | None = None) -> DatasetChec
     files = []
     if origin.files:
         folder = data_root(root) / name
-        files = [FileCheck(folder / file, _state(folder / file, pin)) for file, pin in origin.files.items()]
+        files = [
+            FileCheck(folder / file, _check_file(folder / file, pin)) for file, pin in origin.files.items()
+        ]
         substitute = folder / origin.alternative if origin.alternative else None
         if substitute is not None and substitute.is_file() and files[0].state == "missing":
             files = [FileCheck(substitute, "differs")]  # other rows than the pinned file's, so never "ok"
@@ -123,11 +126,13 @@ def list_datasets(root: str | Path | None = None) -> list[Listing]:
     Without such a folder only those are present that need no files.
     """
     try:
+        # A list is of use without a folder, too: it tells what can be fetched.
         folder: Path | None = data_root(root)
     except SilodpError:
         folder = None
     listings = []
-    for name, origin in _origins().items():
+    for name, origin in _list_origins().items():
+        # Data sets of an installed package have no files of their own.
         present = not origin.files
         if folder is not None and not present:
             here = folder / name
@@ -138,7 +143,7 @@ def list_datasets(root: str | Path | None = None) -> list[Listing]:
     return listings
 
 
-def _origins() -> dict[str, Origin]:
+def _list_origins() -> dict[str, Origin]:
     return {name: dataset.origin for name, dataset in DATASETS.items() if dataset.origin is not None}
 
 
@@ -148,14 +153,14 @@ def _with_origin(dataset: str | Dataset) -> tuple[str, Origin]:
         dataset = find_dataset(dataset, "name")
     if dataset.origin is None:
         raise SilodpError(
-            f"data set {dataset.name!r} is not published: choose one of {', '.join(_origins())}",
+            f"data set {dataset.name!r} is not published: choose one of {', '.join(_list_origins())}",
             code="argument.value",
             field="name",
         )
     return dataset.name, dataset.origin
 
 
-def _state(path: Path, digest: str) -> str:
+def _check_file(path: Path, digest: str) -> str:
     return "missing" if not path.is_file() else "ok" if pooch.file_hash(str(path)) == digest else "differs"
 
 
@@ -171,6 +176,7 @@ def _download(urls: tuple[str, ...], path: Path, digest: str) -> None:
     failures = []
     for url in urls:
         try:
+            # pooch compares the hash of a temporary file and renames it: a download that stops leaves nothing.
             pooch.retrieve(url, f"sha256:{digest}", path.name, path.parent, downloader=_read_url)
             return
         except OSError as error:  # those of requests are OSErrors, too

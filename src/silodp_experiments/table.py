@@ -20,13 +20,14 @@ _CLAIMED = "claimed"
 
 
 @table_app.callback()
-def _tables() -> None:
+def _keep_group() -> None:
     """Keep the group: typer would replace it by its single command."""
 
 
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
     """Compute ε of averaged models. Each cell (DDP, Table 1) is proven or only claimed."""
+    # Here, as `silodp --help` imports this module for its commands alone, and must not wait for numpy.
     from silodp_experiments.averaged_models import DELTA, SAMPLING_PROBABILITY, compute_table
 
     rows = compute_table()
@@ -50,15 +51,15 @@ def format_table(rows: Sequence[BoundRow]) -> list[str]:
         parties = list(dict.fromkeys(row.parties for row in rows if row.steps == steps))
         first = [cells[steps, *kinds[0], number] for number in parties]
         lines.append(
-            _line(
+            _format_line(
                 f"{steps} step{'s' if steps > 1 else ''}",
                 [f"{number} part{'ies' if number > 1 else 'y'}" for number in parties],
             )
         )
-        lines.append(_line("  σ of the sum", [f"{row.noise_multiplier:.3f}" for row in first]))
+        lines.append(_format_line("  σ of the sum", [f"{row.noise_multiplier:.3f}" for row in first]))
         for trajectory, conversion in kinds:
             found = [cells[steps, trajectory, conversion, number] for number in parties]
-            lines.append(_line(f"  {trajectory}, {conversion}", [_cell(row) for row in found]))
+            lines.append(_format_line(f"  {trajectory}, {conversion}", [_format_cell(row) for row in found]))
         lines.append("")
     return [
         *lines,
@@ -67,9 +68,9 @@ def format_table(rows: Sequence[BoundRow]) -> list[str]:
     ]
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
+def _format_line(name: str, cells: Sequence[str]) -> str:
     return f"{name:20}" + "".join(f"{cell:>16}" for cell in cells)
 
 
-def _cell(row: BoundRow) -> str:
+def _format_cell(row: BoundRow) -> str:
     return f"{row.epsilon:.3f} {_CLAIMED if row.status == 'claimed' else '':{len(_CLAIMED)}}"

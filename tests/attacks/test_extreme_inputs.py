@@ -3,7 +3,7 @@
 Attacked is the bound of a sum: one unit moves it by at most one clip. A sum of products can overflow in one order of
 its terms and not in another, and the order depends on how many records are computed at once: one record more, and the
 rows of others change from "not finite, counts as zero" to whole clips. Nobody has to choose the model: records alone do
-it. Without the rule of `training.sgd._shared`, one record moves a sum by up to 200 clips, at an ε below 1.
+it. Without the rule of `training.sgd.separate`, one record moves a sum by up to 200 clips, at an ε below 1.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from silodp.wire.transport import SignedParty, sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from support.refusals import refused
+from support.stores import copy_entries, set_back, side_of
 from support.wires import set_state
 
 GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
@@ -64,7 +65,7 @@ def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
 
 
 def backup(parties: Parties, name: str) -> dict[str, bytes]:
-    return dict(parties.stores[name]._values)
+    return copy_entries(parties.stores[name])
 
 
 # --- S1: counts ---
@@ -437,7 +438,7 @@ def test_what_stored_answers_refuse_the_gate_and_the_seals_refuse_too():
     silo, asked = parties.silos["silo0"], parties.last("update")
     with refused("gate.open"):
         silo.gate.next_state(parties.last("open"))
-    seals = silo._side
+    seals = side_of(silo)
     drawn = seals.get_or_draw(asked, seals.attempt(asked), dict)
     assert drawn["noisy"].any()
     with refused("gate.model"):
@@ -462,7 +463,7 @@ def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
         parties.run_round(round_)
         keys.append(parties.silos["silo0"]._derive_round_key(round_))
     assert len(set(keys)) == 3
-    kept = b"".join(parties.stores["silo0"]._values.values())
+    kept = b"".join(copy_entries(parties.stores["silo0"]).values())
     assert keys[2] in kept
     assert keys[0] not in kept
     assert keys[1] not in kept
@@ -498,7 +499,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
         ring, step = Masked().ring(parties.spec)
         total = sum(message.arrays["masked"] for message in masked.values())
         for name in masked:
-            opened = parties.silos[name]._side
+            opened = side_of(parties.silos[name])
             request = (
                 next(
                     m for n, m in parties.transport.asked if n == name and (m.kind, m.round) == ("update", 1)
@@ -652,7 +653,7 @@ def test_a_store_older_than_its_ledger_is_noticed():
     parties.run_round(0)
     old, ledger = backup(parties, "silo0"), parties.silos["silo0"].gate.ledger
     parties.run_round(1)
-    parties.stores["silo0"]._values = old
+    set_back(parties.stores["silo0"], old)
     silo, asked = parties.started("silo0", ledger=ledger), parties.last("update")
     for request in (asked, nudge(asked)):
         with refused("gate.set_back"):
@@ -676,7 +677,7 @@ def test_a_silo_that_lost_its_store_begins_nothing_anew():
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
     ledger = parties.silos["silo0"].gate.ledger
-    parties.stores["silo0"]._values = {}
+    set_back(parties.stores["silo0"], {})
     with refused("gate.set_back"):
         parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
 
@@ -702,12 +703,12 @@ def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
     """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""
     parties = Parties(*RUNS[name])
     kinds = [kind.name for kind in parties.silos["silo0"].gate.script.setup]
-    store = parties.stores["silo0"]._values
+    store = parties.stores["silo0"]
     for kind in kinds[kinds.index("hello") + 1 :]:
         asked = parties.last(kind)
         silo = parties.started("silo0")
         set_state(silo, step=kinds.index(kind), answered=())
-        store.pop(f"run/answer/{kind}/0/{asked.attempt}")
+        store.drop(f"run/answer/{kind}/0/{asked.attempt}")
         with refused("gate.restarted"):
             silo.answer(asked)
 
@@ -715,10 +716,10 @@ def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
 def test_a_box_is_sealed_under_another_nonce_every_time():
     """Under one nonce the difference of two boxes was that of two samples."""
     parties = Parties(HIDDEN["lattice"], HALF)
-    session = parties.silos["silo0"]._side._member.session("run")
+    session = side_of(parties.silos["silo0"])._member.session("run")
     one, other = (session.encrypt("silo1", b"the same", "use") for _ in range(2))
     assert one[12:] != other[12:]
-    peer = parties.silos["silo1"]._side._member.session("run")
+    peer = side_of(parties.silos["silo1"])._member.session("run")
     assert peer.decrypt("silo0", one, "use") == peer.decrypt("silo0", other, "use") == b"the same"
 
 
@@ -735,13 +736,13 @@ def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
         for request in (asked, asked, other)
     ]
     assert draws[0] == draws[1] != draws[2]
-    before = dict(parties.stores["silo1"]._values)
+    before = copy_entries(parties.stores["silo1"])
     opening = parties.last("open", "silo1")
     seals = []
     for update in ("0" * 64, asked.digest()):
         set_state(silo, update=update)
-        seals.append(silo._side.open(opening).blobs["seal"])
-    parties.stores["silo1"]._values = before
+        seals.append(side_of(silo).open(opening).blobs["seal"])
+    set_back(parties.stores["silo1"], before)
     assert seals[0] != seals[1]
 
 

@@ -17,6 +17,7 @@ from silodp.crypto.lattice.scheme import LatticeServer
 from support.oracles import small_federation
 from support.private import LATTICE, RECORDS, Parties
 from support.refusals import refused
+from support.stores import side_of
 
 
 def keys(parties: Parties) -> dict[str, bytes]:
@@ -54,7 +55,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     total = p.digits.zero()
     for name, answer in zip(parties.names, answers, strict=True):
         total = p.digits.add(total, p.digits.from_bytes(answer.blobs["masked"]))
-        seals = parties.silos[name]._side
+        seals = side_of(parties.silos[name])
         request = parties.last("update", name, 1)
         total = p.digits.mask(
             total,
@@ -77,11 +78,11 @@ def sums(method, offset: int, rounds: int) -> np.ndarray:
     honest = ServerShares.round_shares
 
     def lying(self, round_, sample):
-        shares = honest(self, round_, sample).copy()
-        shares[0] += np.uint64(
-            offset
-        )  # the silos' shares make up the rest: nobody sees what the sum of both is
-        return shares
+        shares, sealed = honest(self, round_, sample)
+        shares = shares.copy()
+        # The silos' shares make up the rest: nobody sees what the sum of both is.
+        shares[0] += np.uint64(offset)
+        return shares, sealed
 
     parties = Parties(LATTICE, method, federation=small_federation(users=4))
     parties.params = parties.params * 0

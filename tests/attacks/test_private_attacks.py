@@ -23,6 +23,7 @@ from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from support.private import LATTICE, PAILLIER, Parties
 from support.refusals import refused
+from support.stores import copy_entries
 
 
 def transfers(parties: Parties, counter: int, choices: np.ndarray, size: int) -> bytes:
@@ -117,14 +118,14 @@ def test_two_attempts_of_one_roster_are_masked_apart():
         parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     digits = LATTICE.parameters(parties.spec).digits
-    before, key = dict(parties.stores["silo1"]._values), parties.server.store.round(0).get("request/0")
+    before, key = copy_entries(parties.stores["silo1"]), parties.server.store.round(0).get("request/0")
     sent = [digits.from_bytes(silo.answer(asked).blobs["masked"])]
     # The gate asks for a smaller roster in a further attempt; a store that was set back knows of no first one.
     for name in [
         n for n in before if n.startswith(("run/round/0/answer/update", "run/gate", "run/round/0/seeds"))
     ]:
-        del parties.stores["silo1"]._values[name]
-    parties.stores["silo1"]._values["run/gate"] = State(step=5, session=0).encode()
+        parties.stores["silo1"].drop(name)
+    parties.stores["silo1"].put("run/gate", State(step=5, session=0).encode())
     again = encrypted(parties, replace(asked, attempt=1), key, 1)
     sent.append(digits.from_bytes(silo.answer(again).blobs["masked"]))
     with pytest.raises(SilodpError, match="does not decrypt"):

@@ -22,6 +22,7 @@ from support.clear import released
 from support.oracles import small_federation
 from support.private import Parties, hidden_samples, in_clear, run
 from support.refusals import refused
+from support.stores import side_of
 from support.wires import (
     set_state,
     wire,  # noqa: F401
@@ -78,7 +79,7 @@ def test_every_message_of_the_choices_names_its_session(aggregator):
         with refused("session.unknown"):
             zero._handlers[kind](replace(parties.last(kind), fields={"session": "00" * 32}))
     # A second reply to the same offer would be keys of the server's choice under choices made before.
-    assert not [key for key in zero._store.run.names() if key.startswith("choice base/")]
+    assert not [key for key in parties.store_of("silo0").run.names() if key.startswith("choice base/")]
 
 
 @BOTH
@@ -111,7 +112,7 @@ def test_a_box_serves_every_attempt_of_its_round(aggregator):
     parties = Parties(replace(aggregator, min_silos=3), HALF, silos=4)
     parties.transport.lost = lambda name, m: (name, m.kind) == ("silo3", "update")
     parties.run_round(0)
-    silo = parties.silos["silo1"]._side
+    silo = side_of(parties.silos["silo1"])
     asked = [m for name, m in parties.transport.asked if (name, m.kind) == ("silo1", "update")]
     assert [m.attempt for m in asked] == [0, 1]
     assert asked[0].blobs["sampled"] == asked[1].blobs["sampled"]
@@ -150,7 +151,7 @@ def test_silo_0_that_asks_for_other_entries_gets_none(aggregator, tmp_path, wire
         parties.run_round(0)
     zero = parties.silos["silo0"]
     for key in ("answer/sample/0/0", "choice"):
-        zero._store.round(0).drop(key)
+        parties.store_of("silo0").round(0).drop(key)
     set_state(zero, round=-1, prepared=0)
     parties.transport.lost = lambda name, m: False
     with pytest.raises(SilodpError, match="'silo0' sent a second, different request"):

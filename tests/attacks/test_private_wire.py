@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from attacks.test_wire_attacks import altered
-from silodp.aggregators._weight_shares import SiloWeights
+from silodp.aggregators._weight_shares import SharedWeightsSilo
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, run
+from support.stores import side_of
 from support.wires import Wire, wire  # noqa: F401
 
 PRIVATE = {"lattice": LATTICE, "paillier": PAILLIER}
@@ -106,7 +107,7 @@ def test_an_answer_of_the_wrong_length_is_refused_by_name(name, kind, silo, how,
 
 
 def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
-    monkeypatch.setattr(SiloWeights, "capped_counts", property(lambda self: self.counts))
+    monkeypatch.setattr(SharedWeightsSilo, "capped_counts", property(lambda self: self._context.counts))
     with pytest.raises(
         SilodpError, match=r"silo 'silo0' refused: counts must lie between 0 and the public cap of 1"
     ):
@@ -143,13 +144,13 @@ def test_a_set_up_begun_anew_has_new_secrets(name, wire, tmp_path):  # noqa: F81
 
 def secrets_of(name: str, wire: type[Wire]) -> tuple[bytes, ...]:  # noqa: F811
     """R; ρ and c, or nothing more; and what the server was told of the counts."""
-    side = wire.last.parties["silo2"].silo._side
+    side = side_of(wire.last.parties["silo2"].silo)
     run_id = wire.received[-1][1].run
     group = side._member.group_secret(run_id)
     if name == "paillier":
         told = [m.blobs["counts"] for s, m in wire.received if (s, m.kind) == ("silo0", "blinded counts")]
         return group, told[-1]
-    shares = side._weights._shares(run_id)
+    shares = side._shares(run_id)
     told = [
         m.arrays["masked"].tobytes() for s, m in wire.received if (s, m.kind) == ("silo0", "masked counts")
     ]

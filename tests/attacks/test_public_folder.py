@@ -31,18 +31,19 @@ from pydantic import BaseModel
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.cli.deploy import _format_agreement
-from silodp.config.arguments import get_fields
+from silodp.cli.deploy import format_agreement
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS
-from silodp.deploy import consortium as public_folder
-from silodp.deploy.consortium import Consortium, compute_digest, take_copy
+from silodp.deploy import public_files
+from silodp.deploy.acceptance import describe_agreement
+from silodp.deploy.consortium import _CODE_MODULES, Consortium, take_copy
+from silodp.deploy.public_files import compute_digest
 from silodp.deploy.server import serve
-from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import open_silo
 from silodp.errors import SilodpError
 from silodp.methods import METHODS
@@ -260,7 +261,7 @@ def test_no_field_runs_code_before_it_is_accepted_or_code_that_is_not_shown(
         except SilodpError:
             assert executed() == set()
             continue
-        shown = _format_agreement(agreed)
+        shown = format_agreement(agreed)
         assert executed() == set()
         with suppress(SilodpError):  # accepted: whatever is run now was shown
             _ = consortium.task
@@ -391,7 +392,7 @@ def test_modules_that_may_be_named_have_nothing_that_reads_files_or_starts_progr
         "collections.abc",
         "dataclasses",
     )
-    for name in public_folder._CODE_MODULES:
+    for name in _CODE_MODULES:
         for key, one in vars(import_module(name)).items():
             # An annotation such as `Positive` makes a number where it is called, and nothing else.
             if callable(one) and not key.startswith("_") and get_origin(one) is not Annotated:
@@ -405,7 +406,7 @@ def test_a_loss_of_torch_is_taken_and_shown(public: Path) -> None:
     values = put(read_toml(public / "config.toml"), ("task", "loss"), "torch.nn:BCEWithLogitsLoss")
     (public / "config.toml").write_text(tomli_w.dumps(values))
     consortium = Consortium.load(public)
-    lines = _format_agreement(describe_agreement(consortium))
+    lines = format_agreement(describe_agreement(consortium))
     assert any("task.loss = torch.nn:BCEWithLogitsLoss" in line for line in lines)
     assert consortium.task.loss.name.startswith("BCEWithLogitsLoss")
 
@@ -559,7 +560,7 @@ def test_the_size_of_a_public_folder_is_bounded(
     for number in range(10):
         (public / f"{number}.bin").write_bytes(bytes(4000))
     Consortium.load(public)
-    monkeypatch.setattr(public_folder, limit, beyond)
+    monkeypatch.setattr(public_files, limit, beyond)
     if limit == "_MAX_FILE_BYTES":
         Consortium.load(public)
         (public / "long.bin").write_bytes(bytes(5001))
@@ -581,9 +582,9 @@ def test_a_file_is_not_read_beyond_its_limit(public: Path, monkeypatch: pytest.M
         found = size(descriptor)
         return SimpleNamespace(st_mode=found.st_mode, st_size=min(found.st_size, 99))
 
-    monkeypatch.setattr(public_folder.os, "fstat", shrunk)
+    monkeypatch.setattr(public_files.os, "fstat", shrunk)
     with refused("deploy.public"):
-        public_folder._read_regular(public / "sparse.bin", public / "sparse.bin", 1000)
+        public_files.read_regular(public / "sparse.bin", public / "sparse.bin", 1000)
 
 
 def test_a_digest_is_the_same_as_in_earlier_versions(tmp_path: Path) -> None:
@@ -591,5 +592,5 @@ def test_a_digest_is_the_same_as_in_earlier_versions(tmp_path: Path) -> None:
     for name in ("a/b.py", "a-b.py", "Z.txt", "a/b/c.txt", ".x/y", "__pycache__/z.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert list(public_folder.list_files(tmp_path)) == ["Z.txt", "a/b/c.txt", "a/b.py", "a-b.py"]
+    assert list(public_files.list_files(tmp_path)) == ["Z.txt", "a/b/c.txt", "a/b.py", "a-b.py"]
     assert compute_digest(tmp_path) == "dcf6341e5fc8d90a7ed25293cf9c5d5ef7ad0354e8d357f41c913e0ebda0f4b2"

@@ -19,7 +19,7 @@ from end_to_end.test_masked import AVG
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
-from silodp.crypto.coins import PersonCoins
+from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import derive_key
 from silodp.data.federation import Federation
 from silodp.methods import UldpAvg, UserBudgets
@@ -30,6 +30,7 @@ from support.clear import released
 from support.oracles import small_federation, without_user
 from support.private import Parties, counts_of, run
 from support.refusals import refused
+from support.stores import side_of
 
 HALF = replace(AVG, user_sampling=0.5)
 USERS = 40
@@ -41,14 +42,14 @@ BOTH = pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, np.ndarray]]:
     """The silo, round and release of every training, and who has a weight above 0 in it: (U,) bool."""
     seen: list[tuple[str, int, int, np.ndarray]] = []
-    trained = Silo._train
+    compute = Silo._compute_release
 
     def watched(self: Silo, request: Message, release: int):
-        weights, update, randomness = trained(self, request, release)
+        update, weights, stream = compute(self, request, release)
         seen.append((self.name, request.round, release, weights.numpy() > 0))
-        return weights, update, randomness
+        return update, weights, stream
 
-    monkeypatch.setattr(Silo, "_train", watched)
+    monkeypatch.setattr(Silo, "_compute_release", watched)
     return seen
 
 
@@ -116,7 +117,7 @@ def test_no_message_holds_a_coin_a_pseudonym_a_count_or_a_sample(aggregator, dra
     counts = [*counts_of(PERSONS), counts_of(PERSONS).sum(0)]
     for message in messages:
         assert not any(holds(message, vector) for vector in (*(s > 0 for s in samples), *here, *counts))
-    secret = parties.silos["silo0"]._side.group_secret("run")
+    secret = side_of(parties.silos["silo0"]).group_secret("run")
     key = derive_key(secret, "person", "run", "")
     pseudonyms = [hmac.digest(key, str(person).encode(), "sha256")[:8] for person in range(USERS)]
     coins = PersonCoins(secret, "run", "", map(str, range(USERS)))
@@ -132,7 +133,7 @@ def test_a_sample_is_known_to_the_silos_and_not_to_the_server(aggregator):
     """Its store, messages included, holds neither the common secret nor a sample."""
     parties = Parties(aggregator, HALF, federation=PERSONS)
     parties.run_round(0)
-    secrets = {silo._side.group_secret("run") for silo in parties.silos.values()}
+    secrets = {side_of(silo).group_secret("run") for silo in parties.silos.values()}
     assert len(secrets) == 1
     kept = b"".join(parties.server.store.run._store._values.values())
     assert secrets.pop() not in kept
@@ -196,11 +197,11 @@ def test_coins_of_another_run_or_another_reading_of_identifiers_are_other_coins(
     """Even if the secret were the same: the session's secret is bound to both already."""
     parties = Parties(Plain(), HALF, federation=PERSONS)
     silo = parties.silos["silo0"]
-    monkeypatch.setattr(silo._side, "group_secret", lambda run: bytes(32))
+    monkeypatch.setattr(side_of(silo), "group_secret", lambda run: bytes(32))
     before = silo._draw_sample(0)
     silo._tossed = None
     if "run" in change:
-        silo._run = change["run"]
+        silo._spec = replace(silo._spec, run=change["run"])
     else:
         silo._spec = replace(silo._spec, data=replace(silo._spec.data, identity_digest=change["profile"]))
     assert (silo._draw_sample(0) != before).any()

@@ -16,6 +16,7 @@ from silodp.crypto import keys
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from support.refusals import refused
+from support.stores import side_of
 from support.wires import set_state
 
 
@@ -35,7 +36,7 @@ def verified(monkeypatch) -> list[str]:
 
 
 def member(parties: Parties) -> SiloKeyAgreement:
-    return parties.silos["silo0"]._side._member
+    return side_of(parties.silos["silo0"])._member
 
 
 def alter(parties: Parties, what: str, blob: str) -> bytes:

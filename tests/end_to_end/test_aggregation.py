@@ -13,7 +13,6 @@ from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import Masked, Plain
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.config.comparison import parse_methods
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
@@ -25,6 +24,7 @@ from silodp.report.formatting import format_bytes
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import run, train
 from silodp_experiments.compare import compare_methods
+from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import pytest
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.run import run_config
-from silodp.config.arguments import get_fields, get_table_class
+from silodp.config.build import get_fields, get_table_class
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES

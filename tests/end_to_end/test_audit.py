@@ -13,10 +13,9 @@ import pytest
 from test_record_methods import DDP
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.assumptions import NOT_COVERED
+from silodp.accounting.charges import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, RevealedSample
-from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.cli.main import main

@@ -9,10 +9,10 @@ import pytest
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.config.budgets import build_budget_distribution
-from silodp.config.comparison import parse_methods
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.errors import SilodpError
 from silodp.methods import Rpdp, UldpAvg, UserBudgets
+from silodp_experiments.method_specs import parse_methods
 from support.commands import CONFIG, Silodp, assert_sentence
 
 PERSONAL = """

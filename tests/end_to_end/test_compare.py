@@ -12,7 +12,6 @@ import pytest
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.config.comparison import MethodSpec, parse_methods
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
@@ -23,6 +22,7 @@ from silodp.runtime.train import run, train
 from silodp_experiments import compare as module
 from silodp_experiments.compare import compare_methods
 from silodp_experiments.compare_page import format_spread, format_table, is_level
+from silodp_experiments.method_specs import MethodSpec, parse_methods
 
 pytestmark = pytest.mark.pictures
 

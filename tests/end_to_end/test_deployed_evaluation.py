@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from silodp.accounting.ledger import reopen_ledger
+from silodp.deploy.acceptance import describe_agreement
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
-from silodp.deploy.setup import describe_agreement
 from silodp.errors import SilodpError
 from silodp.report.page import write_report
 from support.consortium import Processes, start_consortium

@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.cli.deploy import FIXED_RUNS, _format_agreement, _format_spent
+from silodp.cli.deploy import format_agreement
+from silodp.cli.parties import FIXED_RUNS, format_spent
 from silodp.config.resolve import load_config
 from silodp.deploy import setup
+from silodp.deploy.acceptance import describe_agreement
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
 from silodp.deploy.policy import Policy
 from silodp.deploy.records import load_records, save_records
 from silodp.deploy.server import serve
-from silodp.deploy.setup import describe_agreement
 from silodp.deploy.status import StatusFile
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.consortium import make_parties
 from support.deployed import TABLES
@@ -76,13 +77,13 @@ def test_a_draft_that_fails_leaves_nothing(
 ) -> None:
     (tmp_path / "one.toml").write_text(CONFIG.replace("seed = 1\n", ""))
 
-    def fail(folder: Path, *_: object) -> None:
-        (folder / "config.toml").write_text("half")
-        raise OSError(28, "No space left on device", str(folder))
+    def fail(path: Path, *_: object) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device", str(path))
 
     command = ("deploy", "init", tmp_path / "one.toml", "--out", tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setattr(setup, "write_public", fail)
+        patch.setattr(setup, "write_durably", fail)
         assert_sentence(silodp(*command), code="run.disk_full")
     assert not list((tmp_path / "c").iterdir())
     assert silodp(*command).status == 0
@@ -155,7 +156,7 @@ def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) ->
     aggregator = 'aggregator = "lattice"\n[aggregation]\ncount_cap = 5\nattempts = 10\n'
     config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
     consortium = Consortium.load(make_parties(tmp_path, config) / "public")
-    lines = _format_agreement(describe_agreement(consortium))
+    lines = format_agreement(describe_agreement(consortium))
     assert any(line.startswith("  assumes     against a malicious server no ε is promised") for line in lines)
 
 
@@ -166,7 +167,7 @@ def test_who_accepts_sees_that_a_key_is_for_tests(bits: int, is_told: bool, tmp_
     aggregator += f"insecure_for_tests = {str(is_told).lower()}\n"
     config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
     agreed = describe_agreement(Consortium.load(make_parties(tmp_path, config) / "public"))
-    lines = _format_agreement(agreed)
+    lines = format_agreement(agreed)
     assert f"    key bits: {bits}" in lines
     assert "    count cap: 5" in lines
     assert any(line.startswith("  assumes     FOR TESTS: a modulus of 256 bits") for line in lines) == is_told
@@ -179,7 +180,7 @@ def test_a_silo_reads_its_table_by_the_mapping_that_all_have_accepted(tmp_path: 
     for silo, text in tables.items():
         (tmp_path / f"{silo}.csv").write_text(text)
     consortium = Consortium.load(make_parties(tmp_path, config) / "public")
-    lines = _format_agreement(describe_agreement(consortium))
+    lines = format_agreement(describe_agreement(consortium))
     assert "  in silo south the column 'Al\\x1bter' is 'age'" in lines
     assert "  in silo south in 'ill' 'ja' is 'yes'" in lines
     for silo in tables:
@@ -195,7 +196,7 @@ def test_a_budget_that_ends_the_run_early_is_shown_and_who_keeps_it(
     init = ("deploy", "init", tmp_path / "one.toml", "--local", "--out", tmp_path / "c")
     assert silodp(*init, "--set", f"budget.epsilon={epsilon}").status == 0
     consortium = Consortium.load(tmp_path / "c" / "public")
-    lines = "\n".join(_format_agreement(describe_agreement(consortium)))
+    lines = "\n".join(format_agreement(describe_agreement(consortium)))
     assert (
         "ends the run before ε against released exceeds 0.8; this silo does not check" in lines
     ) == is_told
@@ -218,7 +219,7 @@ def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
             "epsilon": {"server": 1.0},
             "limits": {"server": limit},
         }
-        assert FIXED_RUNS in _format_spent(spent)[-1]
+        assert FIXED_RUNS in format_spent(spent)[-1]
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0})
     assert "if the runs were fixed beforehand" in policy.to_toml()
 

@@ -18,7 +18,7 @@ from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import FederationSize
-from silodp.methods.ddp.method import CLAIM
+from silodp.methods.ddp import CLAIM
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from support.clear import MaskedInClear, described

@@ -153,7 +153,7 @@ def test_ctrl_c_in_another_command_says_to_give_it_again(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("silodp.report.page.write_report", stop)
+    monkeypatch.setattr("silodp.report.run_record.read_run", stop)
     stopped = silodp("report", "a")
     assert (stopped.status, stopped.err) == (130, "interrupted; give the same command again\n")
 

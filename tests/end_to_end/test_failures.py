@@ -251,39 +251,58 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     assert told.stdout.startswith(b"\\u03b5 = ")
 
 
-STREAMS = ("closed", "full", "for reading", "a pipe that nobody reads")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
+FAILING = """
+import os, sys
+from silodp.cli.main import main
+import silodp.report.page  # once for all
+folder, *kinds = sys.argv[1:]
+for stream in (1, 2):
+    for kind in kinds:
+        if not (child := os.fork()):
+            name = f"{folder}/{stream} {kind}"
+            if kind == "unread":
+                reader, target = os.pipe()
+                os.close(reader)
+            else:
+                path, mode = {"full": ("/dev/full", os.O_WRONLY), "for reading": (os.devnull, os.O_RDONLY)}[kind]
+                target = os.open(path, mode)
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), 3 - stream)
+            os.dup2(target, stream)
+            main(["report", f"{folder}/none", "--json"])
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(f"{stream}/{kind}/{status}", flush=True)
+"""
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_failure_is_told_by_its_status_and_the_stream_that_is_left(
-    tmp_path: Path, stream: str, kind: str
-) -> None:
-    """Service managers and cron close streams or lead them to a full disk."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
-    (tmp_path / "empty").touch()
-    reader, writer = os.pipe()
-    os.close(reader)
-    opened = {
-        "full": os.open("/dev/full", os.O_WRONLY),
-        "for reading": os.open(tmp_path / "empty", os.O_RDONLY),
-        "a pipe that nobody reads": writer,
-    }
-    command = [sys.executable, "-m", "silodp.cli.main", "report", str(tmp_path / "none"), "--json"]
-    if kind == "closed":
-        command = ["sh", "-c", f'exec "$@" {1 if stream == "stdout" else 2}>&-', "sh", *command]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if kind != "closed":
-        streams[stream] = opened[kind]
-    told = subprocess.run(command, **streams, text=True, env=environment, check=False)
-    for descriptor in opened.values():
-        os.close(descriptor)
-    assert told.returncode == 2, told
-    if stream == "stdout":
-        assert told.stderr.count("\n") == 1
-        assert told.stderr.endswith("[report.missing]\n")
+def assert_failure_was_told(stream: str, status: int, left: str) -> None:
+    """What is left of two streams, one of which could not be written to."""
+    assert status == 2, left
+    if stream == "1":
+        assert left.count("\n") == 1
+        assert left.endswith("[report.missing]\n")
     else:
-        assert json.loads(told.stdout)["error"]["code"] == "report.missing"
+        assert json.loads(left)["error"]["code"] == "report.missing"
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_failure_is_told_by_its_status_where_a_stream_is_closed(tmp_path: Path, stream: str) -> None:
+    """Service managers and cron close streams."""
+    command = [sys.executable, "-m", "silodp.cli.main", "report", str(tmp_path / "none"), "--json"]
+    closing = ["sh", "-c", f'exec "$@" {stream}>&-', "sh", *command]
+    told = subprocess.run(closing, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert_failure_was_told(stream, told.returncode, told.stderr if stream == "1" else told.stdout)
+
+
+def test_a_failure_is_told_by_its_status_where_a_stream_cannot_be_written(tmp_path: Path) -> None:
+    """They also lead them to a full disk. Every command is a fork, which ends as a command of its own does."""
+    kinds = ("full", "for reading", "unread")
+    command = [sys.executable, "-c", FAILING, str(tmp_path), *kinds]
+    told = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    ended = [line.split("/") for line in told.stdout.splitlines()]
+    assert [(stream, kind) for stream, kind, _ in ended] == [(s, kind) for s in "12" for kind in kinds]
+    for stream, kind, status in ended:
+        assert_failure_was_told(stream, int(status), (tmp_path / f"{stream} {kind}").read_text())
 
 
 def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_directory import RunDirectory
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.clear import released
@@ -227,6 +228,18 @@ DEATHS = {
 }
 
 
+@pytest.fixture(scope="module")
+def straight_runs(tmp_path_factory):
+    """Runs of three rounds that nothing cuts off, and their directories: each is run once."""
+    folder = tmp_path_factory.mktemp("straight")
+
+    @cache
+    def straight(name):
+        return run(*RUNS[name], 3, federation=FEW, out=folder / name), folder / name
+
+    return straight
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -235,16 +248,18 @@ DEATHS = {
     ],
 )
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(name, death, monkeypatch, tmp_path):
+def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(
+    name, death, straight_runs, monkeypatch, tmp_path
+):
     aggregator, method = RUNS[name]
-    out, whole = tmp_path / "cut off", tmp_path / "whole"
+    out = tmp_path / "cut off"
     with hidden_samples(LAW) as both:
         with monkeypatch.context() as patch:
             patch.setattr(DirectoryStore, *dying_at(*DEATHS[death]))
             with pytest.raises(KeyboardInterrupt):
                 run(aggregator, method, 3, federation=FEW, out=out)
         resumed = run(aggregator, method, 3, federation=FEW, out=out, resume=True)
-    straight = run(aggregator, method, 3, federation=FEW, out=whole)
+    straight, whole = straight_runs(name)
     if method is HALF:  # no seed fixes whom the parties draw between them
         assert len(both.cells) == 3, "once a round"
         in_its_place = run(in_clear(aggregator, both.drawn), method, 3, federation=FEW)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import silodp
-from silodp.accounting.assumptions import PUBLIC_VALUES
+from silodp.accounting.guarantee import PUBLIC_VALUES
 from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve

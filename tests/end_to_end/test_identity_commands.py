@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from silodp.accounting.assumptions import LOCAL_INDEX, ON_THE_LIST, PUBLIC_INDEX
+from silodp.accounting.guarantee import LOCAL_INDEX, ON_THE_LIST, PUBLIC_INDEX
 from silodp.data.identity import load_profile
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 from support.commands import Silodp, assert_sentence

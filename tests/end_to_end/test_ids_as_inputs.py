@@ -17,7 +17,7 @@ from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import Rpdp
 from silodp.runtime.prepare import prepare_run
 from silodp.training import accuracy, cross_entropy
-from silodp.training.model_runs import call_model
+from silodp.training.model_state import call_model
 from support.refusals import refused
 from support.sequences import TOKENS, Mixed, Recurrent, Tied, Transformer, federation, mixed, tokens
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import silodp
-from silodp.accounting.assumptions import HELD_OUT
+from silodp.accounting.guarantee import HELD_OUT
 from silodp.config.resolve import load_config
 from silodp.data.tables.subgroups import find_groups
 from silodp.errors import SilodpError

@@ -21,8 +21,7 @@ from silodp import RoundResult
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.runtime.train import Result, train
-from silodp.tracking import MLflow, TensorBoard, Tracker, make_tracker, print_progress
-from silodp.tracking.base import SafeTracker, is_local
+from silodp.tracking import MLflow, SafeTracker, TensorBoard, Tracker, is_local, make_tracker, print_progress
 from silodp.training.sgd.local import LocalTraining
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation

@@ -19,7 +19,7 @@ import pytest
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.runtime import run_directory as directories
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from support.oracles import logistic_task, small_federation

@@ -22,15 +22,16 @@ from silodp.accounting.events import (
 )
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
-from silodp.crypto import private_sampling
+from silodp.crypto import sampling
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.errors import SilodpError
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, Parties, hidden_samples, in_clear, run, spec
+from support.stores import side_of
 from support.wires import wire  # noqa: F401
 
 HALF = replace(RECORDS, user_sampling=0.5)
@@ -215,8 +216,9 @@ def test_the_server_never_holds_the_sample_and_no_message_does(aggregator):
     assert parties.server.store.round(1).get("sample") is None
     old = both.cells[0].tobytes()
     assert not any(old in (store.get(key) or b"") for key in store.names()), "of past rounds i is forgotten"
-    for name, silo in parties.silos.items():
-        kept = [silo._store.run.get(key) or b"" for key in silo._store.run.names()]
+    for name in parties.names:
+        store = parties.store_of(name).run
+        kept = [store.get(key) or b"" for key in store.names()]
         for vector in (*both.drawn.values(), *both.cells.values()):
             assert not any(vector.astype("<i8").tobytes() in one for one in kept), name
 
@@ -232,7 +234,7 @@ def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator,
 
     first, second = received(), received()
     monkeypatch.setattr(
-        private_sampling, "derive_silo_cells", lambda secret, session, users, law, round: np.zeros(users, int)
+        sampling, "derive_silo_cells", lambda secret, session, users, law, round: np.zeros(users, int)
     )
     zeros = received()
     assert [v.size for v in first] == [v.size for v in second] == [v.size for v in zeros]
@@ -249,7 +251,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
         seen = []
         for round_ in (0, 1):
             parties.run_round(round_)
-            weights = [parties.silos[name]._side._weights for name in parties.names]
+            weights = [side_of(parties.silos[name]) for name in parties.names]
             asked = [parties.last("update", name, round_) for name in parties.names]
             shares = [w.round_shares(request) for w, request in zip(weights, asked, strict=True)]
             assert not any(shares[0][:4].tobytes() in m.blobs["sampled"] for m in asked[1:]), (
@@ -275,7 +277,7 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
     p = PAILLIER.parameters(parties.spec)
     server = PaillierServer.unpack(p, parties.server.store.run.get("paillier"))
     chosen = [
-        parties.silos[name]._side._choices.round_entries(parties.last("update", name))
+        side_of(parties.silos[name])._choices.round_entries(parties.last("update", name))
         for name in parties.names
     ]
     assert chosen[0] == chosen[1] == chosen[2]

@@ -14,12 +14,11 @@ from test_budgets_table import PERSONAL
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import count_events
 from silodp.accounting.events import Gaussian, PoissonSampled
-from silodp.cli.run import _warn_retired
-from silodp.config.comparison import parse_methods
 from silodp.config.resolve import load_config
 from silodp.methods import METHODS, Rpdp
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
+from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
 
 DDP = """
@@ -228,7 +227,7 @@ def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> Non
     assert f"{groups[0]['units']} of 455 records" in done.err
 
 
-def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
+def test_records_that_have_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
     done = silodp("run", personal, "--set", "method.rounds=1", "--out", "out", "--json")
     assert done.status == 0, done.err
     (warning,) = (text for text in done.json["warnings"] if "retired" in text)
@@ -237,8 +236,8 @@ def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Pat
     assert not any("retired" in text for text in whole)
     method = load_config(personal).method
     assert isinstance(method, Rpdp)
-    assert _warn_retired(method, 3)
-    assert _warn_retired(replace(method, calibration="scf"), 3)  # the published curve, too, is for T rounds
+    for one in (method, replace(method, calibration="scf")):  # the published curve, too, is for T rounds
+        assert one.budgets.retires_after == 2
 
 
 def test_a_run_warns_where_persons_have_several_of_the_protected_records(silodp: Silodp, steps: Path) -> None:

@@ -17,8 +17,7 @@ from test_edges import TABLES
 from test_record_methods import DDP
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.assumptions import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE
-from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.guarantee import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.cli.main import main
@@ -28,7 +27,7 @@ from silodp.methods import UldpAvg
 from silodp.report import rederive
 from silodp.report.audit import UNBOUND, AuditResult
 from silodp.report.run_record import read_run
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_files import RUN_SPEC
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.metadata import version
@@ -18,8 +19,7 @@ import pytest
 from markupsafe import escape
 
 import silodp
-from silodp.accounting.assumptions import NOT_COVERED, TECHNICAL, list_assumptions
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, TECHNICAL, Guarantee, list_assumptions
 from silodp.accounting.views import ADVERSARIES, View
 from silodp.errors import SilodpError
 from silodp.report.formatting import (
@@ -30,6 +30,7 @@ from silodp.report.formatting import (
     without_folders,
 )
 from silodp.report.page import write_report
+from silodp.report.run_record import Allocation, keep_allocation
 
 pytestmark = pytest.mark.pictures
 
@@ -157,8 +158,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def report(directory: Path, *args: Any) -> str:
-    path = write_report(directory, *args)
+def report(directory: Path, records: Any = None, silo_names: Sequence[str] = ()) -> str:
+    if records is not None:
+        keep_allocation(directory, Allocation.from_counts(np.asarray(records), silo_names))
+    path = write_report(directory)
     assert path == directory / "report.html"
     return path.read_text()
 
@@ -246,7 +249,7 @@ def test_many_persons_and_silos_stay_small(run_directory: Path) -> None:
 
 def test_the_kept_counts_are_right(run_directory: Path) -> None:
     small = np.array([[3, 0, 0, 1], [2, 0, 1, 1]])
-    write_report(run_directory, small, ["a", "b"])
+    report(run_directory, small, ["a", "b"])
     kept = json.loads((run_directory / "plots" / "allocation.json").read_text())
     assert kept["bars"] == [[3, 1, 0], [2, 1, 1]]
     assert (kept["persons"], kept["without_records"], kept["in_several_silos"]) == (4, 1, 2)
@@ -392,7 +395,7 @@ def test_damage_is_one_sentence(run_directory: Path, name: str, content: str | N
 
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(SilodpError, match="does not exist"):
-        write_report(tmp_path / "none", counts())
+        report(tmp_path / "none", counts())
 
 
 def test_odds_of_a_guess() -> None:

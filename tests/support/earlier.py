@@ -14,7 +14,7 @@ def write_ledger(path: Path, entries: list[dict[str, Any]]) -> None:
     lines, previous = [], ""
     for fields in entries:
         line = _append_log._line(fields, previous)
-        previous = _append_log._hash(line)
+        previous = json.loads(line)["hash"]
         lines.append(line)
     path.write_bytes(b"".join(lines))
 

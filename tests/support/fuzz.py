@@ -212,7 +212,7 @@ class Target:
         """Send one mutant to a silo in the state of its message; the code of the refusal, or "answered"."""
         place = generator.randrange(len(self.sent))
         silo = self.parties.restored(self.name, self.stores[place])
-        silo.gate._met_here = silo.gate.state.session  # as if its process had begun the session
+        silo.gate._begun_here = silo.gate.state.session  # as if its process had begun the session
         party = SignedParty(silo, self.own, self.server.public)
         how = generator.random()
         if how < 0.1:

@@ -21,8 +21,8 @@ sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported
 
 from silodp.aggregators import Plain  # noqa: E402
 from silodp.aggregators.masked import Masked  # noqa: E402
-from silodp.crypto import private_sampling  # noqa: E402
-from silodp.crypto.private_sampling import SamplingRatio  # noqa: E402
+from silodp.crypto import sampling  # noqa: E402
+from silodp.crypto.sampling import SamplingRatio  # noqa: E402
 from silodp.runtime.server import Server  # noqa: E402
 from silodp.runtime.silo import Silo  # noqa: E402
 from silodp.runtime.train import train  # noqa: E402
@@ -53,7 +53,7 @@ class Watched:
             Server.run_round,
             Silo.answer,
         )
-        places, shifts = private_sampling.draw_server_cells, private_sampling.derive_silo_cells
+        places, shifts = sampling.draw_server_cells, sampling.derive_silo_cells
 
         def later(operation: int) -> None:
             self.operation = operation
@@ -91,7 +91,7 @@ class Watched:
 
         killed.die_at, killed.run, killed.child = later, watched_run, watched_child
         Server.run_round, Silo.answer = watched_play, watched_answer  # type: ignore[method-assign]
-        private_sampling.draw_server_cells, private_sampling.derive_silo_cells = (
+        sampling.draw_server_cells, sampling.derive_silo_cells = (
             watched_places,
             watched_shifts,
         )

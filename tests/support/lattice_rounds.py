@@ -47,7 +47,7 @@ class Seeds(set):
         return fresh
 
 
-def round_of(parameters, counts, rows, weights, noise, chunk=7, workers=1):
+def round_of(parameters, counts, rows, weights, noise, chunk=7):
     """All parties; counts (S, U), rows (S, U, d), weights (U,), noise (S, d). What the server decrypts."""
     digits, shares = parameters.digits, np.frombuffer(secrets.token_bytes(8 * parameters.users), np.uint64)
     server = LatticeServer(parameters)
@@ -56,7 +56,7 @@ def round_of(parameters, counts, rows, weights, noise, chunk=7, workers=1):
     for s in range(parameters.silos):
         owners = np.random.default_rng(s).permutation(parameters.users)
         parts = [owners[first : first + chunk] for first in range(0, parameters.users, chunk)]
-        silo = LatticeSilo(parameters, Seeds().claim, workers)
+        silo = LatticeSilo(parameters, Seeds().claim)
         chunks = ((some, rows[s, some]) for some in parts)
         answer = silo.answer(request, CONTEXT, counts[s], chunks, shares, noise[s])
         mask = secrets.token_bytes(32)

@@ -17,9 +17,9 @@ from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import private_sampling
+from silodp.crypto import sampling
 from silodp.crypto.keys import Identity
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize
@@ -33,6 +33,7 @@ from silodp.wire.transport import DeliveryFailure
 from support.clear import LatticeInClear, PaillierInClear
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
+from support.stores import set_back
 from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
@@ -86,8 +87,8 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
     """Looks over both parties' shoulders, one round after the other."""
     seen, places, shifts = (
         Hidden(law, {}, {}),
-        private_sampling.draw_server_cells,
-        private_sampling.derive_silo_cells,
+        sampling.draw_server_cells,
+        sampling.derive_silo_cells,
     )
 
     def cells(users, law):
@@ -99,8 +100,8 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
         return seen.shifts[round]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_sampling, "draw_server_cells", cells)
-        patch.setattr(private_sampling, "derive_silo_cells", shifted)
+        patch.setattr(sampling, "draw_server_cells", cells)
+        patch.setattr(sampling, "derive_silo_cells", shifted)
         yield seen
 
 
@@ -154,15 +155,16 @@ class Parties:
         population = FederationSize(
             len(self.names), federation.users, aggregator.min_silos_for(len(self.names))
         )
-        self.spec = make_spec(
+        spec = make_spec(
             "run", self.names, method, population, task.size, rounds=rounds, aggregator=aggregator
         )
+        self.spec = replace(spec, silo_limits=limits or {})
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.stores = {name: MemoryStore() for name in self.names}
         self._started = lambda data, ledger: Silo(
             data, task, self.spec, Randomness.secret(), self.stores[data.name],
-            identities[data.name], pins, ledger, limits,
+            identities[data.name], pins, ledger,
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
         self.silos = {name: self.started(name) for name in self.names}
@@ -198,12 +200,16 @@ class Parties:
     def restored(self, name: str, store: dict[str, bytes]) -> Silo:
         """A silo in a new process, on a copy of an old store, with a copy of its ledger that is as old."""
         self.stores[name] = MemoryStore()
-        self.stores[name]._values = dict(store)
+        set_back(self.stores[name], store)
         known = self.silos[name].gate.ledger
         ledger = Ledger(None, known.delta, known.accountant, run="run")
         for charge in known.history[: State.decode(store.get("run/gate")).charges]:
             ledger.charge(charge.round, charge.release, charge.events)
         return self.started(name, ledger)
+
+    def store_of(self, name: str) -> RoundStore:
+        """What a silo keeps of this run, as the silo itself names it."""
+        return RoundStore(self.stores[name], f"{self.spec.run}/")
 
     def run_round(self, round_: int) -> torch.Tensor:
         total = self.server.run_round(round_, self.params)

@@ -18,9 +18,8 @@ from random import Random
 
 import httpx
 
-from silodp.deploy import TLS_KEY
-from silodp.deploy.certificates import make_context
-from silodp.deploy.consortium import AUTHORITY, Consortium
+from silodp.deploy.certificates import load_context
+from silodp.deploy.consortium import Consortium
 from support.consortium import Processes
 
 _BUFFER = 1 << 12
@@ -194,14 +193,11 @@ def open_relay(processes: Processes, silo: str, random: Random) -> Iterator[tupl
     """Yield a relay between a silo and the server, with the certificates of both, and its port."""
     consortium = Consortium.load(processes.public)
 
-    def tls(name: str, is_server: bool) -> ssl.SSLContext:
-        key = processes.home(name) / TLS_KEY
-        return make_context(
-            consortium.folder / AUTHORITY, consortium.certificate(name), key, is_server=is_server
-        )
+    def tls(name: str) -> ssl.SSLContext:
+        return load_context(consortium.folder, name, processes.home(name))
 
     with httpx.Client(
-        base_url=f"https://127.0.0.1:{consortium.sealed.port}", verify=tls(silo, False), timeout=90
+        base_url=f"https://127.0.0.1:{consortium.sealed.port}", verify=tls(silo), timeout=90
     ) as server:
         relay = Relay(server, random)
 
@@ -226,7 +222,7 @@ def open_relay(processes: Processes, silo: str, random: Random) -> Iterator[tupl
 
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
             listening.daemon_threads = True
-            listening.socket = tls("server", True).wrap_socket(listening.socket, server_side=True)
+            listening.socket = tls("server").wrap_socket(listening.socket, server_side=True)
             threading.Thread(target=listening.serve_forever, daemon=True).start()
             yield relay, int(listening.server_address[1])
             listening.shutdown()

@@ -21,7 +21,7 @@ from silodp.crypto.keys import ClientHello, HandshakeState, Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.errors import CODES
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.quantization import Quantizer

@@ -9,7 +9,8 @@ import sys
 from functools import reduce
 from pathlib import Path
 
-import silodp
+import silodp as package
+from support.commands import Silodp
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
@@ -47,18 +48,26 @@ learning_rate = 0.1
 
 def _imported(code: str) -> set[str]:
     """Return the modules that a fresh interpreter has after this code, packages of other projects by their root."""
-    report = "import sys; print(' '.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
-    )
-    names = set(done.stderr.splitlines()[-1].split())
-    return names | {name.partition(".")[0] for name in names}
+    (names,) = _imported_in_steps(code)
+    return names
 
 
-def _after_commands(*commands: list[str], expected: int = 0) -> set[str]:
-    """What one process has imported after commands with this status: that it lacks something says so of each."""
-    return _imported(
-        f"""
+def _imported_in_steps(*steps: str) -> list[set[str]]:
+    """As `_imported` after each of several pieces of code, which one interpreter runs one after the other.
+
+    An interpreter starts in half a second, or in two with torch: what must lack the most comes first.
+    """
+    report = "import sys; print('imported:', *sys.modules, file=sys.stderr)"
+    code = "".join(f"{step}\n{report}\n" for step in steps)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = [line.split()[1:] for line in done.stderr.splitlines() if line.startswith("imported:")]
+    assert len(lines) == len(steps)
+    return [{*line} | {name.partition(".")[0] for name in line} for line in lines]
+
+
+def _run_commands(*commands: list[str], expected: int = 0) -> str:
+    """Return code that runs commands with this status: that something is not imported says so of each."""
+    return f"""
 import sys
 from pathlib import Path
 from silodp.cli.main import main
@@ -70,19 +79,19 @@ for arguments in {list(commands)!r}:
         status = stop.code
     assert (status or 0) == {expected}, (arguments, status)
 """
-    )
 
 
-def test_help_imports_nothing_heavy():
-    assert not _after_commands(["--help"]) & (HEAVY | {"numpy", "pydantic"})
+def _count_own(imported: set[str]) -> int:
+    """Return how many modules of silodp, and of what stands beside it, are imported."""
+    return sum(name.partition(".")[0].startswith("silodp") for name in imported)
 
 
-def test_what_is_refused_at_sight_imports_nothing_heavy(tmp_path):
+def test_help_and_what_is_refused_import_nothing_heavy(tmp_path):
     """A refusal takes half a second; torch alone takes two."""
-    path = tmp_path / "config.toml"
+    path, nowhere = tmp_path / "config.toml", str(tmp_path / "nowhere")
     path.write_text(CONFIG)
     wrong = [str(path), "--set", "rounds=-1"]
-    refused = [
+    refused_at_sight = [
         ["--bogus"],
         ["run", "missing.toml"],
         ["run", *wrong],
@@ -91,25 +100,53 @@ def test_what_is_refused_at_sight_imports_nothing_heavy(tmp_path):
         ["compare", *wrong, "--methods", "uldp-avg"],
         ["deploy", "init", *wrong, "--out", str(tmp_path / "out")],
     ]
-    assert not _after_commands(*refused, expected=2) & HEAVY - {"safetensors"}
+    without_a_place = [
+        ["report", nowhere],
+        ["predict", nowhere, "table.csv"],
+        ["server", nowhere, nowhere],
+        ["silo", nowhere, nowhere],
+        ["audit-log", nowhere],
+        ["deploy", "status", nowhere],
+        ["deploy", "check", nowhere, nowhere],
+    ]
+    helped, refused, deployed = _imported_in_steps(
+        _run_commands(["--help"]),
+        _run_commands(*refused_at_sight, expected=2),
+        _run_commands(*without_a_place, expected=2),
+    )
+    assert not helped & (HEAVY | {"numpy", "pydantic"})
+    assert not refused & HEAVY - {"safetensors"}
+    assert "torch" not in deployed
 
 
-def test_epsilon_is_computed_without_torch_pandas_or_matplotlib():
-    question = "epsilon --method uldp-avg --rounds 2 --noise-multiplier 5 --weighting records --aggregator"
-    imported = _after_commands(*([*question.split(), name] for name in ("masked", "lattice")))
-    assert "dp_accounting" in imported
-    assert not imported & {"torch", "pandas", "matplotlib", "sklearn", "pyarrow", "jinja2"}
+def test_epsilon_imports_what_it_uses():
+    """Half of silodp was imported for one number once: registries, and packages, import what is asked for."""
+    question = "epsilon --method uldp-avg --rounds 2 --noise-multiplier 5"
+    hidden = f"{question} --weighting records --aggregator"
+    one, several = _imported_in_steps(
+        _run_commands(question.split()),
+        _run_commands(*([*hidden.split(), name] for name in ("masked", "lattice"))),
+    )
+    assert _count_own(one) <= 52
+    assert "dp_accounting" in several
+    assert not several & {"torch", "pandas", "matplotlib", "sklearn", "pyarrow", "jinja2"}
 
 
 def test_a_plan_imports_torch_only_to_count_a_model_of_the_users_own(tmp_path):
     path, own = tmp_path / "config.toml", tmp_path / "own.py"
     path.write_text(CONFIG)
-    plans = [["plan", str(path), "--set", f"task.model={model}"] for model in ("logistic", "mlp")]
-    assert not _after_commands(*plans) & {"torch", "pandas", "matplotlib", "sklearn", "jinja2"}
-    pictures = ["plan", str(path), "--set", "method.user_sampling=0.5", "--plot", str(tmp_path / "q.svg")]
-    assert not _after_commands(pictures) & {"torch", "pandas", "sklearn", "jinja2"}
     own.write_text("from torch import nn\n\ndef made():\n    return nn.Linear(2, 1)\n")
-    assert "torch" in _after_commands(["plan", str(path), "--set", f"task.model={own}:made"])
+    plan = ["plan", str(path), "--set", "accountant=rdp"]
+    pictures = ["--set", "method.user_sampling=0.5", "--plot", str(tmp_path / "q.svg")]
+    planned, drawn, counted = _imported_in_steps(
+        _run_commands(*([*plan, "--set", f"task.model={model}"] for model in ("logistic", "mlp"))),
+        _run_commands([*plan, *pictures]),
+        _run_commands([*plan, "--set", f"task.model={own}:made"]),
+    )
+    assert not planned & {"torch", "pandas", "matplotlib", "sklearn", "jinja2"}
+    assert "matplotlib" in drawn
+    assert not drawn & {"torch", "pandas", "sklearn", "jinja2"}
+    assert "torch" in counted
 
 
 def test_a_silo_imports_neither_report_nor_configuration():
@@ -135,9 +172,9 @@ def test_what_code_of_the_documentation_names_is_there_after_import_silodp():
     names = set(re.findall(r"\bsilodp(?:\.\w+)+", code))
     assert "silodp.training.cross_entropy" in names
     # What is only there because something else has imported it is not in the list of exports.
-    assert {name.split(".")[1] for name in names} <= {*silodp.__all__, "__version__"}
+    assert {name.split(".")[1] for name in names} <= {*package.__all__, "__version__"}
     for name in names:
-        assert reduce(getattr, name.split(".")[1:], silodp) is not None
+        assert reduce(getattr, name.split(".")[1:], package) is not None
 
 
 def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None:
@@ -150,30 +187,11 @@ def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_epsilon_imports_what_it_uses():
-    """Half of silodp was imported for one number once: registries, and packages, import what is asked for."""
-    question = "epsilon --method uldp-avg --rounds 10 --noise-multiplier 5"
-    imported = _after_commands(question.split(" "))
-    assert len([name for name in imported if name.partition(".")[0] == "silodp"]) <= 60
-
-
-def test_a_report_of_a_finished_run_imports_no_torch(tmp_path):
+def test_a_report_of_a_finished_run_imports_no_torch(silodp: Silodp, tmp_path):
     directory = tmp_path / "run"
-    demo = Path(silodp.__file__).with_name("cli") / "demo.toml"
-    command = [sys.executable, "-m", "silodp", "run", demo, "--set", "rounds=1", "--out", directory]
-    subprocess.run(command, check=True, capture_output=True)
-    assert not _after_commands(["report", str(directory)]) & {"torch", "pandas", "sklearn", "pyarrow"}
-
-
-def test_deployments_refuse_what_is_not_there_without_torch(tmp_path):
-    nowhere = str(tmp_path / "nowhere")
-    refused = [
-        ["report", nowhere],
-        ["predict", nowhere, "table.csv"],
-        ["server", nowhere, nowhere],
-        ["silo", nowhere, nowhere],
-        ["audit-log", nowhere],
-        ["deploy", "status", nowhere],
-        ["deploy", "check", nowhere, nowhere],
-    ]
-    assert "torch" not in _after_commands(*refused, expected=2)
+    demo = Path(package.__file__).with_name("cli") / "demo.toml"
+    assert silodp("run", demo, "--set", "rounds=1", "--out", directory).status == 0
+    imported = _imported(_run_commands(["report", str(directory)]))
+    assert not imported & {"torch", "pandas", "sklearn", "pyarrow"}
+    assert not imported & {"silodp.config.resolve", "silodp.data.catalog", "silodp.training.metrics"}
+    assert _count_own(imported) <= 82

@@ -31,9 +31,8 @@ from silodp.aggregators._weight_shares import ServerShares
 from silodp.aggregators.attempts import MaskedSilo, ServerAttempts
 from silodp.aggregators.base import SiloContext
 from silodp.crypto.keys import HandshakeState, Identity, Session
-from silodp.crypto.lattice._plaintexts import Plaintexts
 from silodp.crypto.lattice.parameters import search_parameters
-from silodp.crypto.lattice.scheme import LatticeServer
+from silodp.crypto.lattice.scheme import LatticeServer, Plaintexts
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
@@ -64,6 +63,7 @@ from silodp.wire.store import MemoryStore
 from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 from support.oracles import small_federation
 from support.private import Parties
+from support.stores import side_of
 
 SESSION = bytes(range(32))
 KEY = bytes(range(100, 132))
@@ -399,11 +399,11 @@ def parties() -> Parties:
 
 
 def group_secret() -> bytes:
-    return parties().silos["silo0"]._side._member.group_secret("run")
+    return side_of(parties().silos["silo0"])._member.group_secret("run")
 
 
 def own() -> SiloContext:
-    return parties().silos["silo0"]._side._context
+    return side_of(parties().silos["silo0"])._context
 
 
 def seed() -> bytes:
@@ -460,12 +460,12 @@ def offers():
 
 @case
 def attempts():
-    return ServerAttempts(parties().spec, parties().server, 3), server_secrets()
+    return ServerAttempts(parties().spec, parties().server), server_secrets()
 
 
 @case
 def member():
-    return (held := parties().silos["silo0"]._side._member), [
+    return (held := side_of(parties().silos["silo0"])._member), [
         seed(),
         group_secret(),
         *held.session("run").pairs.values(),
@@ -474,19 +474,19 @@ def member():
 
 @case
 def seals():
-    held = parties().silos["silo0"]._side
+    held = side_of(parties().silos["silo0"])
     assert isinstance(held, MaskedSilo)
     return held, [seed(), group_secret()]
 
 
 @case
 def silo_weights():
-    return parties().silos["silo0"]._side._weights, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"]), [SILO_COUNTS, seed(), group_secret()]
 
 
 @case
 def choices():
-    return parties().silos["silo0"]._side._choices, [SILO_COUNTS, seed(), group_secret()]
+    return side_of(parties().silos["silo0"])._choices, [SILO_COUNTS, seed(), group_secret()]
 
 
 @case

@@ -30,8 +30,8 @@ class AppendOnlyLog:
         header: the fields of its first line.
 
     Attributes:
-        path: the file.
-        lines: the fields of every line after the header, in order, that the file had when it was opened.
+        path: The file.
+        lines: The fields of every line after the header, in order, that the file had when it was opened.
 
     Raises:
         SilodpError: the file's header differs, or it is damaged, or in use, or cannot be opened.
@@ -68,7 +68,7 @@ class AppendOnlyLog:
             )
         line = _line(fields, self._last)
         try:
-            rest = memoryview(line)
+            rest = memoryview(line)  # the system may write a part only
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
@@ -82,7 +82,7 @@ class AppendOnlyLog:
                     code="run.disk_full" if full else "ledger.write_failed",
                 ) from error
             raise
-        self._last = _hash(line)
+        self._last = json.loads(line)["hash"]
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -154,6 +154,7 @@ os.register_at_fork(after_in_child=_close_after_fork)
 def _open_locked(path: Path) -> int:
     """Open the file for appending, locked for as long as it is open."""
     try:
+        # Readable by its owner only: events of per-user budgets tell something of persons.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise SilodpError(
@@ -170,6 +171,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _sync_directory(path: Path) -> None:
+    """Wait until the name of a new file is on disk: fsync of the file alone does not cover its directory."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -184,6 +186,7 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
     blocks, which then read as zeros.
     """
     *lines, torn = content.split(b"\n")
+    # Splitting removes the line ends, and `_read_line` compares whole lines.
     whole = [line + b"\n" for line in lines]
     if whole and not torn and b"\0" in whole[-1]:
         torn = whole.pop()
@@ -192,14 +195,10 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 def _line(fields: Mapping[str, Any], previous: str) -> bytes:
     """Return one line: the fields, the hash of the line before, and the hash of both."""
+    # The hash covers the hash of the line before, so a line can neither be moved nor left out.
     body = {**fields, "previous": previous}
     body["hash"] = hashlib.sha256(_json(body)).hexdigest()
     return _json(body) + b"\n"
-
-
-def _hash(line: bytes) -> str:
-    found: str = json.loads(line)["hash"]
-    return found
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

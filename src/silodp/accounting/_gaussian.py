@@ -29,13 +29,17 @@ _MIN_MU, _MAX_MU = 1e-9, 1e6
 
 
 def bound_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
-    """Return δ at ε ≥ 0, with μ > 0; both may be arrays."""
+    """Return δ at ε ≥ 0, with μ > 0; both may be arrays.
+
+    Source: Balle and Wang 2018, Theorem 8.
+    """
     mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
     # In logarithms: far out, both terms are below the smallest float while their ratio still counts.
     first = special.log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
     # The difference of two nearly equal numbers: what rounding may have taken from it is added.
     lost = _ROUNDING * (1 + np.abs(first) + np.abs(second) + epsilon)
+    # expm1 keeps the digits of 1 − e^(second − first), which is near 0 where μ is small; rounding could make it < 0.
     found: Array = np.minimum(np.exp(first) * (lost - np.expm1(np.minimum(second - first, 0.0))), 1.0)
     return found
 

@@ -47,6 +47,7 @@ class Composition(ABC):
     def delta(self, epsilon: float) -> float:
         """Return an upper bound of δ at ε ≥ 0, at most 1; by default the smallest one that `epsilon` certifies."""
         # In ln δ, from the smallest float on, since δ is asked for over hundreds of powers of ten; δ = 1 always holds.
+        # The upper end is returned: what was tried there is known to hold.
         low, high = -690.0, 0.0
         while high - low > 1e-6:
             middle = (low + high) / 2
@@ -128,12 +129,17 @@ C = TypeVar("C", bound=Composition)
 
 @dataclass(frozen=True)
 class WorstOfUnits(Composition, Generic[C]):
-    """The largest bound over several kinds of units, `kinds`."""
+    """The largest bound over several kinds of units.
+
+    Attributes:
+        kinds: The bounds of each kind, one for each that differs from the others.
+    """
 
     kinds: tuple[C, ...]
 
     def epsilon(self, delta: float) -> float:
         """As `Composition`."""
+        # A person is of one kind, whichever it is, so kinds are not added up.
         return max(kind.epsilon(delta) for kind in self.kinds)
 
     def delta(self, epsilon: float) -> float:
@@ -155,6 +161,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
     Raises:
         SilodpError: the name is not known, the object is no accountant, or it bears the name of another one.
     """
+    # A text that is a name of silodp's own never leads to an import of somebody else's code.
     if isinstance(given, str) and given in ACCOUNTANTS:
         return _registered(given)
     names = " or ".join(map(repr, ACCOUNTANTS))
@@ -164,6 +171,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
             code="argument.value",
             field="accountant",
         )
+    # A name of silodp's own under other rules would be stored, and a report would then compute with the wrong ones.
     name: object = getattr(given, "name", None)
     if not isinstance(name, str) or not name or (name in ACCOUNTANTS and given != _registered(name)):
         raise SilodpError(
@@ -177,6 +185,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
 def choose_accountant(events: Iterable[Event]) -> Accountant:
     """Return the tightest registered accountant that supports all of these events."""
     events = tuple(events)
+    # The last one knows every event; where it does not, it refuses in `compose`, with a code.
     known = map(_registered, ACCOUNTANTS)
     return next((a for a in known if all(map(a.supports, events))), _registered([*ACCOUNTANTS][-1]))
 
@@ -207,14 +216,18 @@ def compute_epsilon(
 
     Raises:
         SilodpError: an event's parameter, δ or the accountant is out of range.
+
+    Source: for `disclosure` docs/protocols.md, section 3; for composition that of the accountant.
     """
     check_value("delta", delta, Delta)
     _check_not_negative("disclosure", disclosure)
+    # Once for all δ: composing takes most of the time, and `disclosure` asks several times.
     found = find_accountant(accountant)
     composition = found.compose(_check_charges(charges))
 
     def epsilon_at(part: float) -> float:
         epsilon = composition.epsilon(part)
+        # NaN, which a plug-in may return, is not ≥ 0 either, and would pass every comparison with a budget.
         if not epsilon >= 0:
             raise SilodpError(
                 f"accountant '{found.name}' gives ε = {epsilon}: it must be 0 or more; correct the accountant.",
@@ -291,13 +304,14 @@ class MembershipAttack:
     world than in the other.
 
     Attributes:
-        accuracy: an upper bound of the accuracy of guessing membership from even odds, between ½ and 1.
-        loss_above_epsilon: an upper bound of the probability of conclusions that are more than e^ε times likelier with
+        accuracy: An upper bound of the accuracy of guessing membership from even odds, between ½ and 1.
+        loss_above_epsilon: An upper bound of the probability of conclusions that are more than e^ε times likelier with
             the unit than without it, or without it than with it, whatever they are drawn from.
-        exact: whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
+        exact: Whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
             distributions, up to their grid); False: they are upper bounds by Rényi orders.
 
-    Source: Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy), on hypothesis tests.
+    Source: Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy) for the view of an
+    attacker as a hypothesis test; the lemma of Neyman and Pearson (1933) for the best test.
     """
 
     accuracy: float
@@ -321,6 +335,7 @@ def compute_membership_attack(
         SilodpError: an event's parameter is out of range.
     """
     charges = list(charges)
+    # Not the accountant of the run: these bounds stand beside its ε, and the tightest ones say most.
     accountant = choose_accountant(event for event, _ in charges)
     composition = accountant.compose(charges)
     return MembershipAttack(

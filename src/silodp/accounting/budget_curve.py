@@ -37,8 +37,9 @@ class EpsilonCurve:
     """ε as a step function of a parameter x: `epsilons[i]` is at least what any x ≤ `parameters[i]` costs.
 
     Attributes:
-        parameters: (points,) ascending and above 0: sampling probabilities, or clips in units of the public one.
-        epsilons: (points,) never falling, infinity where nothing is promised.
+        parameters: The grid (points,), ascending and above 0: sampling probabilities, or clips in units of the public
+            one.
+        epsilons: The ε (points,) of the grid, which never falls; infinity where nothing is promised.
 
     Raises:
         SilodpError: the points are not in order.
@@ -105,6 +106,7 @@ class EpsilonCurve:
             SilodpError: a budget is not a number above 0.
         """
         budgets = check_budgets(budgets)
+        # "right": the number of points that cost at most the budget, so that equality is still affordable.
         index = np.searchsorted(self.epsilons, budgets, side="right")
         met: Array = np.concatenate([[0.0], self.parameters])[index]
         return met
@@ -116,6 +118,7 @@ class EpsilonCurve:
             raise SilodpError(
                 "a sampling probability or clip of the curve must be 0 or more.", code="argument.value"
             )
+        # "left": the first point that is no smaller, which costs at least as much as the parameter itself.
         index = np.searchsorted(self.parameters, parameters, side="left")
         bounds = np.concatenate([self.epsilons, [np.inf]])[index]
         return np.where(parameters == 0, 0.0, bounds)
@@ -168,10 +171,12 @@ def compute_filter_budget(budgets: Array, delta: float) -> Array:
     Raises:
         SilodpError: a budget or δ is out of range.
 
-    Source: Koskela, Tobaben and Honkela 2023 (Individual privacy accounting with Gaussian differential privacy); Balle
-    and Wang 2018, Theorem 8; proof in docs/privacy.md, section 9.
+    Source: for the filter Feldman and Zrnic 2021 (Individual privacy accounting via a Rényi filter), for its Gaussian
+    limit Koskela, Tobaben and Honkela 2023 (Individual privacy accounting with Gaussian differential privacy), for δ(ε)
+    Balle and Wang 2018, Theorem 8. The proof is in docs/privacy.md, section 9.
     """
     check_value("delta", delta, Delta)
+    # Many records share a budget, and each distinct one is solved once.
     distinct, which = np.unique(check_budgets(budgets), return_inverse=True)
     limits: Array = _gaussian.solve_mu(distinct, delta) ** 2 / 2 / ROUNDING_MARGIN
     return limits[which]
@@ -182,6 +187,7 @@ def group_budgets(budgets: Array) -> Array:
     distinct = np.unique(budgets)
     if len(distinct) <= MAX_GROUPS:
         return distinct
+    # "higher": a budget that somebody has, and no smaller than that of anybody in the group.
     shares = np.arange(1, MAX_GROUPS + 1) / MAX_GROUPS
     return np.unique(np.quantile(budgets, shares, method="higher"))
 
@@ -199,12 +205,14 @@ def make_geometric_grid(points: int, least: float) -> Array:
             code="argument.value",
         )
     grid = np.geomspace(least, 1.0, int(points))
-    grid[-1] = 1.0
+    grid[-1] = 1.0  # exactly, since the curve says infinity above its last point
     return grid
 
 
 def _between(below: float, above: float, low: float, high: float, budget: float) -> float:
     """Interpolate ln ε linearly in ln x, away from the ends; half way where an end is infinite."""
+    # Costs are nearly powers of the parameter, so this guess is close; away from the ends, since a guess at an end
+    # would not narrow the bracket.
     share = 0.5
     if low > 0 and high < np.inf:
         share = float(np.log(budget * (1 - _MET / 2) / low) / np.log(high / low))

@@ -79,6 +79,7 @@ def calibrate_sampling_probability(
         SilodpError: even q = 1e-8 costs more than `target`.
     """
     excess = _excess(lambda log: (make_event(math.exp(log)), rounds), target, delta, accountant)
+    # ε rises with q, so from q = 1 (ln q = 0) down, in factors of 4, to the first q that meets the target.
     fits = fails = 0.0
     while excess(fits) > 0:
         if fits <= math.log(_MIN_SAMPLING):
@@ -136,16 +137,18 @@ def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance
     good; a bisection follows whenever they did not halve it.
     """
     inside, outside = excess(fits), excess(fails)
+    # ln(ε/target) is nearly linear in ln(parameter), so a secant comes close in a few steps; each takes the
+    # accountant up to a second.
     while abs(width := fails - fits) > tolerance:
         root = fits + width * -inside / (outside - inside)
         nudge = math.copysign(0.4 * tolerance, width)
         for point in (root - nudge, root + nudge, None):
-            if point is None:
+            if point is None:  # bisection
                 if abs(fails - fits) <= abs(width) / 2:
                     continue
                 point = (fits + fails) / 2
             if not min(fits, fails) < point < max(fits, fails):
-                continue
+                continue  # a point outside the bracket says nothing new
             value = excess(point)
             if value > 0:
                 fails, outside = point, value

@@ -1,4 +1,7 @@
-"""How often each event is charged, by the ledger of a run or by the plan of one, and what all charges cost together."""
+"""How often each event is charged, by the ledger of a run or by the plan of one, and what all charges cost together.
+
+Where events are about single records, `scale_to_person` makes those about a person with several (group privacy).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from silodp.accounting.accountant import (
     Accountant,
@@ -15,9 +18,20 @@ from silodp.accounting.accountant import (
     compute_epsilon,
     compute_membership_attack,
 )
-from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.group_privacy import scale_to_person
+from silodp.accounting.events import (
+    Composed,
+    Event,
+    Group,
+    NonPrivate,
+    RevealedSample,
+    SampledReplacement,
+    SelfComposed,
+    WorstOf,
+    explain_not_private,
+    find_costliest_event,
+)
 from silodp.accounting.views import Adversary
+from silodp.errors import SilodpError
 from silodp.settings import Delta, check_value
 
 E = TypeVar("E", bound=Hashable)
@@ -28,8 +42,8 @@ class Cost:
     """ε, or None and the reason why there is no guarantee.
 
     Attributes:
-        epsilon: an upper bound of ε; None where nothing is promised.
-        reason: why nothing is promised; None where something is.
+        epsilon: An upper bound of ε; None where nothing is promised.
+        reason: A clause that says why nothing is promised; None where something is.
     """
 
     epsilon: float | None
@@ -56,9 +70,11 @@ def compute_cost(
     """
     check_value("delta", delta, Delta)
     charges = list(charges)
+    # Before any accountant is asked: one release without a guarantee leaves none, whatever the others cost.
     reason = next((why for event, _ in charges if (why := explain_not_private(event)) is not None), None)
     if reason is not None:
         return Cost(None, reason)
+    # Infinity is no number in JSON, and readers ask why: so it becomes None with a reason.
     epsilon = compute_epsilon(charges, delta, accountant, disclosure)
     if math.isfinite(epsilon):
         return Cost(epsilon)
@@ -75,6 +91,7 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
         event_in: returns the event of a round.
         numbers: of the rounds; a range stands for those of a plan.
     """
+    # What was charged may differ from round to round in any order, so that only counting finds it.
     if not isinstance(numbers, range):
         return [*Counter(map(event_in, numbers)).items()]
     found: list[tuple[E, int]] = []
@@ -82,6 +99,8 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
     while begin < len(numbers):
         event = event_in(numbers[begin])
         last, beyond = begin, len(numbers)
+        # Between `last`, which costs the same, and `beyond`, which does not. The very last round first: in most plans
+        # all rounds are equal, and then one comparison is enough.
         while beyond - last > 1:
             middle = len(numbers) - 1 if beyond == len(numbers) else (last + beyond) // 2
             last, beyond = (middle, beyond) if event_in(numbers[middle]) == event else (last, middle)
@@ -95,16 +114,16 @@ class ChargeCounts:
     """How often each event was charged by a ledger (`Ledger.to_counts`), or would be by that of a planned run.
 
     Attributes:
-        delta: δ of the noise.
-        accountant: composes the events.
-        rounds: number of charged rounds.
-        charged: by adversary, how often each event was charged, for rounds and evaluations.
-        evaluations: by adversary, the part of it that was charged for evaluations.
-        releases: what was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
+        delta: The δ of the noise; what ciphertexts disclose has its own part of the δ of a guarantee.
+        accountant: The accountant that composes the events.
+        rounds: The number of charged rounds.
+        charged: How often each event was charged, by adversary, for rounds and evaluations.
+        evaluations: The part of `charged` that was charged for evaluations, by adversary.
+        releases: What was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
             evaluations, counted from 0, whose release with this number was charged; of a plan they are a range
             (`count_events`).
-        reported: ε by adversary that was reported earlier; no later ε is smaller.
-        is_beyond_plan: whether events may be larger than those which constants of the aggregator were chosen for.
+        reported: The ε by adversary that was reported earlier; no later ε is smaller.
+        is_beyond_plan: Whether events may be larger than those which constants of the aggregator were chosen for.
     """
 
     delta: float
@@ -121,6 +140,7 @@ class ChargeCounts:
         cost = compute_cost(self.charged[adversary].items(), self.delta, self.accountant)
         if cost.epsilon is None:
             return cost
+        # A finer grid may lower ε by a part in 10⁵; what was once reported stays.
         return Cost(max(cost.epsilon, self.reported.get(adversary, 0.0)))
 
     def compute_person_cost(self, adversary: Adversary, records: int) -> Cost:
@@ -141,3 +161,47 @@ class ChargeCounts:
         return compute_membership_attack(
             self.charged[adversary].items(), epsilon, max(0.0, delta - self.delta)
         )
+
+
+PERSONS_RECORDS = (2, 4, 8, 16)
+"""Numbers of records for which a record-level guarantee also states the ε of a person."""
+
+
+def scale_to_person(event: Event, records: int) -> Event:
+    """Return the event of a person with at most `records` records, in any silos, from that of one record.
+
+    Every release becomes the release of a group, whose records are drawn independently. With more than one
+    record the random choice whether a silo takes part (`RevealedSample`) is ignored: the records may lie in
+    several silos, and that at least one of several silos takes part is more probable than that one given silo
+    does. Where silos have their own settings (`WorstOf`), every release is charged with the least noise that it
+    has in any silo, in units of what one record can move there. Then k records, in whichever silos they are,
+    move it no further than k records of one silo.
+
+    Source: group privacy of Rényi differential privacy, Mironov 2017, Proposition 2 (ULDP-FL, Lemma 6), and proofs in
+    docs/privacy.md, sections 4, G, and 9.
+    """
+    if records == 1:
+        return event
+    match event:
+        case NonPrivate():
+            return event
+        case RevealedSample(_, inner):
+            return scale_to_person(inner, records)
+        case SelfComposed(inner, count):
+            return SelfComposed(cast(Group, scale_to_person(inner, records)), count)
+        case Composed(parts):
+            return Composed(tuple(scale_to_person(part, records) for part in parts))
+        case WorstOf(parts):
+            # The records may lie in silos of different kinds, so no single alternative covers the person.
+            try:
+                return scale_to_person(find_costliest_event(parts), records)
+            except SilodpError:
+                # One client's steps are released with shares of the noise that differ from another's.
+                return NonPrivate(
+                    "silos take different numbers of steps, and records may lie in several of them"
+                )
+        case SampledReplacement():
+            return NonPrivate("what several records that are replaced together cost is not known")
+        case Group(size, inner):
+            return Group(size * records, inner)
+    return Group(records, event)

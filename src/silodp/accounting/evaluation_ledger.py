@@ -17,7 +17,7 @@ class EvaluationLedger:
         ledger: the ledger of the run.
 
     Attributes:
-        is_last: whether what `Ledger.reserved` kept may be spent now.
+        is_last: Whether what `Ledger.reserved` kept may be spent now.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -54,6 +54,7 @@ class EvaluationLedger:
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
         """Return whether the budget still holds after these events; the last evaluation may spend what was reserved."""
         reserved = self._ledger.reserved
+        # Put back in any case: `Ledger.affords` may refuse.
         try:
             self._ledger.reserved = {} if self.is_last else reserved
             return self._ledger.affords(events)

@@ -18,7 +18,7 @@ class Gaussian:
     """One release of a sum with Gaussian noise; the unit is always in it.
 
     Attributes:
-        noise_multiplier: σ, the standard deviation over the sensitivity in 2-norm.
+        noise_multiplier: The standard deviation σ of the noise, in units of the sensitivity in 2-norm.
 
     Source: Dwork and Roth 2014, section 3.5.3; its costs are in `accounting._gaussian` and `accounting.rdp`.
     """
@@ -33,9 +33,10 @@ class Skellam:
     Only the Rényi accountant knows this noise.
 
     Attributes:
-        noise_multiplier: standard deviation over sensitivity.
-        units: how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more).
-        dimension: d, the number of coordinates of the sum.
+        noise_multiplier: The standard deviation of the noise, in units of the sensitivity in 2-norm.
+        units: The distance, in grid steps and in 2-norm, by which the unit moves the sum, or a lower bound of it (which
+            costs more).
+        dimension: The number d of coordinates of the sum.
 
     Source: Agarwal, Kairouz and Liu 2021 (The Skellam mechanism for differentially private federated learning).
     """
@@ -50,11 +51,12 @@ class CorrelatedReleases:
     """Two releases of the same sum of the same batch, with independent noise (docs/decoupled.md).
 
     Two Gaussian releases with multipliers a and b cost as much as one with 1/√(1/a² + 1/b²): the precision-weighted
-    mean of both outcomes is a sufficient statistic.
+    mean of both outcomes is a sufficient statistic. Under Poisson sampling it is charged as one release, since one coin
+    is behind both.
 
     Attributes:
-        first: the release that moves a local model.
-        second: the release that leaves the silo.
+        first: The release that moves a local model.
+        second: The release that leaves the silo.
     """
 
     first: Gaussian
@@ -69,8 +71,8 @@ class PoissonSampled:
     """A noisy release on a Poisson sample, against an adversary who does not know the sample.
 
     Attributes:
-        sampling_probability: q, the probability with which the unit is in the sample, by a coin of its own.
-        event: the release, with the unit in it.
+        sampling_probability: The probability q with which the unit is in the sample, by a coin of its own.
+        event: The release, with the unit in it.
 
     Source: Mironov, Talwar and Zhang 2019; rPDP-FL, Definition 4.
     """
@@ -86,6 +88,10 @@ class SampledReplacement:
     With probability 1 - q the unit is not in the sample of either world. Else it moves the sum by one vector in one
     world and by another in the other, each at most as far as the noise multiplier of `event` is for; the two worlds lie
     up to twice as far apart (docs/privacy.md, section 4, W).
+
+    Attributes:
+        sampling_probability: The probability q with which the unit is in the sample.
+        event: The release, with the unit in it and nothing replaced.
     """
 
     sampling_probability: float
@@ -100,8 +106,8 @@ class RevealedSample:
     RevealedSample(λ, SelfComposed(PoissonSampled(q, Gaussian(σ)), τ)).
 
     Attributes:
-        sampling_probability: q, the probability with which the coin lets the unit in.
-        event: what is released then.
+        sampling_probability: The probability q with which the coin lets the unit in.
+        event: What is released if it does.
 
     Source: rPDP-FL, Lemma 6 (λ is the probability of the coin there).
     """
@@ -118,8 +124,8 @@ class Group:
     in the silos that run it. For other events only the Rényi accountant has a bound: group privacy.
 
     Attributes:
-        size: k, the largest number of records of the person.
-        event: what is released, for one record.
+        size: The largest number k of records of the person.
+        event: What is released, as one record is charged for it.
 
     Source: Mironov 2017, Proposition 2, for the Rényi accountant; ULDP-FL (Kato et al.), Lemma 6.
     """
@@ -133,8 +139,8 @@ class SelfComposed:
     """The same event `count` times, composed adaptively.
 
     Attributes:
-        event: what is repeated.
-        count: how many times.
+        event: What is repeated.
+        count: The number of repetitions, 0 or more.
     """
 
     event: Additive | PoissonSampled | SampledReplacement | RevealedSample | Group | SelfComposed | Composed
@@ -146,7 +152,7 @@ class Composed:
     """Several events, all of them, composed adaptively.
 
     Attributes:
-        parts: the events; none at all cost nothing.
+        parts: The events, in any order; none at all cost nothing.
     """
 
     parts: tuple[Event, ...]
@@ -158,6 +164,9 @@ class WorstOf:
 
     ε is the maximum over the kinds, each composed over all charges: the i-th alternative of one charge with the i-th of
     the others. A charge without alternatives counts for every kind.
+
+    Attributes:
+        alternatives: The events, one for each kind, in an order that is the same in all charges.
     """
 
     alternatives: tuple[Event, ...]
@@ -165,7 +174,11 @@ class WorstOf:
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """A release without a privacy guarantee against this adversary, and the reason."""
+    """A release without a privacy guarantee against this adversary.
+
+    Attributes:
+        reason: A clause that says why, for example "counts are disclosed".
+    """
 
     reason: str
 
@@ -194,7 +207,7 @@ _STORED_NAMES = {event: name for name, event in STORED_KINDS.items()}
 def list_nested(event: Event) -> Iterator[Event]:
     """Yield the event and every event inside it."""
     yield event
-    for inner in _inside(event):
+    for inner in _list_inside(event):
         yield from list_nested(inner)
 
 
@@ -209,6 +222,7 @@ def count_kinds(event: Event) -> int | None:
     Raises:
         SilodpError: two parts of it name different numbers of kinds, or none at all.
     """
+    # All charges must name the same kinds: the i-th alternative of one goes with the i-th of every other.
     sizes = {len(inner.alternatives) for inner in list_nested(event) if isinstance(inner, WorstOf)}
     if len(sizes) > 1 or 0 in sizes:
         raise SilodpError(
@@ -222,7 +236,7 @@ def select_kind(event: Event, index: int) -> Event:
     """Return the event for the units of one kind."""
     if isinstance(event, WorstOf):
         return select_kind(event.alternatives[index], index)
-    return _rebuilt(event, lambda inner: select_kind(inner, index))
+    return _rebuild(event, lambda inner: select_kind(inner, index))
 
 
 def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
@@ -247,7 +261,7 @@ def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) ->
             return integer(event)
         case CorrelatedReleases(first, second):
             return CorrelatedReleases(first, integer(second))
-    return _rebuilt(event, lambda inner: to_discrete(inner, units, dimension, reach))
+    return _rebuild(event, lambda inner: to_discrete(inner, units, dimension, reach))
 
 
 def find_costliest_event(events: Sequence[Event]) -> Event:
@@ -265,19 +279,21 @@ def find_costliest_event(events: Sequence[Event]) -> Event:
     Raises:
         SilodpError: the events differ in more than that.
     """
+    # No guarantee in one case is no guarantee at all.
     nothing = next((event for event in events if isinstance(event, NonPrivate)), None)
     if nothing is not None:
         return nothing
     if len({type(event) for event in events}) > 1:
-        raise _unlike()
+        raise _differ_error()
     names = vars(events[0])
     return type(events[0])(
-        **{name: _costliest(name, [vars(event)[name] for event in events]) for name in names}
+        **{name: _choose_costliest(name, [vars(event)[name] for event in events]) for name in names}
     )
 
 
-def _costliest(name: str, values: Sequence[Any]) -> Any:
+def _choose_costliest(name: str, values: Sequence[Any]) -> Any:
     """Return the costliest value of one field of events of the same kind."""
+    # Less noise and, with the same multiplier, fewer grid steps cost more; all other fields must agree.
     if name in ("noise_multiplier", "units"):
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
@@ -285,11 +301,11 @@ def _costliest(name: str, values: Sequence[Any]) -> Any:
     if type(values[0]) in _STORED_NAMES:
         return find_costliest_event(values)
     if any(value != values[0] for value in values):
-        raise _unlike()
+        raise _differ_error()
     return values[0]
 
 
-def _unlike() -> SilodpError:
+def _differ_error() -> SilodpError:
     return SilodpError(
         "the events of a round differ in more than their noise, so no one event covers them all: let the method's "
         "dp_event depend on the number of survivors through its noise only.",
@@ -301,7 +317,7 @@ def multiply_shift(event: Additive, times: int) -> Additive:
     """Return the same release of a sum that a unit moves exactly `times` as far: integers by so many more steps."""
     match event:
         case Gaussian(sigma):
-            return Gaussian(sigma / times)
+            return Gaussian(sigma / times)  # the noise is the same, the sensitivity is `times` as large
         case Skellam(sigma, units, dimension):
             return Skellam(sigma / times, times * units, dimension)
         case CorrelatedReleases(first, second):
@@ -319,19 +335,20 @@ def scale_shift(event: Event, factor: float) -> Event:
             return replace(event, noise_multiplier=event.noise_multiplier / factor)
         case CorrelatedReleases(first, second):
             return CorrelatedReleases(scale_shift(first, factor), scale_shift(second, factor))  # type: ignore[arg-type]
-    return _rebuilt(event, lambda inner: scale_shift(inner, factor))
+    return _rebuild(event, lambda inner: scale_shift(inner, factor))
 
 
 def replace_unit(event: Event) -> Event:
     """Return the same releases where what a unit adds is replaced by something else, and not removed."""
     match event:
         case Gaussian() | Skellam() | CorrelatedReleases():
+            # Replacing is removing and adding: the sum moves by at most twice the sensitivity.
             return multiply_shift(event, 2)
         case PoissonSampled(q, inner):
             return SampledReplacement(q, inner)
         case SampledReplacement():
             return scale_shift(event, 2)
-    return _rebuilt(event, replace_unit)
+    return _rebuild(event, replace_unit)
 
 
 def remove_amplification(event: Event) -> Event:
@@ -345,7 +362,7 @@ def remove_amplification(event: Event) -> Event:
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return multiply_shift(event.event, 2)
-    return _rebuilt(event, remove_amplification)
+    return _rebuild(event, remove_amplification)
 
 
 def reveal_samples(event: Event) -> Event:
@@ -353,33 +370,31 @@ def reveal_samples(event: Event) -> Event:
     if isinstance(event, PoissonSampled):
         return RevealedSample(event.sampling_probability, event.event)
     if isinstance(event, SampledReplacement):
+        # Whoever sees the coin sees a replacement inside, and that moves the sum twice as far.
         return RevealedSample(event.sampling_probability, multiply_shift(event.event, 2))
-    return _rebuilt(event, reveal_samples)
+    return _rebuild(event, reveal_samples)
 
 
-def _inside(event: Event) -> tuple[Event, ...]:
-    match event:
-        case CorrelatedReleases(first, second):
-            return first, second
-        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
-            return (event.event,)
-        case Composed(parts):
-            return parts
-        case WorstOf(parts):
-            return parts
-    return ()
+def _list_inside(event: Event) -> tuple[Event, ...]:
+    """Return the events in the fields of an event."""
+    fields = _get_fields(event)
+    inner = (fields[name] for name in ("first", "second", "event") if name in fields)
+    return (*inner, *fields.get("parts", ()), *fields.get("alternatives", ()))
 
 
-def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
+def _get_fields(event: Event) -> dict[str, Any]:
+    # A value that is no event at all has none here; `steps` refuses it, with a code.
+    return getattr(event, "__dict__", {})
+
+
+def _rebuild(event: Event, change: Callable[[Any], Any]) -> Event:
     """Rebuild the event around changed inner ones; the two parts of `CorrelatedReleases` stay as they are."""
-    match event:
-        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
-            return replace(event, event=change(event.event))
-        case Composed(parts):
-            return Composed(tuple(change(part) for part in parts))
-        case WorstOf(parts):
-            return WorstOf(tuple(change(part) for part in parts))
-    return event
+    changed: dict[str, Any] = {
+        name: change(value) if name == "event" else tuple(map(change, value))
+        for name, value in _get_fields(event).items()
+        if name in ("event", "parts", "alternatives")
+    }
+    return replace(event, **changed) if changed else event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -395,7 +410,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
         elif name == "reason":
             fields[name] = str(value)
         else:
-            fields[name] = "inf" if value == math.inf else float(value)
+            fields[name] = "inf" if value == math.inf else float(value)  # JSON has no infinity
     return fields
 
 
@@ -405,8 +420,9 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
     Raises:
         SilodpError: the fields are not an event's.
     """
+    # The fields may come from a file that somebody has changed: what the class does not take is refused with a code.
     try:
-        values = {name: _value(value) for name, value in fields.items()}
+        values = {name: _read_value(value) for name, value in fields.items()}
         if values.get("noise_multiplier") == "inf":
             values["noise_multiplier"] = math.inf
         kind = values.pop("kind")
@@ -417,7 +433,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         ) from None
 
 
-def _value(value: Any) -> Any:
+def _read_value(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(event_from_dict(part) for part in value)
     return event_from_dict(value) if isinstance(value, dict) else value

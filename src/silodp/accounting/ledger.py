@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import index
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
@@ -52,7 +52,13 @@ Since 3, silos draw the sample of users, so that the server is charged a `Poisso
 
 @dataclass(frozen=True)
 class Budget(Settings, prefix="budget."):
-    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3)."""
+    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3).
+
+    Attributes:
+        epsilon: The largest ε that may be spent.
+        delta: The δ at which it is counted, which may be another than that of the ledger.
+        adversary: The adversary against whom it is counted.
+    """
 
     epsilon: Epsilon
     delta: Annotated[Delta, Named("delta")]
@@ -64,12 +70,13 @@ class LedgerHeader:
     """What a run's events are about, so that no guarantee can state something else.
 
     Attributes:
-        method: its name.
-        settings: the method with all its constants.
-        unit: whom it protects.
-        aggregator: its name.
-        secret: whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
-        accounting: the rules that the ledger was begun with; ledgers of the first version do not state them.
+        method: The name of the method.
+        settings: The method with all its constants, as text.
+        unit: Who is protected, "user" or "record"; None without privacy.
+        aggregator: The name of the aggregator.
+        secret: Whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
+        accounting: The version of the rules that the ledger was begun with (`ACCOUNTING`); ledgers of the first version
+            do not state it.
     """
 
     method: str
@@ -85,10 +92,10 @@ class LedgerEntry:
     """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
 
     Attributes:
-        round: the round; of an evaluation the last round that was charged before it.
-        release: number of the release in its round or evaluation.
-        events: by adversary.
-        evaluation: number of the evaluation, counted from 0; None for a round of training.
+        round: The number of the round; of an evaluation the last round that was charged before it.
+        release: The number of the release in its round or evaluation.
+        events: The event of each adversary.
+        evaluation: The number of the evaluation, counted from 0; None for a round of training.
     """
 
     round: int
@@ -106,6 +113,11 @@ class LedgerEntry:
 class Ledger:
     """The ledger of one run, open in one process at a time.
 
+    It says what is spent (`epsilon`), as a privacy odometer does, and whether a further charge may be made (`affords`),
+    as a privacy filter does.
+
+    Source: Rogers, Roth, Ullman and Vadhan 2016 (Privacy odometers and filters) for these two notions.
+
     Args:
         path: the file, made if it is not there; None keeps the ledger in memory.
         delta: δ at which ε is reported.
@@ -116,10 +128,10 @@ class Ledger:
         disclosure: TV by adversary (`Aggregator.disclosure`), for a file that is made; None: not known.
 
     Attributes:
-        disclosure: as the file states it.
-        reserved: events that the budget must still hold after, whatever is charged before; {} for none.
-        files: digest by name of the files that the run wrote when it ended; None where a charge came after that, and in
-            ledgers of earlier versions.
+        disclosure: The TV by adversary, as the file states it.
+        reserved: The events that the budget must still hold after, whatever is charged before; {} for none.
+        files: The digests by name of the files that the run wrote when it ended; None where a charge came after that,
+            and in ledgers of earlier versions.
 
     Raises:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
@@ -161,15 +173,13 @@ class Ledger:
             header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
         if self.disclosure is not None:
             header["disclosure"] = dict(self.disclosure)
+        # Locked from here on: what was read of the first line before is compared with the header by the log.
         self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
-                if "files" in fields:
-                    self.files = self._read_files(fields["files"], number)
-                else:
-                    self._count(self._read(fields, number))
+                self._take(fields, number)
         except BaseException:
-            self.close()
+            self.close()  # else the lock stays until the object is collected, and the run cannot be opened again
             raise
 
     def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
@@ -188,6 +198,7 @@ class Ledger:
         known = self._charges.get(charge.place)
         is_evaluation, number, _ = charge.place
         if known is None:
+            # Checked before it is written: a line that cannot be read again would end the run.
             self._check(charge)
             if self._journal is not None:
                 lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
@@ -196,6 +207,7 @@ class Ledger:
                     {"round": charge.round, "release": charge.release, **about, "events": lines}
                 )
             self._count(charge)
+        # A repeated attempt is free only where it costs what was charged.
         elif known.events != charge.events:
             raise SilodpError(
                 f"release {charge.release + 1} of {'evaluation' if is_evaluation else 'round'} {number + 1} is in the "
@@ -215,6 +227,7 @@ class Ledger:
             release: of the evaluation, counted from 0.
             events: by adversary.
         """
+        # A repeated evaluation keeps the round under which it was first written, else its line would differ.
         known = self._charges.get((True, number, release))
         after = max(self.rounds - 1, 0) if known is None else known.round
         self._charge(LedgerEntry(after, int(release), dict(events), int(number)))
@@ -260,6 +273,7 @@ class Ledger:
                 code="accounting.no_guarantee",
                 field="budget.adversary",
             )
+        # What is kept for the evaluation of the last round counts as spent.
         reserved = self.reserved.get(adversary)
         more = (event,) if reserved is None else (event, reserved)
         return self._spent(adversary, self.budget.delta, *more) <= self.budget.epsilon
@@ -293,6 +307,7 @@ class Ledger:
         wanted = range(self.rounds + 1) if rounds is None else rounds
         counts: Counter[Event] = Counter()
         found: dict[int, float | None] = {0: 0.0} if 0 in wanted else {}
+        # An evaluation stands under the last round charged before it, so it is added where that round is.
         for round_, charges in groupby(sorted(self.history, key=lambda c: c.round), key=lambda c: c.round):
             counts.update(charge.events[adversary] for charge in charges)
             if round_ + 1 not in wanted:
@@ -332,31 +347,27 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _read(self, fields: dict[str, Any], number: int) -> LedgerEntry:
+    def _take(self, fields: dict[str, Any], number: int) -> None:
+        """Take over a line of the file; `number` is that of the line."""
         with refuse_unsound(
             lambda error: f"ledger {self.path} cannot be read in line {number}: {error}",
             code="ledger.damaged",
         ):
+            if "files" in fields:
+                if not all(isinstance(digest, str) for digest in fields["files"].values()):
+                    raise ValueError("a digest of a file is no text; restore the ledger from a copy")
+                self.files = fields["files"]
+                return
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
             evaluation = fields.get("evaluation")
             evaluation = None if evaluation is None else index(evaluation)
             charge = LedgerEntry(index(fields["round"]), index(fields[release]), events, evaluation)
             self._check(charge)
-        return charge
-
-    def _read_files(self, digests: Any, number: int) -> dict[str, str]:
-        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-            raise SilodpError(
-                f"ledger {self.path} cannot be read in line {number}: restore it from a copy.",
-                code="ledger.damaged",
-            )
-        return digests
+            self._count(charge)
 
     def _check(self, charge: LedgerEntry) -> None:
         """Check that every line names the same adversaries, else one would go uncharged, and supported events."""
@@ -377,8 +388,9 @@ class Ledger:
 
     def _count(self, charge: LedgerEntry) -> None:
         last = next(reversed(self._charges.values()), charge)
+        # Rounds that cost the same share one mapping: a run of 10⁵ rounds would else hold as many.
         if last.events == charge.events:
-            charge = replace(charge, events=last.events)  # one copy in memory for rounds that cost the same
+            charge = replace(charge, events=last.events)
         self._charges[charge.place] = charge
         self.files = None  # they are of an earlier moment
         for adversary, event in charge.events.items():
@@ -391,10 +403,11 @@ class Ledger:
 
         It never falls: a new, smaller kind of event refines the grid of `pld`, which may lower ε by a part in 10⁵.
         """
+        # From counts and not entry by entry: a run of 10⁵ rounds composes a few distinct steps.
         counts = self._counts[adversary] + Counter(more)
         spent = compute_epsilon(counts.items(), delta, self.accountant)
         spent = max(spent, self._reported.get((adversary, delta), 0.0))
-        if not more:
+        if not more:  # a charge that is only considered must not raise what is reported
             self._reported[adversary, delta] = spent
         return spent
 
@@ -414,6 +427,7 @@ def find_exceeded_limit(
     """
     for adversary, limit in limits.items():
         spent = epsilon_after(adversary)
+        # No guarantee is more than every limit.
         if spent is None or spent > limit:
             return adversary, "more than any ε" if spent is None else f"ε = {spent:.4g}"
     return None
@@ -445,6 +459,7 @@ def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> 
         kept = LedgerHeader(**header["subject"])
     except (KeyError, TypeError):
         return subject
+    # Only the version of the rules may differ; anything else is refused when the header is compared.
     if subject is None or replace(subject, accounting=kept.accounting) == kept:
         return kept
     return subject
@@ -453,28 +468,25 @@ def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> 
 def _read_disclosure(path: Path | None, header: Mapping[str, Any]) -> Mapping[Adversary, float] | None:
     """Return what a file states, which is that of the run's begin; None where it does not."""
     stated = header.get("disclosure")
-    try:
-        sound = stated is None or (
-            isinstance(stated, dict) and all(n in ADVERSARIES and 0 <= tv <= 1 for n, tv in stated.items())
-        )
-    except TypeError:
-        sound = False
-    if not sound:
-        raise SilodpError(
-            f"ledger {path} is damaged in line 1: restore it from a copy.",
-            code="ledger.damaged",
-            field="disclosure",
-        )
-    return stated
+    with suppress(TypeError):
+        is_table = isinstance(stated, dict)
+        if stated is None or (
+            is_table and all(n in ADVERSARIES and 0 <= tv <= 1 for n, tv in stated.items())
+        ):
+            return stated
+    raise SilodpError(
+        f"ledger {path} is damaged in line 1: restore it from a copy.",
+        code="ledger.damaged",
+        field="disclosure",
+    )
 
 
 def _read_header(path: Path | None) -> dict[str, Any]:
     """Read the first line of a file; {} where there is none (`AppendOnlyLog` checks the rest)."""
     if path is None:
         return {}
-    try:
-        with path.open("rb") as file:
-            header = parse_json(file.readline())
-    except (OSError, ValueError):
-        return {}
-    return header if isinstance(header, dict) else {}
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        header = parse_json(file.readline())
+        if isinstance(header, dict):
+            return header
+    return {}

@@ -25,19 +25,25 @@ from scipy import fft, signal, special, stats
 from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
+    Composed,
+    CorrelatedReleases,
     Event,
     Gaussian,
     Group,
     Mechanism,
+    NonPrivate,
     PoissonSampled,
     RevealedSample,
     SampledReplacement,
-    Skellam,
+    SelfComposed,
+    WorstOf,
     list_nested,
 )
 from silodp.accounting.rdp import RdpComposition
-from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, list_inner_steps
+from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 from silodp.errors import SilodpError
+
+Array = NDArray[np.float64]
 
 USUAL_GRID = 1e-4
 """dp_accounting's default interval; a finer one is used only where the spread of a step is not much larger."""
@@ -66,26 +72,26 @@ class Losses:
     bound.
 
     Attributes:
-        grid: the interval between losses.
-        lowest: the smallest loss, in units of the grid.
-        probabilities: (losses,) of finite losses.
-        infinite: the probability of an infinite loss; with the others it may add to a little more than 1.
+        grid: The interval between losses.
+        lowest: The smallest loss, in units of the grid.
+        probabilities: The probabilities (losses,) of finite losses.
+        infinite: The probability of an infinite loss; with the others it may add to a little more than 1.
 
     Source: Doroshenko et al. 2022 (Connect the dots), on pessimistic estimates.
     """
 
     grid: float
     lowest: int
-    probabilities: NDArray[np.float64]
+    probabilities: Array
     infinite: float
 
     @property
-    def values(self) -> NDArray[np.float64]:
+    def values(self) -> Array:
         """The losses, ascending."""
         return (self.lowest + np.arange(len(self.probabilities), dtype=np.float64)) * self.grid
 
     @cached_property
-    def cumulants(self) -> NDArray[np.float64]:
+    def cumulants(self) -> Array:
         """ln E[e^(tL); L finite] at t = ±_TILTS, as (2, tilts)."""
         mass, values = self.probabilities, self.values
         return np.array([[special.logsumexp(t * values, b=mass) for t in row] for row in (_TILTS, -_TILTS)])
@@ -99,7 +105,7 @@ class Losses:
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; infinity if there is none."""
         if self.infinite > delta:
-            return math.inf
+            return math.inf  # an infinite loss counts in full at every ε
         # δ(ε) falls by one cumulative sum, so the bucket of ε is found without a loop in Python.
         # With l a bucket's loss, U = P(L ≥ l) and A = E[e^(l − L); L ≥ l], every ε in (l − grid, l] has
         # δ(ε) = U − e^(ε − l) A. A is a linear recursion from the top, which neither over- nor underflows.
@@ -117,10 +123,12 @@ class Losses:
     def probability_above(self, epsilon: float) -> float:
         """Return the largest P(E) over all events E with P(E) ≥ e^ε·Q(E), randomized ones included.
 
-        By Neyman and Pearson E takes the largest losses. Those above ε leave P(E) − e^ε·Q(E) above 0, and those below
-        it use that up. It is min_x δ(ε − x)/(1 − e^(−x)), so it bounds the same of every pair that these dominate.
+        By the lemma of Neyman and Pearson (1933) E takes the largest losses. Those above ε leave P(E) − e^ε·Q(E) above
+        0, and those below it use that up. It is min_x δ(ε − x)/(1 − e^(−x)), so it bounds the same of every pair that
+        these dominate.
         """
         mass = self.probabilities[::-1]
+        # P(L = l) − e^ε·Q(L = l), as Q(L = l) = e^(−l)·P(L = l); e^700 is about the largest float.
         gained = mass * -np.expm1(np.minimum(epsilon - self.values[::-1], 700.0))
         left = self.infinite + np.cumsum(gained)
         spent = np.flatnonzero(left < 0)
@@ -168,7 +176,8 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
 
 
 def _read(pmf: pld_pmf.PLDPmf, grid: float) -> Losses:
-    # dp_accounting has no public way to read its arrays; the tests compare with its public answers.
+    # dp_accounting has no public way to read its arrays; the tests compare with its public answers. Sparse ones, of few
+    # losses, are made dense, since the Fourier transform needs every point of the grid.
     dense = pmf.to_dense_pmf()
     return Losses(grid, int(dense._lower_loss), dense._probs, float(dense._infinity_mass))
 
@@ -176,9 +185,7 @@ def _read(pmf: pld_pmf.PLDPmf, grid: float) -> Losses:
 class _Mixture(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):  # type: ignore[misc]
     """The library's mixture, its loss inverted for all values at once: 20 times faster, see the tests."""
 
-    def inverse_privacy_losses(
-        self, privacy_losses: NDArray[np.float64], precision: float = 1e-8
-    ) -> NDArray[np.float64]:
+    def inverse_privacy_losses(self, privacy_losses: Array, precision: float = 1e-8) -> Array:
         """Return where the loss, which decreases in x, takes each value, by bisection to `precision` · σ.
 
         A point a little off the best threshold lowers δ by the square of the error only. Values are looked
@@ -190,10 +197,11 @@ class _Mixture(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):  # type: igno
         tail, sigma = self.privacy_loss_tail(), self._standard_deviation
         low = np.full(len(privacy_losses), tail.lower_x_truncation - sigma)
         high = np.full(len(privacy_losses), tail.upper_x_truncation + sigma)
+        # With k records the loss is the logarithm of a sum of k + 1 exponentials, which has no inverse in closed form.
         for _ in range(math.ceil(math.log2((high[0] - low[0]) / (precision * sigma)))):
             middle = (low + high) / 2
             exponents = offsets + np.outer(middle, slopes)
-            top = exponents.max(axis=1)
+            top = exponents.max(axis=1)  # taken out first, since e^exponents overflows
             loss = -sign * (top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
             below = loss < privacy_losses
             low, high = np.where(below, low, middle), np.where(below, middle, high)
@@ -228,8 +236,10 @@ def _replacement(q: float, sigma: float, grid: float) -> Losses:
     with np.errstate(divide="ignore"):  # ln sinh is −∞ at ε = 0
         log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
     exponents = log_sinh + 0.5 / sigma**2 - log_odds
+    # Far out asinh(y) is ln 2y, and y itself overflows.
     far = np.where(exponents > 30, exponents + math.log(2), np.arcsinh(np.exp(np.minimum(exponents, 30.0))))
     x = sigma * (epsilons / 2 + np.sign(epsilons) * far)  # in standard deviations
+    # δ(ε) = P(L > ε) − e^ε·Q(L > ε), where both worlds share the part in which the coin leaves the unit out.
     still = (1 - q) * special.ndtr(-x)
     other = special.logsumexp(
         [math.log1p(-q) + special.log_ndtr(-x), math.log(q) + special.log_ndtr(-x - 1 / sigma)], axis=0
@@ -244,12 +254,17 @@ def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
     probabilities = np.zeros(highest - lowest + 1)
     start = losses.lowest - lowest
     probabilities[start : start + len(losses.probabilities)] = q * losses.probabilities
-    probabilities[-lowest] += 1.0 - q
+    probabilities[-lowest] += 1.0 - q  # index of loss 0: nothing about the unit is released
     return Losses(losses.grid, lowest, probabilities, q * losses.infinite)
 
 
 def compose_steps(steps: Steps, grid: float) -> tuple[Losses, ...]:
-    """Return both directions of all steps together, each repeated its number of times, composed adaptively."""
+    """Return both directions of all steps together, each repeated its number of times, composed adaptively.
+
+    Source: Koskela, Jälkö and Honkela 2020. That dominating distributions compose adaptively: Zhu, Dong and Wang 2022
+    (Optimal accounting of differential privacy via characteristic function), Theorem 10.
+    """
+    # A step with one distribution is the same both ways: direction 0 and −1 are then the same element.
     built = [(compute_losses(event, grid), count) for event, count in steps]
     if all(len(both) == 1 for both, _ in built):
         return (_convolve([(both[0], count) for both, count in built]),)
@@ -262,10 +277,12 @@ def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
     Chernoff's bound gives a window; outside it lies less than _TAIL of the probability. The transform is
     cyclic, so this mass lands inside the window, possibly at a loss that is too small. Therefore _TAIL is also
     added to the probability of an infinite loss.
+
+    Source: Koskela, Jälkö and Honkela 2020 (Computing tight differential privacy guarantees using FFT).
     """
     total = sum(count for _, count in parts)
     if total == 1:
-        return parts[0][0]
+        return parts[0][0]  # as it is: a transform would cost _TAIL and _ROUNDING
     grid = parts[0][0].grid
     start = sum(count * losses.lowest for losses, count in parts)
     end = sum(count * (losses.lowest + len(losses.probabilities) - 1) for losses, count in parts)
@@ -274,13 +291,16 @@ def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
     highest = min(end, math.ceil(np.min(upwards / _TILTS) / grid))
     lowest = max(start, math.floor(np.max(-downwards / _TILTS) / grid))
     width = highest - lowest + 1
+    # At least the window, else the sum would wrap around inside it; and every factor must fit.
     points = fft.next_fast_len(max(width, *(len(losses.probabilities) for losses, _ in parts)), real=True)
 
     spectrum = np.prod([fft.rfft(losses.probabilities, points) ** count for losses, count in parts], axis=0)
+    # The transform counts losses from the sum of all lowest ones, the window from `lowest`.
     probabilities = np.roll(fft.irfft(spectrum, points), -((lowest - start) % points))[:width]
     # A sum is infinite if any loss is: 1 − Π(1 − p). log1p keeps a p far below 1e-16 when it is taken a million times.
     survives = sum(count * math.log1p(-losses.infinite) for losses, count in parts)
     infinite = -math.expm1(survives) + _TAIL + _ROUNDING * total
+    # Rounding leaves probabilities a little below 0; raised to 0 they only make δ larger.
     return Losses(grid, lowest, np.maximum(probabilities, 0.0), infinite)
 
 
@@ -334,6 +354,7 @@ def choose_grid(steps: Steps) -> float:
     wanted = max(smallest / _BUCKETS_PER_SPREAD, min(fine, USUAL_GRID))
     # Rounded down to a power of two, but not beyond what bounds the arrays.
     grid = USUAL_GRID * 2.0 ** math.floor(math.log2(wanted / USUAL_GRID))
+    # Memory first: a coarser grid makes ε larger, and never wrong.
     while widest > grid * (_MAX_BUCKETS if grid >= USUAL_GRID else _MAX_FINE_BUCKETS):
         grid *= 2
     return grid
@@ -375,8 +396,8 @@ class PldComposition(Composition):
     very small loss.
 
     Attributes:
-        steps: all steps, rewritten so that this accountant has a rule for each; None where nothing is promised.
-        by_orders: the bounds of the same charges by Rényi orders.
+        steps: All steps, rewritten so that this accountant has a rule for each; None where nothing is promised.
+        by_orders: The bounds of the same charges by Rényi orders.
     """
 
     steps: Steps | None
@@ -402,6 +423,7 @@ class PldComposition(Composition):
     def _delta(self, epsilon: float) -> float:
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
+        # Without a grid, which would make δ larger.
         if (sigma := _only_gaussian(self.steps)) is not None:
             return float(_gaussian.bound_delta(1 / sigma, epsilon))
         return max(losses.delta(epsilon) for losses in compose_steps(self.steps, choose_grid(self.steps)))
@@ -454,13 +476,19 @@ def compute_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return _gaussian.solve_epsilon(1 / noise_multiplier, delta)
 
 
-def choose_event_grid(event: Event, count: int = 1) -> float | None:
-    """Return the interval between privacy losses for `count` times this event alone (see `choose_grid`).
-
-    None where there is no distribution (nothing promised or nothing lost).
-    """
-    steps = flatten_event([(event, count)], for_pld=True)
-    return choose_grid(steps) if steps else None
+_KINDS = (
+    Gaussian
+    | CorrelatedReleases
+    | PoissonSampled
+    | SampledReplacement
+    | RevealedSample
+    | Group
+    | SelfComposed
+    | Composed
+    | WorstOf
+    | NonPrivate
+)
+"""The events that this accountant has a rule for. An event of a new kind is refused until somebody adds a rule."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -475,8 +503,8 @@ class PldAccountant(Accountant):
     exact: bool = True
 
     def supports(self, event: Event) -> bool:
-        """Return whether no part of the event has integer (Skellam) noise."""
-        return not any(isinstance(inner, Skellam) for inner in list_nested(event))
+        """Return whether every part of the event is of a kind in `_KINDS`; integer (Skellam) noise is not."""
+        return all(isinstance(inner, _KINDS) for inner in list_nested(event))
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
         """As `Accountant.compose`."""

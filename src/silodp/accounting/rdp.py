@@ -45,17 +45,10 @@ else:  # half a second, and a configuration is refused without them
     library = LazyModule("dp_accounting.rdp.rdp_privacy_accountant")
     special = LazyModule("scipy.special")
 
+Array = NDArray[np.float64]
+
 ORDERS: tuple[float, ...] = tuple(
-    sorted(
-        {
-            *(1 + tenth / 10 for tenth in range(1, 100)),
-            *map(float, range(2, 257)),
-            512.0,
-            1024.0,
-            2048.0,
-            4096.0,
-        }
-    )
+    sorted({*(1 + n / 10 for n in range(1, 100)), *map(float, [*range(2, 257), 512, 1024, 2048, 4096])})
 )
 """The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096.
 
@@ -86,11 +79,12 @@ def choose_orders(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[flo
         if isinstance(inner, Group)
     ]
     factor = 2.0 ** max(groups, default=0)
+    # Of groups of several sizes the largest decides, as the sum needs every step at the same orders.
     return orders if not groups else tuple(a / factor for a in orders if a >= 2 * factor)
 
 
 @lru_cache(maxsize=256)
-def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> Array:
     """Return ρ(α) of one step at each order; infinity where no bound is known.
 
     Gaussian α/(2σ²). Revealed sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of everything inside. A group of 2^c:
@@ -122,28 +116,30 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float
         case SampledReplacement(q, replaced):
             return _between_integers(lambda whole: compute_replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):
-            mixed: NDArray[np.float64] = compute_mixture_rdp(
+            mixed: Array = compute_mixture_rdp(
                 q, (alpha - 1) * _sum_steps(list_inner_steps(inner), orders)
             ) / (alpha - 1)
             return mixed
         case Group(k, inner):
             factor = compute_group_exponent(k)
+            # c doublings of the group: each turns ρ(α) into 3ρ(2α), so the inner steps are taken at 2^c·α.
             rho = 3.0**factor * _sum_steps(list_inner_steps(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
-def compute_mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+def compute_mixture_rdp(q: float, exponents: Array) -> Array:
+    """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not.
+
+    Source: rPDP-FL, Lemma 6, whose λ is q, with x = (α−1)ρ(α).
+    """
     # Near 0, ln(1 − q + q e^x) loses all digits of x; expm1 keeps them. Far out, e^x overflows; logaddexp does not.
     small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
-    mixed: NDArray[np.float64] = np.where(
-        exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents)
-    )
+    mixed: Array = np.where(exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents))
     return mixed
 
 
 @lru_cache(maxsize=256)
-def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> Array:
     """Return ρ(α) of the Poisson-sampled Gaussian mechanism: integer orders summed, between them by a series.
 
     `compute_sampled_moments` takes the sum, and not dp_accounting, because it keeps all digits where q is small.
@@ -159,13 +155,14 @@ def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDAr
         )
     if not whole.all():
         accountant = library.RdpAccountant([float(order) for order in alpha[~whole]])
+        # Between integers only the library's series converges to the true value; it is slow, so it is asked only there.
         with _quiet():
             accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
         rho[~whole] = accountant.rdp
     return rho
 
 
-def compute_release_rdp(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_release_rdp(event: Additive, alpha: Array) -> Array:
     """Return ρ(α) of a noisy sum, with integer noise for integer α ≥ 2 only; independent releases of a sum add up."""
     match event:
         case Gaussian(sigma):
@@ -176,7 +173,7 @@ def compute_release_rdp(event: Additive, alpha: NDArray[np.float64]) -> NDArray[
             return compute_skellam_rdp(event, alpha)
 
 
-def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_skellam_rdp(event: Skellam, alpha: Array) -> Array:
     """Return ρ(α) of Skellam noise on an integer vector, for integer α ≥ 2.
 
     With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
@@ -184,16 +181,15 @@ def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[n
     Source: Agarwal, Kairouz and Liu 2021 (The Skellam mechanism for differentially private federated learning),
     Theorem 3.5.
     """
+    # σ is in units of the sensitivity, so the variance in squared grid steps, which the theorem calls μ, is (sσ)².
     s, sigma = float(event.units), event.noise_multiplier
     reach = min(math.sqrt(event.dimension), s)  # Δ1 / s
     curvature = (2 * alpha - 1) / (4 * s**2 * sigma**4) + 3 * reach / (2 * s**3 * sigma**4)
-    rho: NDArray[np.float64] = alpha / (2 * sigma**2) + np.minimum(curvature, 3 * reach / (2 * s * sigma**2))
+    rho: Array = alpha / (2 * sigma**2) + np.minimum(curvature, 3 * reach / (2 * s * sigma**2))
     return rho
 
 
-def compute_sampled_moments(
-    q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def compute_sampled_moments(q: Array, event: Additive, orders: Array) -> Array:
     """Return (α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2:
 
     ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise
@@ -204,6 +200,7 @@ def compute_sampled_moments(
     Source: rPDP-FL, Lemma 6; Mironov, Talwar and Zhang 2019, section 3.3; for other noise Zhu and Wang 2019 (Poisson
     subsampled Rényi differential privacy) and Wang, Balle and Kasiviswanathan 2019.
     """
+    # All in logarithms, as binom(4096, 2048) is no float; gammaln(l + 1) stands for ln l!.
     l = np.arange(2, orders.max() + 1)  # noqa: E741
     growth = (l - 1) * compute_release_rdp(event, l)
     beyond = _log_expm1(growth) - special.gammaln(l + 1)
@@ -215,6 +212,7 @@ def compute_sampled_moments(
         terms += (beyond[: len(upto)] + special.gammaln(alpha + 1) - special.gammaln(alpha - upto + 1))[
             :, None
         ]
+        # Relative to the largest term, as e^terms overflows; in place, as the arrays are the largest of a run.
         top = terms.max(axis=0)
         terms -= top
         np.exp(terms, out=terms)
@@ -222,20 +220,22 @@ def compute_sampled_moments(
     return moments
 
 
-def compute_replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_replaced_moments(q: float, event: Additive, orders: Array) -> Array:
     """Return a bound of (α−1)ρ(α) of `SampledReplacement`, at integer orders α ≥ 2, for 0 < q < 1.
 
     The worlds are P = (1−q)P₀ + qP₁ and Q = (1−q)P₀ + qQ₁, with P₁ and Q₁ one sensitivity from P₀ and two from each
     other. The smallest of three bounds of ln ∫P^α Q^(1−α); nothing is used of the noise but that it is symmetric.
 
     By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
-    `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
+    `_by_hoelder` and `_by_expansion`.
+
+    Source: proofs in docs/privacy.md, section 4, W.
     """
     seen = compute_mixture_rdp(q, (orders - 1) * compute_release_rdp(multiply_shift(event, 2), orders))
     return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
 
 
-def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+def _by_hoelder(q: float, event: Additive, orders: Array) -> Array:
     """Bound the moments by Hölder's inequality around P₀: for every integer k > α, and with n = k(α−1)/(k−α),
 
     ln ∫P^α Q^(1−α) ≤ (α/k)·ln E[(P/P₀)^k] + (1−α/k)·ln E[(P₀/Q)^n], expectations under P₀.
@@ -243,15 +243,17 @@ def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArr
     The first is the sampled release's. The second is at most that at order n + 1; at most n·ln(1/(1−q)), as
     Q ≥ (1−q)P₀; and at most ln(1 + n(n+1)/2·q²χ²/(1−q)^(n+2)), by Taylor, where χ² = E[(Q₁/P₀ − 1)²] ≤ e^ρ(2) − 1.
     """
+    # No k beyond 2α is tried: the first term grows with k, and n is at most 2(α−1) there already.
     known = _integers_up_to(2 * orders.max())
     first = compute_sampled_moments(np.array([q]), event, known)[:, 0]
     log_chi = float(_log_expm1(compute_release_rdp(event, np.array([2.0])))[0])
 
-    def second(n: NDArray[np.float64]) -> NDArray[np.float64]:
+    def second(n: Array) -> Array:
         taylor = np.log(n) + np.log1p(n) - math.log(2) + 2 * math.log(q) + log_chi - (n + 2) * math.log1p(-q)
+        # Linear between integers, as the moments are convex in the order: the chord lies above them.
         sampled = np.interp(n + 1, [1, *known], [0.0, *first], right=np.inf)
         smaller = np.minimum(np.logaddexp(0.0, taylor), -n * math.log1p(-q))
-        smallest: NDArray[np.float64] = np.minimum(smaller, sampled)
+        smallest: Array = np.minimum(smaller, sampled)
         return smallest
 
     moments = np.empty(len(orders))
@@ -263,7 +265,7 @@ def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArr
     return moments
 
 
-def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+def _by_expansion(q: float, event: Additive, orders: Array) -> Array:
     """Bound the moments by the binomial expansion of (1 + q(P₁−Q₁)/Q)^α under Q, whose second term is 0:
 
     ∫P^α Q^(1−α) ≤ 1 + Σ_{j=2..α} binom(α,j) q^j (1−q)^(1−j) min(2^j (M_j − 1), 2M_j), M_j = e^((j−1)ρ(j)).
@@ -286,30 +288,31 @@ def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDA
     return moments
 
 
-def _log_expm1(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_expm1(x: Array) -> Array:
     """Return ln(e^x − 1) for x > 0, finite where e^x is not."""
-    found: NDArray[np.float64] = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
+    # From 30 on, −1 is below the last digit of e^x.
+    found: Array = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
     return found
 
 
-def _integers_up_to(most: float) -> NDArray[np.float64]:
+def _integers_up_to(most: float) -> Array:
     """Return the integers from 2 to 400, and from there some 120 up to `most`."""
     dense = np.arange(2, 401, dtype=np.float64)
     return dense if most <= 400 else np.unique([*dense, *np.floor(np.geomspace(400, most, 120))])
 
 
-def _between_integers(
-    moments: Callable[[NDArray[np.float64]], NDArray[np.float64]], orders: tuple[float, ...]
-) -> NDArray[np.float64]:
+def _between_integers(moments: Callable[[Array], Array], orders: tuple[float, ...]) -> Array:
     """Bound ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1.
 
-    Source: Wang, Balle and Kasiviswanathan 2019 (the analytical moments accountant interpolates the same way).
+    Source: Wang, Balle and Kasiviswanathan 2019 (Subsampled Rényi differential privacy and analytical moments
+    accountant), Corollary 10.
     """
     alpha = np.array(orders)
+    # The chord of a convex function lies above it, so this is an upper bound.
     known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
     known = known[known > 1]
     between = np.interp(alpha, [1, *known], [0.0, *moments(known)])
-    bounds: NDArray[np.float64] = between / (alpha - 1)
+    bounds: Array = between / (alpha - 1)
     return bounds
 
 
@@ -332,18 +335,14 @@ def _nothing(record: logging.LogRecord) -> bool:
     return False
 
 
-def compose_steps(
-    steps: Steps, orders: tuple[float, ...] = ORDERS
-) -> tuple[tuple[float, ...], NDArray[np.float64]]:
+def compose_steps(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[tuple[float, ...], Array]:
     """Return the orders at which the steps are added up, and the sum of ρ(α) over all steps."""
     orders = choose_orders(steps, orders)
     return orders, _sum_steps(steps, orders)
 
 
-def _sum_steps(steps: Steps, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum(
-        [count * compute_rdp(event, orders) for event, count in steps], axis=0
-    )
+def _sum_steps(steps: Steps, orders: tuple[float, ...]) -> Array:
+    total: Array = np.sum([count * compute_rdp(event, orders) for event, count in steps], axis=0)
     return total
 
 
@@ -352,19 +351,22 @@ class RdpComposition(Composition):
     """Rényi bounds of one kind of unit.
 
     Attributes:
-        steps: all steps; None where nothing is promised.
-        orders: the orders α > 1 to choose from.
+        steps: All steps; None where nothing is promised.
+        orders: The orders α > 1 to choose from.
     """
 
     steps: Steps | None
     orders: tuple[float, ...] = ORDERS
 
     def epsilon(self, delta: float) -> float:
-        """Return the smallest ε over the orders, by dp_accounting's conversion."""
+        """Return the smallest ε over the orders, by dp_accounting's conversion.
+
+        Source: Canonne, Kamath and Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12.
+        """
         return _epsilon(self.steps, self.orders, delta) if self.steps else self._trivial(math.inf)
 
     def delta(self, epsilon: float) -> float:
-        """Return the smallest δ over the orders, by dp_accounting's conversion."""
+        """Return the smallest δ over the orders, by dp_accounting's conversion; source as of `epsilon`."""
         if not self.steps:
             return self._trivial(1.0)
         orders, rho = compose_steps(self.steps, self.orders)
@@ -380,6 +382,9 @@ class RdpComposition(Composition):
         χ² = e^(D_2) − 1: on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data
         processing χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t),
         t ≤ χ²/(1+χ²).
+
+        Source: Bretagnolle and Huber 1979; Pinsker's inequality; van Erven and Harremoës 2014 (Rényi divergence and
+        Kullback-Leibler divergence), Theorem 3. The third one is proven here.
         """
         if not self.steps:
             return self._trivial(1.0)
@@ -403,7 +408,7 @@ class RdpComposition(Composition):
         exponents = (np.array(orders) - 1) * (rho - epsilon)
         return float(np.exp(min(0.0, float(np.min(exponents)))))
 
-    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def curve(self) -> tuple[Array, Array]:
         """Return the orders (n,) and ρ(α) (n,) of all steps: 0 of none, infinity where nothing is promised."""
         if not self.steps:
             return np.array(self.orders), np.full(len(self.orders), self._trivial(math.inf))
@@ -426,10 +431,11 @@ class RdpAccountant(Accountant):
     """Rényi orders: the only accountant that knows integer (Skellam) noise and groups of composed events.
 
     Attributes:
-        name: what ledgers store; with other orders than the default ones another name is needed.
-        orders: the orders α > 1 to choose from.
+        name: The name that ledgers store; with other orders than the default ones another name is needed.
+        orders: The orders α > 1 to choose from.
 
-    Source: Mironov 2017 (Rényi differential privacy).
+    Source: Mironov 2017 (Rényi differential privacy), Proposition 1 for adaptive composition; Canonne, Kamath and
+    Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12, for ε.
     """
 
     name: str = "rdp"

@@ -80,6 +80,7 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
     promised = True
     for event, count in charges:
         _check_count(count)
+        # In this order, so that parameters are checked in every event, also after the first without a guarantee.
         promised = _add(counts, event, int(count), for_pld) and promised
     if not promised:
         return None
@@ -101,6 +102,7 @@ def combine_noise(event: Additive) -> float:
     match event:
         case CorrelatedReleases(first, second):
             both = first.noise_multiplier, second.noise_multiplier
+            # Precisions of independent Gaussian outcomes add up.
             return 0.0 if 0 in both else sum(noise**-2 for noise in both) ** -0.5
     return event.noise_multiplier
 
@@ -117,6 +119,7 @@ def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) ->
             _check_count(count)
             return _add(counts, inner, times * int(count), for_pld)
         case Composed(inner):
+            # A list and no generator: `all` would stop at the first part without a guarantee, with others unchecked.
             return all([_add(counts, part, times, for_pld) for part in inner])
         case RevealedSample(q, inner):
             return _add_revealed(counts, q, inner, times, for_pld)
@@ -132,6 +135,7 @@ def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) ->
 
 def _add_revealed(counts: Counter[Mechanism], q: float, event: Event, times: int, for_pld: bool) -> bool:
     _check_probability(q)
+    # What is inside is added once, to counts of its own: one coin decides on all of it.
     tossed = times if q > 0 else 0
     inside: Counter[Mechanism] = Counter()
     if not _add(inside, event, min(tossed, 1), for_pld):
@@ -142,6 +146,7 @@ def _add_revealed(counts: Counter[Mechanism], q: float, event: Event, times: int
         for step, count in inside.items():
             counts[step] += tossed * count
         return True
+    # Merged for both accountants: below a seen coin, Gaussian releases are exactly one, by Rényi orders too.
     steps = _sort_steps(_merge_gaussians(inside))
     match steps:
         case ((RevealedSample(again, inner), 1),):  # nested samples are one, with the product
@@ -225,8 +230,8 @@ def _simplify_release(event: Additive) -> Additive | None:
 def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
     """Return whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
-    if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
-        return True  # its parts were looked at
+    if isinstance(release, RevealedSample | Group):
+        return True  # its parts were looked at when they were added
     if for_pld and not isinstance(release, Gaussian):
         raise SilodpError(
             "the accountant 'pld' has no rule for integer (Skellam) noise, which secure aggregation adds: "
@@ -238,18 +243,23 @@ def _has_bound(step: Mechanism, reach: int, for_pld: bool) -> bool:
 
 
 def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
-    """Merge Gaussian releases into one with 1/σ² = Σ 1/σᵢ², exactly."""
-    gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
-    if not gaussians:
-        return counts
-    merged: Counter[Mechanism] = Counter(
-        {event: n for event, n in counts.items() if not isinstance(event, Gaussian)}
+    """Merge Gaussian releases into one with 1/σ² = Σ 1/σᵢ², exactly.
+
+    Source: Dong, Roth and Su 2022 (Gaussian differential privacy), Corollary 3.3.
+    """
+    # Independent releases of mean shifts: the vector of outcomes has the shift √Σ 1/σᵢ² in units of its noise.
+    precision = sum(
+        n / event.noise_multiplier**2 for event, n in counts.items() if isinstance(event, Gaussian)
     )
-    merged[Gaussian(sum(n / event.noise_multiplier**2 for event, n in gaussians) ** -0.5)] = 1
+    rest = {event: n for event, n in counts.items() if not isinstance(event, Gaussian)}
+    merged: Counter[Mechanism] = Counter(rest)
+    if precision:
+        merged[Gaussian(precision**-0.5)] = 1
     return merged
 
 
 def _sort_steps(counts: Counter[Mechanism]) -> Steps:
+    # One order for the same steps, so that caches find them, and sums round alike in every run.
     return tuple(sorted(counts.items(), key=repr))
 
 

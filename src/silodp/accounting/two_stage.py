@@ -2,19 +2,24 @@
 
 A client takes part in a round with probability λ, and then runs τ steps of DP-SGD, in which each record is drawn with
 its own probability q. Everything here computes many q at once, by Rényi orders, unless another accountant is named.
+
+`compute_two_stage_curve` calibrates q exactly. Two published calibrations stand beside it for comparison:
+Simulation-CurveFitting (`fit_scf`), and a binary search for every record (`search_probabilities`).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.accounting.accountant import Accountant, find_accountant
+from silodp._lazy import LazyModule
+from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.budget_curve import (
     ROUNDING_MARGIN,
     EpsilonCurve,
@@ -27,9 +32,16 @@ from silodp.accounting.rdp import RdpAccountant, compute_mixture_rdp, compute_sa
 from silodp.errors import SilodpError
 from silodp.settings import Count, Delta, Positive, Probability, Settings, Whole, check_choice
 
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = LazyModule("scipy.optimize")
+
 Array = NDArray[np.float64]
 ChargingMode = Literal["planned", "realized"]
+Conversion = Literal["paper", "tight"]
 
+_SIMULATED = np.linspace(0.01, 1.0, 100)  # the sampling probabilities at which `fit_scf` computes ε
 _MAX_NUMBERS = 1 << 21  # of one array: 16 MiB
 
 
@@ -54,10 +66,10 @@ class TwoStage(Settings):
     """The public constants of a run of rPDP-FL, and what a round of it costs a record with sampling probability q.
 
     Attributes:
-        noise_multiplier: σ of every step, in units of the clip.
-        local_steps: τ, the number of steps of a round.
-        client_sampling: λ, the probability with which a client takes part in a round.
-        delta: δ of the budgets.
+        noise_multiplier: The standard deviation σ of the noise of every step, in units of the clip.
+        local_steps: The number τ of steps of a round.
+        client_sampling: The probability λ with which a client takes part in a round.
+        delta: The δ of the budgets.
 
     Source: rPDP-FL (Liu et al.), Lemma 6 and Theorem 1, case 1.
     """
@@ -81,6 +93,7 @@ class TwoStage(Settings):
 
         Source: rPDP-FL, Lemma 6.
         """
+        # τ steps add up at every order; the coin λ then mixes what a joined round costs with one that costs nothing.
         joined, rest = (
             self.local_steps * compute_sampled_gaussian(q, self.noise_multiplier),
             ORDERS[:, None] - 1,
@@ -94,6 +107,7 @@ class TwoStage(Settings):
         self, q: Array, rounds: int | NDArray[np.int64], charging: ChargingMode = "planned"
     ) -> Array:
         """Return ε (n,) ≥ 0 of records with sampling probabilities q (n,) after `rounds` rounds, one number or (n,)."""
+        # In slices: the series at 4,096 orders would need gigabytes for 10⁵ records at once.
         found, count = np.empty(len(q)), np.broadcast_to(rounds, len(q))
         conversion = compute_conversion(ORDERS, self.delta)[:, None]
         for part in split_records(len(q)):
@@ -111,7 +125,7 @@ def split_records(total: int, width: int = int(ORDERS[-1])) -> Iterator[slice]:
 def compute_conversion(orders: Array, delta: float) -> Array:
     """Return ε − ρ(α) at δ, ln(1 − 1/α) − ln(δα)/(α − 1).
 
-    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    Source: Canonne, Kamath and Steinke 2020 (The discrete Gaussian for differential privacy), Proposition 12.
     """
     found: Array = np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return found
@@ -122,7 +136,7 @@ def compute_sampled_gaussian(q: Array, sigma: float) -> Array:
 
     Source: rPDP-FL, Lemma 6; Mironov, Talwar and Zhang 2019, section 3.3.
     """
-    rho = np.zeros((len(ORDERS), len(q)))
+    rho = np.zeros((len(ORDERS), len(q)))  # stays 0 at q = 0
     rho[:, q == 1] = ORDERS[:, None] / (2 * sigma**2)
     inner = (q > 0) & (q < 1)
     if inner.any():
@@ -205,6 +219,7 @@ def count_affordable_rounds(
             code="argument.value",
             field="sampling_probabilities",
         )
+    # Records with one budget have one q, and ρ of a few distinct q is enough.
     distinct, which = np.unique(q, return_inverse=True)
     rho = np.empty((len(ORDERS), len(distinct)))
     for part in split_records(len(distinct)):
@@ -216,5 +231,100 @@ def count_affordable_rounds(
         with np.errstate(divide="ignore", invalid="ignore"):
             afford = (eps[part] - room[:, None]) / rho[:, which[part]]
         afford = np.where(np.isnan(afford), 0.0, np.clip(afford, 0.0, most))
+        # The best order for a record is the one that allows most rounds; it need not be the best for another.
         rounds[part] = np.floor(afford.max(axis=0))
     return np.where(q == 0, most, rounds)
+
+
+def fit_scf(run: TwoStage, rounds: int, budgets: Array, conversion: Conversion = "paper") -> Array:
+    """Fit q (n,) by Simulation-CurveFitting: inexact, a record may cost more than its budget.
+
+    ε is simulated for q = .01, .02, …, 1, e^(aq+b) + c is fitted to it by least squares, and inverted at each budget:
+    q = 1 above ε(1), and 0 below c.
+
+    Args:
+        run: the public constants.
+        rounds: T.
+        budgets: (n,) ε of every record.
+        conversion: "paper": ρ + ln(1/δ)/(α−1), whose slack hides some of what the fit overspends; "tight": the one that
+            everything else here uses.
+
+    Raises:
+        SilodpError: the fit fails, or a parameter is out of range.
+
+    Source: rPDP-FL (Liu et al.), Algorithm 2; the conversion is its Lemma 1.
+    """
+    budgets = check_budgets(budgets)
+    if conversion == "paper":
+        rho = rounds * run.compute_rdp(_SIMULATED)
+        simulated = (rho + math.log(1 / run.delta) / (ORDERS[:, None] - 1)).min(axis=0)
+    else:
+        simulated = run.bound_epsilon(_SIMULATED, rounds)
+    a, b, c = _fit_exponential(simulated)
+    inverted = np.full(len(budgets), 0.0)
+    above = budgets > c  # below c, e^(aq+b) + c has no inverse
+    inverted[above] = np.clip((np.log(budgets[above] - c) - b) / a, 0.0, 1.0)
+    return np.where(budgets >= simulated[-1], 1.0, inverted)
+
+
+def _fit_exponential(simulated: Array) -> tuple[float, float, float]:
+    """Return (a, b, c) of e^(aq+b) + c through the simulated ε (100,)."""
+    try:
+        # A bad start overflows e^(aq+b), and least squares turn back by themselves; what fails is refused below.
+        with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
+            warnings.simplefilter("ignore", optimize.OptimizeWarning)
+            (a, b, c), covariance = optimize.curve_fit(
+                lambda q, a, b, c: np.exp(a * q + b) + c, _SIMULATED, simulated
+            )
+    except (RuntimeError, ValueError):
+        covariance = np.array([math.inf])
+    if not np.isfinite(covariance).all() or a <= 0:
+        raise SilodpError(
+            "SCF finds no curve e^(aq+b)+c through the simulated epsilons of these settings: use calibration 'exact'.",
+            code="accounting.no_fit",
+            field="calibration",
+        )
+    return float(a), float(b), float(c)
+
+
+def search_probabilities(
+    run: TwoStage, rounds: int, budgets: Array, accountant: Accountant | str = "rdp", tolerance: float = 1e-2
+) -> Array:
+    """Search q (n,) by bisection in [0, 1] for every record separately.
+
+    A search ends within `tolerance` of the budget, a part of it, on the side that costs less; below q = 1e-6 it is 0.0.
+    The papers state no tolerance; theirs ends on either side. Slow: some tenths of a second for each record.
+
+    Args:
+        run: the public constants.
+        rounds: T.
+        budgets: (n,) ε of every record.
+        accountant: a name, or an object.
+        tolerance: which part of its budget a record may leave unspent.
+
+    Raises:
+        SilodpError: a parameter is out of range.
+
+    Source: Boenisch et al. 2023 (Have it your way), Algorithm 1.
+    """
+
+    def cost(q: float) -> float:
+        return compute_epsilon([(run.event(q), rounds)], run.delta, accountant)
+
+    def search(budget: float) -> float:
+        if cost(1.0) <= budget:
+            return 1.0
+        fits, fails = 0.0, 1.0
+        # Always the side that costs no more is kept, so that nobody overspends by the tolerance.
+        while fails - fits > 1e-6:
+            middle = (fits + fails) / 2
+            spent = cost(middle)
+            if spent > budget:
+                fails = middle
+                continue
+            fits = middle
+            if spent >= budget * (1 - tolerance):
+                break
+        return fits
+
+    return np.array([search(float(budget)) for budget in check_budgets(budgets)])

@@ -15,15 +15,16 @@ class View:
     """What one adversary sees of a round (docs/privacy.md, section 3); built by the aggregator, read by the method.
 
     Attributes:
-        adversary: the adversary's name.
-        silos: S, the number of silos.
-        sees_shares: whether the adversary sees the noisy share of each silo, and not only their sum.
-        knows_sample: whether the adversary knows who was sampled.
-        counts_disclosed: whether the numbers of records per user and silo are disclosed.
-        noise_sized_for: m, the number of survivors that noise shares were sized for; None for S.
-        survivors: n, how many noise shares are in the sum; None for S.
-        colluding: t, how many silos subtract their noise.
-        round: counted from 0; units with their own budgets retire after publicly known rounds and then cost nothing.
+        adversary: The name of the adversary.
+        silos: The number S of silos.
+        sees_shares: Whether the adversary sees the noisy share of each silo, and not only their sum.
+        knows_sample: Whether the adversary knows who was sampled.
+        counts_disclosed: Whether the numbers of records per user and silo are disclosed.
+        noise_sized_for: The number m of survivors that noise shares were sized for; None for S.
+        survivors: The number n of noise shares in the sum; None for S.
+        colluding: The number t of silos that subtract the noise they drew.
+        round: The round, counted from 0; units with their own budgets retire after publicly known rounds and then cost
+            nothing.
     """
 
     adversary: Adversary
@@ -49,4 +50,5 @@ class View:
     @property
     def unknown_shares(self) -> int:
         """Noise shares in the sum that the adversary does not know; below 1 if colluding silos know all of them."""
+        # Colluding silos subtract the shares that they drew themselves; server and released models know none.
         return self.shares_in_sum - (self.colluding if self.adversary == "silo" else 0)

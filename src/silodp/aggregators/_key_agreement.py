@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from silodp.crypto.keys import OVERHEAD_BYTES, ClientHello, HandshakeState, Identity, Session
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO, Blob, MessageSchema, MessageType, is_digest
 from silodp.wire.store import Store
+
+if TYPE_CHECKING:
+    from silodp.aggregators.base import ServerContext
+    from silodp.aggregators.run_spec import RunSpec
 
 _READY, _NUMBER = "session ready", "session number"
 
@@ -26,23 +31,14 @@ _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 def key_agreement_kinds(names: tuple[str, ...], silo: str) -> tuple[MessageType, MessageType, MessageType]:
     """Return the messages of the key agreement as the named silo is asked them; `names`: all silos, in order."""
     order, peers = list(names), [name for name in names if name != silo]
+    signatures = {f"signature/{name}": _SIGNATURE for name in names}
+    hellos = MessageSchema({"order": lambda value: value == order}, blobs=dict.fromkeys(names, _GREETING))
+    seen = MessageSchema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}})
+    confirm = MessageSchema(blobs={**signatures, **{f"sealed/{name}": _SEALED for name in peers}})
     return (
         MessageType(HELLO, answer=MessageSchema(blobs={"hello": _GREETING})),
-        MessageType(
-            "roster",
-            MessageSchema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
-            MessageSchema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
-        ),
-        MessageType(
-            "confirm",
-            MessageSchema(
-                blobs={
-                    **{f"signature/{name}": _SIGNATURE for name in names},
-                    **{f"sealed/{name}": _SEALED for name in peers},
-                }
-            ),
-            MessageSchema({"session": is_digest}),
-        ),
+        MessageType("roster", hellos, seen),
+        MessageType("confirm", confirm, MessageSchema({"session": is_digest})),
     )
 
 
@@ -64,27 +60,28 @@ class SessionInfo:
 
 
 def set_up(
-    run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[SessionInfo], None]
+    spec: RunSpec, context: ServerContext, prepare: Callable[[SessionInfo], None] = lambda info: None
 ) -> None:
     """Set up the run's session: let the silos agree on keys, then call `prepare`; do nothing if one is set up.
 
     A set-up that was interrupted is not continued: it begins anew, as another session with other secrets.
 
     Args:
-        run: the run's id.
-        names: the silos, in order.
-        store: the server's, for the run.
-        ask: sends requests.
-        prepare: exchanges what else a session needs.
+        spec: the public constants of the run.
+        context: the server.
+        prepare: exchanges what else a session needs; by default nothing.
     """
+    store = context.store.run
     if store.get(_READY) is not None:
         return
     stored = store.get(_NUMBER)
     number = 0 if stored is None else int(stored) + 1
+    # Counted before the first message: secrets of a session that was interrupted are never used by a later one.
     store.put(_NUMBER, str(number).encode())
-    info = SessionInfo(run_key_agreement(run, names, ask, number), number)
+    info = SessionInfo(run_key_agreement(spec.run, spec.names, context.ask_all, number), number)
     prepare(info)
-    store.put(_READY, Message("session", run, fields={"session": info.session, "number": number}).encode())
+    fields = {"session": info.session, "number": number}
+    store.put(_READY, Message("session", spec.run, fields=fields).encode())
 
 
 def current_session(store: Store) -> SessionInfo:
@@ -111,31 +108,25 @@ def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 
     Raises:
         SilodpError: the silos have computed different session ids.
     """
-    answers = ask(_to_all(names, Message(HELLO, run, attempt=number)))
+    # Round 1: every silo's signed keys. Round 2: every silo gets all of them, signs what it saw, and seals its part of
+    # the common secret to each other silo. Round 3: every silo checks these signatures and opens the parts.
+    answers = ask(dict.fromkeys(names, Message(HELLO, run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
-    seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
-    confirm = {
-        name: Message(
-            "confirm",
-            run,
-            attempt=number,
-            blobs={
-                **{f"signature/{peer}": seen[peer].blobs["signature"] for peer in names},
-                **{f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name},
-            },
-        )
-        for name in names
-    }
+    roster = Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)
+    seen = ask(dict.fromkeys(names, roster))
+    confirm: dict[str, Message] = {}
+    for name in names:
+        blobs = {f"signature/{peer}": seen[peer].blobs["signature"] for peer in names}
+        blobs |= {f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name}
+        confirm[name] = Message("confirm", run, attempt=number, blobs=blobs)
+    # Silos have checked each other's transcripts, so only an error of theirs ends here; without this check the masks
+    # would not cancel, and the first sum would be noise.
     sessions = {answer.fields["session"] for answer in ask(confirm).values()}
     if len(sessions) != 1:
         raise SilodpError(
             "the silos ended their set-up in different sessions: begin a new run.", code="session.altered"
         )
     return str(sessions.pop())
-
-
-def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
-    return {name: message for name in names}
 
 
 @dataclass(frozen=True)
@@ -200,14 +191,14 @@ class SiloKeyAgreement:
 
     def _hello(self, request: Message) -> Message:
         opening = HandshakeState.fresh(self.identity, request.run)
-        secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
-        secret |= {"seal": opening.seal, "contribution": opening.contribution}
+        secret = {name: getattr(opening, name) for name in ("ephemeral", "nonce", "seal", "contribution")}
         kept = Message("opening", request.run, blobs=secret).encode()
         # Secrets are on disk before their public part is sent: a repeated request gets the same greeting.
         self.store.put(f"session/opening/{request.attempt}", kept)
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
+        # Kept as it came: the session is computed anew from it after a restart, with all its checks.
         self.store.put(f"session/roster/{request.attempt}", request.encode())
         session = self._load_session(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.seal_contributions().items()}
@@ -215,13 +206,14 @@ class SiloKeyAgreement:
 
     def _confirm(self, request: Message) -> Message:
         session = self._load_session(request.run, request.attempt)
+        # Signatures first: no part is opened, and none used, of a silo that saw another transcript.
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
         kept = Message("group", request.run, blobs={"group": group})
         self.store.put(f"session/group/{request.attempt}", kept.encode())
+        # Last, so that a session counts only when all that belongs to it is on disk.
         self.store.put("session/confirmed", str(request.attempt).encode())
-        answer = request.reply()
-        return replace(answer, fields={"session": session.transcript.hex()})
+        return replace(request.reply(), fields={"session": session.transcript.hex()})
 
     def _load_session(self, run: str, number: int) -> Session:
         """Return a session from the store.

@@ -25,11 +25,11 @@ from typing import TypeVar
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators.base import SEALED_SAMPLE_BLOB, Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.keys import OVERHEAD_BYTES
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.private_sampling import MAX_CELLS, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.sampling import MAX_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -53,39 +53,39 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
         return None
     rate = method.common_sampling_rate
     if rate is None or (rate == 1 and method.samples_users):
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} draws everyone with the same rate, and personal.by = 'sampling' needs one for "
             "each: set personal.by = 'clip', or take hidden_sample out.",
-            code="argument.conflict",
             field="personal.by",
         )
     if rate == 1:
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} hides who is sampled, but {method.name} has user_sampling = 1: set "
-            "user_sampling below 1, or take hidden_sample out.",
-            code="argument.conflict",
-            field="hidden_sample",
+            "user_sampling below 1, or take hidden_sample out."
         )
     if not 2 <= places <= MAX_CELLS:
-        raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}.",
-            code="argument.value",
-            field="hidden_sample",
+        raise _refusal(
+            f"hidden_sample = {places}: set a number of cells from 2 to {MAX_CELLS:,}.", "argument.value"
         )
+    # Compared as floats, exactly: the rate that is charged must be the rate at which cells are drawn.
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
+        # The float 0.1 is not 1/10: the nearest fraction of a small denominator is what the user means, if it is equal
+        # as a float.
         nearest = Fraction(rate).limit_denominator(MAX_CELLS)
         does = float(nearest) == rate
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
         )
-        raise SilodpError(
+        raise _refusal(
             f"hidden_sample = {places} needs a rate of k/{places}, and user_sampling = {rate} is no such rate: "
-            f"set {remedy}.",
-            code="argument.conflict",
-            field="hidden_sample",
+            f"set {remedy}."
         )
     return SamplingRatio(drawn, places)
+
+
+def _refusal(text: str, code: str = "argument.conflict", field: str = "hidden_sample") -> SilodpError:
+    return SilodpError(text, code=code, field=field)
 
 
 def blame_silo(silo: str, finish: Callable[[], V]) -> V:
@@ -96,45 +96,28 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
         raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
 
 
-@dataclass(frozen=True)
-class HiddenSampleTypes:
-    """The types of what is sent for a sample that nobody knows.
+CHOICE_SETUP = (
+    session_type("choice base", answer={"offer": Blob.of(ot.OFFER_BYTES)}),
+    session_type("choice keys", {"reply": Blob.of(ot.REPLY_BYTES)}),
+)
+"""The types of the two set-up messages for base transfers; they are sent to silo 0 only."""
 
-    Attributes:
-        spec: The public constants of the run.
-        ratio: The sampling rate k/P; a table has P entries.
-        entry: Size in bytes of the entry that silo 0 passes on to each other silo for each user.
-    """
 
-    spec: RunSpec
-    ratio: SamplingRatio
-    entry: int
+def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
+    """Return the type of silo 0's request for its entries of a round; a table has P entries."""
+    return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
-    @property
-    def setup(self) -> tuple[MessageType, MessageType]:
-        """The two set-up messages for base transfers; they are sent to silo 0 only."""
-        return (
-            session_type("choice base", answer={"offer": Blob.of(ot.OFFER_BYTES)}),
-            session_type("choice keys", {"reply": Blob.of(ot.REPLY_BYTES)}),
-        )
 
-    @property
-    def choice(self) -> Blob:
-        """Silo 0's request for its entries of a round."""
-        return Blob.of(lookup.request_bytes(self.spec.population.users, self.ratio.denominator))
+def sealed_sample_blob(spec: RunSpec, entry: int) -> Blob:
+    """Return the type of what silo 0 seals for one other silo: `entry` bytes for each user."""
+    return Blob.of(spec.population.users * entry + OVERHEAD_BYTES)
 
-    @property
-    def chosen(self) -> MessageType:
-        """The message that sends silo 0 the tables from which it chooses."""
-        words = -(-self.entry // 8)
-        tables = lookup.answer_bytes(self.spec.population.users, self.ratio.denominator, words)
-        sealed = {f"to/{name}": self.sealed_sample for name in self.spec.names[1:]}
-        return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 
-    @property
-    def sealed_sample(self) -> Blob:
-        """What silo 0 seals for one other silo."""
-        return Blob.of(self.spec.population.users * self.entry + OVERHEAD_BYTES)
+def chosen_type(spec: RunSpec, ratio: SamplingRatio, entry: int) -> MessageType:
+    """Return the type of the message that sends silo 0 the tables of entries of `entry` bytes, and of its answer."""
+    tables = lookup.answer_bytes(spec.population.users, ratio.denominator, -(-entry // 8))
+    sealed = {f"to/{name}": sealed_sample_blob(spec, entry) for name in spec.names[1:]}
+    return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 
 
 @dataclass(frozen=True)
@@ -148,10 +131,10 @@ class OtServer:
         """Ask silo 0 at the set-up, or before the update of a round; raise if it does not answer.
 
         Args:
-            info: of the session.
-            kind: of the request.
+            info: the session.
+            kind: the kind of the request.
             round_: counted from 0; None at the set-up, whose requests bear the number of the session.
-            blobs: of the request.
+            blobs: the byte strings of the request.
         """
         place = (0, info.number) if round_ is None else (round_, 0)
         request = Message(kind, self.spec.run, *place, {"session": info.session}, blobs=blobs)
@@ -163,6 +146,7 @@ class OtServer:
         offer = self.ask(info, "choice base").blobs["offer"]
         session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: ot.TransferSender.accept(session, SILO_CHOOSES, offer))
+        # The secret choices of the base transfers must survive a crash: silo 0 takes no second reply.
         self.context.store.run.put("hidden/transfers", sender.pack())
         self.ask(info, "choice keys", reply=reply)
 
@@ -191,6 +175,7 @@ class OtServer:
         zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = ot.TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
+        # The digest of the first request is stored before anything is answered, so that a restart does not answer two.
         if not set_once(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' sent a second, different request for entries of round {round_ + 1}: with two "
@@ -208,7 +193,7 @@ class OtServer:
         except SilodpError:
             # Every further check would tell silo 0 one bit of the secret that all transfers rest on; a request of the
             # wrong length tells none.
-            if sender.ended:
+            if sender.has_ended:
                 store.put("hidden/ended", b"ended")
             else:
                 self.context.store.round(round_).drop("hidden choice")
@@ -276,6 +261,7 @@ class OtClient:
 
     def _keys(self, request: Message) -> Message:
         self.member.session_of(request)
+        # Once: the stored offer is dropped when its reply was taken, since a second reply would reuse every stream.
         base = ot.BaseTransfers.unpack(self._load_stored(request, "choice base"))
         receiver = base.receiver(request.blobs["reply"])
         self.store.run.put(self._place(request, "choices"), receiver.pack())
@@ -284,6 +270,7 @@ class OtClient:
 
     def _answer_chosen(self, request: Message) -> Message:
         session = self.member.session_of(request)
+        # The same for all silos. Silo 0 keeps it for itself and encrypts it to each other silo, through the server.
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.round(request.round).put("drawn", drawn)
         return request.reply(
@@ -299,8 +286,11 @@ class OtClient:
             receiver = ot.TransferReceiver.unpack(self._load_stored(request, "choices"), 0)
             secret = self.member.group_secret(request.run)
             session, users = self.member.session(request.run).transcript, self.spec.population.users
-            return private_sampling.ask(receiver, secret, session, users, self.ratio, request.round).pack()
+            cells = sampling.derive_silo_cells(secret, session, users, self.ratio, request.round)
+            counter = sampling.transfer_counter(request.round)
+            return Lookup.ask(receiver, counter, cells, self.ratio.denominator).pack()
 
+        # Stored before it is sent: two requests for one round would show combinations of the choices.
         return Lookup.unpack(get_or_make(self.store.round(request.round), "choice", ask))
 
     def _load_stored(self, request: Message, what: str) -> bytes:

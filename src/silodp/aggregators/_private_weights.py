@@ -16,17 +16,16 @@ import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.views import Adversary, View
+from silodp.aggregators import _private_sampling as hidden
 from silodp.aggregators import attempts, base
 from silodp.aggregators._key_agreement import SessionInfo
-from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
-from silodp.aggregators._private_sampling import HiddenSampleTypes, OtClient, OtServer, sampling_ratio
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
@@ -37,6 +36,8 @@ from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema, MessageTyp
 
 Rows = Iterator[tuple[np.ndarray, np.ndarray]]
 """Chunks of (owners (r,), rows in grid steps (r, d))."""
+Noise = dict[str, np.ndarray]
+"""What a silo draws for a release, by name: integer noise (d,), and what else hides the low part of the sum."""
 
 _EACH_SILO = base.Visibility(
     "Each silo",
@@ -91,7 +92,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of the protocol, and of the private sample where there is one."""
-        more = (SAMPLING_ASSUMPTION,) if self.sampled_by == "nobody" else ()
+        more = (hidden.ASSUMPTION,) if self.sampled_by == "nobody" else ()
         return (*self.protocol_assumptions, *more)
 
     @property
@@ -103,13 +104,15 @@ class PrivateWeighting(attempts.MaskedAggregator):
 
     def sampling_ratio(self, method: Method) -> SamplingRatio | None:
         """Return k and P of the hidden sample (rate k/P); None where the server draws the sample."""
-        return sampling_ratio(method, self.hidden_sample)
+        return hidden.sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return the view of each adversary: all see the sum, the server sees the sample if it draws it.
 
         No adversary sees counts.
         """
+        # Noise is sized for the fewest silos, m: where more answer, the sum has more noise, which the view says by
+        # `survivors`.
         m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
             "released": View("released", silos, noise_sized_for=m, survivors=survivors),
@@ -146,11 +149,17 @@ class PrivateWeighting(attempts.MaskedAggregator):
             SilodpError: there are none for these constants.
         """
 
+    @abstractmethod
+    def grid(self, spec: RunSpec) -> Quantizer:
+        """Return the grid of the rows, of all silos; raise if there is none for these constants."""
+
     def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
 
         The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
         rounded sum by up to √d more, which the sensitivity includes.
+
+        Source: docs/protocols.md, sections 3 and 4; docs/privacy.md, section 3.
         """
         p = self.parameters(spec)
         event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
@@ -175,8 +184,13 @@ class PrivateWeighting(attempts.MaskedAggregator):
         """Return the messages that exchange counts, as silo 0, the first, or another silo is asked them."""
 
     @abstractmethod
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the request "sample" to silo 0 in a round; `choice`: blobs of its answer where nobody knows it."""
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the request "sample" to silo 0 in a round, () if there is none.
+
+        Args:
+            spec: public constants.
+            choice: further blobs of its answer where nobody knows the sample; {} where the server draws it.
+        """
 
     @abstractmethod
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
@@ -185,16 +199,15 @@ class PrivateWeighting(attempts.MaskedAggregator):
     def script(self, spec: RunSpec, name: str) -> MessageSchedule:
         """Return set-up, key agreement, the exchange of counts; then, of silo 0, a round's sample, and attempts."""
         ratio, is_first = self.sampling_ratio(spec.method), name == spec.names[0]
-        hidden = None if ratio is None else HiddenSampleTypes(spec, ratio, self.entry_bytes(spec))
         setup, (blobs, answer) = self.setup_types(spec, is_first), self.update_types(spec)
-        prepare: tuple[MessageType, ...] = ()
-        if is_first:
-            sample = self.sample_type(spec, {} if hidden is None else {"choice": hidden.choice})
-            prepare = () if sample is None else (sample,)
-        if hidden is not None and is_first:
-            setup, prepare = (*setup, *hidden.setup), (*prepare, hidden.chosen)
-        elif hidden is not None:
-            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample
+        choice: dict[str, Blob] = {}
+        chosen: tuple[MessageType, ...] = ()
+        if ratio is not None and is_first:
+            setup, choice = (*setup, *hidden.CHOICE_SETUP), {"choice": hidden.choice_blob(spec, ratio)}
+            chosen = (hidden.chosen_type(spec, ratio, self.entry_bytes(spec)),)
+        elif ratio is not None:
+            blobs[base.SEALED_SAMPLE_BLOB] = hidden.sealed_sample_blob(spec, self.entry_bytes(spec))
+        prepare = (*self.sample_types(spec, choice), *chosen) if is_first else ()
         return self.attempt_script(
             spec, name, MessageSchema(blobs=answer), setup=setup, prepare=prepare, blobs=blobs
         )
@@ -229,7 +242,7 @@ class PrivateWeightingServer(attempts.MaskedServer):
         """Exchange counts and, where nobody is to know the sample, make base transfers."""
         self.exchange_counts(context, session)
         if self.aggregator.sampled_by == "nobody":
-            OtServer(self.spec, context).set_up(session)
+            hidden.OtServer(self.spec, context).set_up(session)
 
     @abstractmethod
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
@@ -239,12 +252,14 @@ class PrivateWeightingServer(attempts.MaskedServer):
 class PrivateWeightingSilo(attempts.MaskedSilo):
     """A silo's side: its rows on the grid and its noise, multiplied and hidden as a subclass does it."""
 
+    _aggregator: PrivateWeighting
+
     def __init__(self, aggregator: PrivateWeighting, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(spec, context)
+        super().__init__(aggregator, spec, context)
         ratio = aggregator.sampling_ratio(spec.method)
-        self._choices: OtClient | None = None
+        self._choices: hidden.OtClient | None = None
         if ratio is not None:
-            self._choices = OtClient(spec, ratio, self._member, context.store, self.open_chosen)
+            self._choices = hidden.OtClient(spec, ratio, self._member, context.store, self.open_chosen)
             self.handlers = {**self.handlers, **self._choices.handlers}
 
     @abstractmethod
@@ -264,29 +279,22 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+        # Noise alone is stored, and rows are computed again: they follow from model and data, and take more space.
         drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
+        # A list, since a generator cannot return its count before it is consumed.
         refused = [0]
-        rows = integer_rows(update, self.grid(update.bounds), refused)
+        rows = integer_rows(update, self._aggregator.grid(self._spec), refused)
         # Consumes `rows`, which counts into `refused`.
         blobs = self.multiply(request, session, attempt, rows, drawn)
         return request.reply(**blobs), refused[0]
 
     @abstractmethod
-    def grid(self, bounds: Bounds) -> Quantizer:
-        """Return the grid of the rows."""
-
-    @abstractmethod
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
         """Draw this silo's share of noise for one release; it is kept for further attempts at the release."""
 
     @abstractmethod
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         """Return the blobs of the answer: the weighted sum of the rows, noise, masks and seal."""
 

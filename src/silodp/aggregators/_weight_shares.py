@@ -10,24 +10,25 @@ Source: docs/protocols.md, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.aggregators import _private_sampling as sampling
-from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
-from silodp.aggregators.base import ServerContext
+from silodp.aggregators import _private_weights
+from silodp.aggregators._key_agreement import SessionInfo, current_session
+from silodp.aggregators._private_sampling import OtServer, blame_silo, load_transfers
+from silodp.aggregators.base import ServerContext, SiloContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, reciprocals
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, MessageSchema, MessageType, is_digest, session_type
-from silodp.wire.store import RoundStore, get_or_make
+from silodp.wire.store import get_or_make
 
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
@@ -42,16 +43,15 @@ class ShareConstants:
         count_cap: n_max, the largest number of records of one user in one silo.
         weight_bits: k; weights are multiples of 2^-k.
         word_bits: T; shares are integers modulo 2^T.
-        ratio: The sampling rate k/P where nobody may know the sample; None where the server draws it.
     """
 
     count_cap: int
     weight_bits: int
     word_bits: int
-    ratio: SamplingRatio | None = None
 
     def lookup_parameters(self, spec: RunSpec, session: str) -> reciprocals.ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
+        # The largest N[u] that honest silos can cause; a larger one gets the weight 0.
         cap = spec.population.silos * self.count_cap
         return reciprocals.ReciprocalParameters(
             bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
@@ -75,41 +75,46 @@ class ServerShares:
     def set_up(self, info: SessionInfo) -> None:
         """Collect masked counts, make base transfers, and look up one reciprocal per user."""
         plan, run = self.constants.lookup_parameters(self.spec, info.session), self.spec.run
-        zero, offers = self.spec.names[0], sampling.OtServer(self.spec, self.context)
+        zero, offers = self.spec.names[0], OtServer(self.spec, self.context)
         base = ot.BaseTransfers(plan.session, reciprocals.SERVER_CHOOSES)
         offered = offers.ask(info, "base", offer=base.offer)
-        receiver = sampling.blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
+        receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
-        counts = self.context.ask_all({name: request for name in self.spec.names})
+        counts = self.context.ask_all(dict.fromkeys(self.spec.names, request))
         group, _ = _make_count_group(plan, self.spec.names)
-        masked = [answer.arrays["masked"].copy() for answer in counts.values()]
-        counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
+        # Pair masks cancel in the sum; what is left is N[u] + ρ_u modulo M.
+        counted: Unsigned = sum_values((answer.arrays["masked"] for answer in counts.values()), group)
         awaited = reciprocals.ReciprocalServer(plan, receiver).set_up(counted)
         answer = offers.ask(info, "reciprocals", request=awaited.message)
-        shares = sampling.blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        # The counter after the set-up, so that a lookup of a round can never use the set-up's streams again.
         blobs, counter = {"receiver": receiver.pack()}, {"counter": receiver.counter}
         kept = Message("kept", run, fields=counter, arrays={"shares": shares}, blobs=blobs)
         self.context.store.run.put(_SHARES, kept.encode())
 
-    def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
-        """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
-        if sample is None:
-            return self._load_kept().arrays["shares"]
-        return self._look_up(round_, sample).arrays["shares"]
+    def round_shares(
+        self, round_: int, sample: NDArray[np.bool_] | SamplingRatio | None
+    ) -> tuple[Shares, Mapping[str, bytes]]:
+        """Return this round's shares (U,), and silo 0's part, sealed for each other silo ({} where it has none).
 
-    def private_round_shares(self, round_: int, ratio: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
-        """Return shares (U,) of β_u·v_u for a sample nobody knows, and silo 0's part, sealed for each other silo."""
-        done = self._look_up(round_, ratio)
-        return done.arrays["shares"], done.blobs
+        Args:
+            round_: counted from 0.
+            sample: None: shares of v_u = ⌊2^k/N[u]⌋. β (U,): of β_u·v_u. A rate: of β_u·v_u for a sample that nobody
+                knows.
+        """
+        if sample is None:
+            return self._load_kept().arrays["shares"], {}
+        found = self._look_up(round_, sample)
+        return found.arrays["shares"], found.blobs
 
     def _look_up(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio) -> Message:
         """Return the shares of a round and, where nobody knows the sample, what silo 0 sealed; asked for once."""
 
         def ask() -> bytes:
-            kept, offers = self._load_kept(), sampling.OtServer(self.spec, self.context)
+            kept, offers = self._load_kept(), OtServer(self.spec, self.context)
             awaited = self._load_or_make_lookup(round_, drawn, kept)
             asked = offers.request_sample(round_, request=awaited.message)
-            shares = sampling.blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
+            shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
             sealed: dict[str, bytes] = {}
             if isinstance(drawn, SamplingRatio):
                 weights = kept.arrays["shares"]
@@ -153,62 +158,56 @@ class ServerShares:
         return Message.decode(stored)
 
 
-@dataclass(frozen=True)
-class SiloWeights:
+class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
     """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round.
 
-    Attributes:
-        spec: The public constants of the run.
-        constants: The public constants of the shares.
-        member: The silo's side of the key agreement.
-        store: The silo's store.
-        counts: The silo's numbers of records n[s,u], shape (U,).
-        choices: Silo 0's choices of a hidden sample; None where the server draws the sample.
+    Args:
+        aggregator, spec, context: as for every silo.
+        constants: the public constants of the shares.
     """
 
-    spec: RunSpec
-    constants: ShareConstants
-    member: SiloKeyAgreement
-    store: RoundStore
-    counts: NDArray[np.int64] = field(repr=False)
-    choices: sampling.OtClient | None
-
-    @property
-    def handlers(self) -> dict[str, Callable[[Message], Message]]:
-        """The functions that answer the requests for shares, by kind of request."""
-        return {
-            "masked counts": self._counts,
-            "base": self._base,
-            "reciprocals": self._reciprocals,
-            "sample": self._sample,
-        }
+    def __init__(
+        self,
+        aggregator: _private_weights.PrivateWeighting,
+        spec: RunSpec,
+        context: SiloContext,
+        constants: ShareConstants,
+    ) -> None:
+        super().__init__(aggregator, spec, context)
+        self._constants = constants
+        answered = {"masked counts": self._counts, "base": self._base, "reciprocals": self._reciprocals}
+        self.handlers = {**self.handlers, **answered, "sample": self._sample}
 
     @property
     def capped_counts(self) -> NDArray[np.int64]:
         """min(n[s,u], n_max) (U,)."""
-        return np.minimum(self.counts, self.constants.count_cap)
+        capped: NDArray[np.int64] = np.minimum(self._context.counts, self._constants.count_cap)
+        return capped
 
     def round_shares(self, request: Message) -> Shares:
         """Return this silo's shares (U,) of v_u, or of β_u·v_u, for the round of a request."""
-        if self.choices is not None:
-            return np.frombuffer(self.choices.round_entries(request), "<u8").astype(np.uint64)
+        if self._choices is not None:
+            return np.frombuffer(self._choices.round_entries(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if self.spec.method.samples_users else silo.shares()
+        return silo.masks(request.round, _USE) if self._spec.method.samples_users else silo.shares()
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         """Return the shares that silo 0 opened of the server's answer, 8 bytes for each user."""
+        # c'_u = x_u + (β_u·a_u − y_u): silo 0 took x_u off its own table, and the server y_u off the one that was
+        # opened here.
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> reciprocals.SiloShares:
-        session = self.member.session(run)
+        session = self._member.session(run)
         return reciprocals.SiloShares(
-            self.constants.lookup_parameters(self.spec, session.transcript.hex()),
-            self.member.group_secret(run),
+            self._constants.lookup_parameters(self._spec, session.transcript.hex()),
+            self._member.group_secret(run),
         )
 
     def _counts(self, request: Message) -> Message:
-        session, silo = self.member.session_of(request), self._shares(request.run)
+        # Counts are capped here and not at the server, which must see no count.
+        session, silo = self._member.session_of(request), self._shares(request.run)
         group, attempt = _make_count_group(silo.parameters, session.roster)
         value = group.from_integers(self.capped_counts)
         # Pair masks cancel in the sum; ρ_u, which only silo 0 adds, hides the sum N[u] from the server.
@@ -217,18 +216,18 @@ class SiloWeights:
         return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
-        session = self.member.session_of(request)
+        session = self._member.session_of(request)
         sender, reply = ot.TransferSender.accept(
             session.transcript, reciprocals.SERVER_CHOOSES, request.blobs["offer"]
         )
-        self.store.run.put(self._transfers_key(request), sender.pack())
+        self._context.store.run.put(self._transfers_key(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
         return self._answer_offer(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
-        zero, choices = self._zero(request), self.choices
+        zero, choices = self._zero(request), self._choices
         if choices is None:
             return self._answer_offer(request, lambda asked: zero.sample(request.round, _USE, asked))
         answer = self._answer_offer(
@@ -245,7 +244,7 @@ class SiloWeights:
         try:
             return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
-            self.store.run.put(self._ended_key(request), b"ended")
+            self._context.store.run.put(self._ended_key(request), b"ended")
             raise
 
     def _ended_key(self, request: Message) -> str:
@@ -256,14 +255,14 @@ class SiloWeights:
         return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> reciprocals.FirstSilo:
-        session = self.member.session_of(request)
-        if self.store.run.get(self._ended_key(request)) is not None:
+        session = self._member.session_of(request)
+        if self._context.store.run.get(self._ended_key(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = sampling.load_transfers(self.store.run, self._transfers_key(request), session.name)
+        packed = load_transfers(self._context.store.run, self._transfers_key(request), session.name)
         return reciprocals.FirstSilo(self._shares(request.run), ot.TransferSender.unpack(packed, 0))
 
 
@@ -283,7 +282,7 @@ def lookup_type(name: str, users: int, size: int, more: Mapping[str, Blob] | Non
     """Return the type of a request for one entry of each user's table, and of its answer.
 
     Args:
-        name: of the kind.
+        name: the name of the kind.
         users: U.
         size: number of entries of a table.
         more: further blobs of the answer.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Part of every key of an attempt: sums of counts, which are masked too, have other keys.
 PURPOSE = "update"
+# The key of a seal, from which its silo's mask is derived (`Session.seal_key`).
 _SEAL_BYTES = 32
 _PROGRESS = "progress"
 
@@ -75,6 +77,8 @@ class MaskedAggregator(base.Aggregator):
             SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
         """
         silos, fewest = spec.population.silos, spec.population.min_survivors
+        # Of two silos each knows the other's part whatever the protocol does, and everybody knows it; a run may have
+        # two.
         if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
             raise SilodpError(
                 f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
@@ -101,9 +105,11 @@ class MaskedAggregator(base.Aggregator):
             answer: what it answers to an update.
             setup: messages of the set-up after the key agreement.
             prepare: messages of a round before its updates.
-            blobs: of an update.
+            blobs: the types of the byte strings of an update.
         """
         private = self.weights_privately
+        # A roster lists silos once, in the run's order: keys are derived from it, and two orders would have different
+        # keys.
         fields: dict[str, schemas.Check] = {
             "session": schemas.is_digest, "release": schemas.is_whole, "roster": schemas.is_roster(spec.names)
         }  # fmt: skip
@@ -151,12 +157,10 @@ class ServerAttempts:
     Attributes:
         spec: The public constants of the run.
         context: The server.
-        fewest: m, the smallest number of silos in a sum.
     """
 
     spec: RunSpec
     context: base.ServerContext
-    fewest: int
 
     def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
         """Make attempts until one succeeds.
@@ -173,26 +177,18 @@ class ServerAttempts:
         """
         now, session = self._progress(round_), _key_agreement.current_session(self.context.store.run).session
         while True:
+            # Every turn of this loop returns or loses a silo, and `_drop_silos` raises where too few are left.
             if not self.context.affords(round_, now.release, len(now.roster)):
                 return None  # asked before the silos charge the release in their ledgers
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
-            request = Message(
-                "update",
-                self.spec.run,
-                round_,
-                now.attempt,
-                fields,
-                dict(sent.arrays),
-                dict(sent.blobs(now)),
-            )
-            requests = {
-                name: replace(
-                    request, blobs={**request.blobs, base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
-                )
-                if name in sent.sealed_samples
-                else request
-                for name in now.roster
-            }
+            # Blobs are of this attempt alone: ciphertexts that were sent once are never sent for another roster.
+            arrays, blobs = dict(sent.arrays), dict(sent.blobs(now))
+            request = Message("update", self.spec.run, round_, now.attempt, fields, arrays, blobs)
+            # One object for all silos, which is encoded once (`SignedChannel`).
+            requests = dict.fromkeys(now.roster, request)
+            for name in sent.sealed_samples.keys() & requests.keys():
+                own = {base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
+                requests[name] = replace(request, blobs=blobs | own)
             answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
@@ -202,15 +198,16 @@ class ServerAttempts:
                 return None
             about = {**fields, "request": request.digest()}
             opening = Message("open", self.spec.run, round_, now.attempt, about)
-            opened, failures = self.context.ask({name: opening for name in now.roster})
+            opened, failures = self.context.ask(dict.fromkeys(now.roster, opening))
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._drop_silos(now, failures, now.release + 1)
                 continue
-            return OpenedAttempt(
-                now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
-            )
+            seals = {name: answer.blobs["seal"] for name, answer in opened.items()}
+            return OpenedAttempt(now, answers, seals)
 
     def _progress(self, round_: int) -> RoundAttempt:
+        # A restarted server goes on with the attempt that was stored last: silos answer no roster larger than their
+        # last one.
         stored = self.context.store.round(round_).get(_PROGRESS)
         if stored is None:
             return RoundAttempt(round_, 0, 0, self.spec.names, PURPOSE)
@@ -221,18 +218,21 @@ class ServerAttempts:
         self, last: RoundAttempt, failures: Mapping[str, DeliveryFailure], release: int
     ) -> RoundAttempt:
         for name, failure in failures.items():
+            # A silo that refuses has seen something wrong. To go on without it would hide that.
             if failure.kind == "refused":
                 raise SilodpError(
                     f"silo '{name}' refused: {failure.reason}", code=failure.code or "run.refused"
                 )
         roster = tuple(name for name in last.roster if name not in failures)
-        if len(roster) < self.fewest:
+        fewest = self.spec.population.min_survivors
+        if len(roster) < fewest:
             reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
             raise SilodpError(
-                f"round {last.round + 1} has {pluralize(len(roster), 'silo')} left and needs {self.fewest}: no answer "
+                f"round {last.round + 1} has {pluralize(len(roster), 'silo')} left and needs {fewest}: no answer "
                 f"from {reasons}. Mend it and resume: the round will go on where it is.",
                 code="run.too_few_silos",
             )
+        # Stored before it is sent, so that a restarted server repeats this attempt and begins no other.
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.spec.run, last.round, fields=fields)
@@ -248,13 +248,7 @@ class MaskedServer(ABC):
 
     def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
-        _key_agreement.set_up(
-            self.spec.run,
-            self.spec.names,
-            context.store.run,
-            context.ask_all,
-            lambda session: self.prepare(context, session),
-        )
+        _key_agreement.set_up(self.spec, context, lambda session: self.prepare(context, session))
 
     def prepare(self, context: base.ServerContext, session: _key_agreement.SessionInfo) -> None:  # noqa: B027  # a default
         """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""
@@ -265,8 +259,7 @@ class MaskedServer(ABC):
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
         import torch
 
-        attempts = ServerAttempts(self.spec, context, self.spec.population.min_survivors)
-        result = attempts.collect(round_, self.request(context, round_, arrays))
+        result = ServerAttempts(self.spec, context).collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 
     def request(
@@ -286,8 +279,8 @@ class MaskedSilo(ABC):
     It draws noise once for a release, and opens the seal of the attempt that it masked last.
     """
 
-    def __init__(self, spec: RunSpec, context: base.SiloContext) -> None:
-        self._spec, self._context = spec, context
+    def __init__(self, aggregator: MaskedAggregator, spec: RunSpec, context: base.SiloContext) -> None:
+        self._aggregator, self._spec, self._context = aggregator, spec, context
         self._member = _key_agreement.SiloKeyAgreement(
             context.identity, context.pins, spec.digest, context.store.run
         )
@@ -318,9 +311,11 @@ class MaskedSilo(ABC):
 
         Args:
             request: the update.
-            attempt: of the release.
+            attempt: one at the release.
             draw: draws named arrays, the noisy integers or the noise.
         """
+        # Several attempts at one release have the same noise, so that the server sees one value under different masks,
+        # and not two values.
         key, asked = f"noisy/{attempt.release}", base.model_and_sample(request)
         store = self._context.store.round(attempt.round)
         stored = store.get(key)

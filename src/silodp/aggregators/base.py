@@ -18,7 +18,6 @@ from silodp.accounting.events import Event
 from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
-from silodp.methods.roles import MethodState
 from silodp.settings import Settings
 from silodp.text import pluralize
 
@@ -265,7 +264,7 @@ class Aggregator(Settings, ABC):
         adds integers, rests on assumptions that this one does not state, or has a `disclosure` of its own.
 
         Args:
-            spec: of the run.
+            spec: the specification of the run.
 
         Returns:
             None, the default, where no aggregator is known to add counts: evaluation by sums is refused.
@@ -373,7 +372,7 @@ def round_arrays(spec: RunSpec) -> dict[str, Array]:
         arrays["clients"] = Array("bool", (spec.population.silos,))
     initial = spec.method.initial_state(spec.population)
     state = {name: Array(str(value.dtype), value.shape, finite=True) for name, value in initial.items()}
-    return {**arrays, **_of_state(state)}
+    return {**arrays, **request_state(state)}
 
 
 _STATE = "state."
@@ -381,13 +380,9 @@ SEALED_SAMPLE_BLOB = "sampled"
 """The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 
 
-def _of_state(values: Mapping[str, T]) -> dict[str, T]:
-    return {_STATE + name: value for name, value in values.items()}
-
-
-def request_state(state: MethodState) -> dict[str, np.ndarray]:
-    """Return the method's state as entries of an update's request."""
-    return _of_state(state)
+def request_state(state: Mapping[str, T]) -> dict[str, T]:
+    """Return the method's state, or the types of its arrays, as entries of an update's request."""
+    return {_STATE + name: value for name, value in state.items()}
 
 
 def state_of(request: Message) -> dict[str, np.ndarray]:

@@ -36,43 +36,29 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
     """Return the specification of the evaluation of a run.
 
     Args:
-        spec: of the run.
-        settings: of its evaluation, in which silos are asked something.
+        spec: the specification of the run.
+        settings: those of its evaluation, in which silos are asked something.
 
     Raises:
         SilodpError: the evaluation is not proven for this run, or its counts say nothing of its labels
             (codes evaluation.*).
     """
-    run = spec.run and name_evaluation(spec.run)
+    # The evaluation has no evaluation, and its charges are in the ledger of the run, which alone has a budget.
+    base_spec = replace(spec, evaluation=None, budget=None, run=spec.run and name_evaluation(spec.run))
     if settings.across == "local":
-        return replace(
-            spec,
-            method=LocalEvaluation(spec.method.unit),
-            aggregator=ModelBroadcast(),
-            evaluation=None,
-            budget=None,
-            run=run,
-        )
+        return replace(base_spec, method=LocalEvaluation(spec.method.unit), aggregator=ModelBroadcast())
     _check_sums(spec)
     aggregator = _find_aggregator(spec)
 
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
         method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec.data, settings))
-        return replace(
-            spec,
-            method=method,
-            aggregator=aggregator,
-            rounds=spec.most_evaluations,
-            evaluation=None,
-            budget=None,
-            run=run,
-        )
+        return replace(base_spec, method=method, aggregator=aggregator, rounds=spec.most_evaluations)
 
-    if settings.noise_multiplier is not None:
-        derived = with_noise(settings.noise_multiplier)
-    else:
-        derived = with_noise(_calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta))
+    noise_multiplier = settings.noise_multiplier
+    if noise_multiplier is None:
+        noise_multiplier = _calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta)
+    derived = with_noise(noise_multiplier)
     aggregator.check(derived)
     _check_promise(spec, derived)
     return derived
@@ -84,7 +70,10 @@ def _calibrate(with_noise: Callable[[float], RunSpec], epsilon: float, delta: fl
     def event(noise_multiplier: float) -> Event:
         return with_noise(noise_multiplier).round_events()["released"]
 
+    # For whoever gets the results; every adversary is then charged by its own view.
     found = calibrate_noise_multiplier(event, 1, epsilon, delta, choose_accountant([event(1.0)]))
+    # Less one part in 10⁹, so that a number that has three figures already is not rounded up to the next one. The tail
+    # that floating point leaves is cut, since σ is in what silos sign.
     step = 10.0 ** (math.floor(math.log10(found)) - 2)
     return round(math.ceil(found / step * (1 - 1e-9)) * step, 10)
 
@@ -172,12 +161,13 @@ def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
     about the aggregator of its training.
 
     Args:
-        spec: of the run.
-        derived: of its evaluation.
+        spec: the specification of the run.
+        derived: the specification of its evaluation.
 
     Raises:
         SilodpError: an evaluation would show or assume more than a round (code evaluation.aggregator).
     """
+    # Asked of what the two state about themselves, so that it holds for plug-ins too.
     ours, theirs, silos = spec.aggregator, derived.aggregator, len(spec.names)
     seen = ours.views(spec.method, silos)
     showing = [who for who, view in theirs.views(derived.method, silos).items() if view.sees_shares]
@@ -240,6 +230,7 @@ class _ModelBroadcastServer:
 
         request = Message("update", self.spec.run, round_, arrays=dict(arrays))
         requests = {name: request for name in self.spec.names}
+        # Where every silo must answer a round, every silo must get the model that is evaluated, too.
         if self.spec.min_silos == len(self.spec.names):
             context.ask_all(requests)
         else:

@@ -14,25 +14,25 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary
-from silodp.aggregators import _private_weights, _weight_shares, base
+from silodp.aggregators import _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import blame_silo
+from silodp.aggregators._private_weights import Noise, PrivateWeighting, PrivateWeightingServer, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lookup import Lookup
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError
@@ -54,13 +54,17 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
     "how long a silo takes may tell how many persons have records in it",
 )
+# Steps to the clip that ε is computed with while the grid is still unknown: integer noise has more of them (2^17), and
+# fewer steps cost more.
 _MIN_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
 
 @dataclass(frozen=True, repr=False)
-class Lattice(_private_weights.PrivateWeighting):
-    """Private weighting for models of any size.
+class Lattice(PrivateWeighting):
+    """Private weighting for models of any size: ring-LWE encryption and oblivious transfer.
+
+    Source: docs/protocols.md, section 3; the encryption is that of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010).
 
     Args:
         count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
@@ -108,6 +112,7 @@ class Lattice(_private_weights.PrivateWeighting):
                 code="argument.value",
                 field="units",
             )
+        # Noise is drawn at 2^17 steps to the clip, whatever the grid of the rows is.
         most = math.sqrt(MAX_SKELLAM_VARIANCE) / _NOISE_STEPS
         if bounds.noise_multiplier > most:
             raise SilodpError(
@@ -130,6 +135,10 @@ class Lattice(_private_weights.PrivateWeighting):
         """Return the total variation by which errors of decryption, which the server alone sees, betray more."""
         return {"server": 2.0 ** self.parameters(spec).log2_tv}
 
+    def grid(self, spec: RunSpec) -> Quantizer:
+        """Return the grid that the encryption's parameters are for."""
+        return Quantizer(self.bounds_of(spec).clip, self.parameters(spec).clip_units)
+
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
         p = self.parameters(spec)
@@ -149,9 +158,7 @@ class Lattice(_private_weights.PrivateWeighting):
     def constants(self, spec: RunSpec) -> _weight_shares.ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return _weight_shares.ShareConstants(
-            self.count_cap, self.weight_bits, bits, self.sampling_ratio(spec.method)
-        )
+        return _weight_shares.ShareConstants(self.count_cap, self.weight_bits, bits)
 
     def entry_bytes(self, spec: RunSpec) -> int:
         """Return the size of a share, one word."""
@@ -161,13 +168,13 @@ class Lattice(_private_weights.PrivateWeighting):
         """Return the messages by which server and silos come to share the weights."""
         return _weight_shares.weight_types(spec, self.constants(spec), is_first)
 
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the server's lookup of the sampled shares in silo 0's tables; None where everyone takes part."""
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the server's lookup of the sampled shares in silo 0's tables; () where everyone takes part."""
         if not spec.method.samples_users:
-            return None
+            return ()
         ratio = self.sampling_ratio(spec.method)
         entries = 2 if ratio is None else ratio.denominator
-        return _weight_shares.lookup_type("sample", spec.population.users, entries, choice)
+        return (_weight_shares.lookup_type("sample", spec.population.users, entries, choice),)
 
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
         """Return the parts of the server's request, and the masked ciphertexts of the answer."""
@@ -191,6 +198,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     It does at the ε of all that the run may charge: its attempts, and its evaluations with all their releases.
     """
     bounds = aggregator.bounds_of(spec)
+    # The search needs ε, since (1 + e^ε)·TV must fit into the rest of δ, and ε needs no ciphertexts.
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
     views = (
@@ -200,7 +208,11 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     event, spent = events.find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, events.NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
-        release = events.to_discrete(event, _MIN_UNITS, spec.sum_size, reach)
+        # The uniform part of the noise moves a rounded sum by up to √d steps more, so the sensitivity is a little
+        # larger.
+        # Weights of few bits on a coarse grid leave fewer steps; the search itself takes no grid below 2^8.
+        steps = min(_MIN_UNITS, (aggregator.units or 1 << 8) << aggregator.weight_bits)
+        release = events.to_discrete(event, steps, spec.sum_size, reach)
         delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - spec.population.min_survivors
@@ -225,13 +237,8 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     )
 
 
-def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
-    """Return the standard deviation of one silo's Skellam share, in units of 2^r."""
-    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * parameters.row_bound
-
-
 @dataclass(frozen=True)
-class _LatticeServer(_private_weights.PrivateWeightingServer):
+class _LatticeServer(PrivateWeightingServer):
     aggregator: Lattice
 
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
@@ -242,33 +249,30 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
     ) -> RoundRequest:
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
-        p, held = self.aggregator.parameters(self.spec), self._shares(context)
-        ratio = self.aggregator.sampling_ratio(self.spec.method)
-        sealed_samples: Mapping[str, bytes] = {}
-        if ratio is None:
-            shares = held.round_shares(round_, arrays.get("sample"))
-        else:
-            shares, sealed_samples = held.private_round_shares(round_, ratio)
+        p, ratio = self.aggregator.parameters(self.spec), self.aggregator.sampling_ratio(self.spec.method)
+        sample = arrays.get("sample") if ratio is None else ratio
+        shares, sealed_samples = self._shares(context).round_shares(round_, sample)
         session = current_session(context.store.run).session
 
         def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
             return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
-        return RoundRequest(
-            {n: array for n, array in arrays.items() if n != "sample"}, encrypt, sealed_samples
-        )
+        # The sample is in the encrypted shares; silos must not learn it.
+        sent = {name: array for name, array in arrays.items() if name != "sample"}
+        return RoundRequest(sent, encrypt, sealed_samples)
 
     def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
         p = self.aggregator.parameters(self.spec)
         values = [
-            self._digits(name, result.answers[name]) for name in self.spec.names if name in result.answers
+            blame_silo(name, partial(p.digits.from_bytes, answer.blobs["masked"]))
+            for name, answer in result.answers.items()
         ]
+        # The key of this attempt, from the store; keys of other attempts decrypt nothing of it.
         server = LatticeServer(p, self._key(context, result.attempt))
         total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
-        clip = self.aggregator.bounds_of(self.spec).clip
-        return total * (clip / p.clip_units / 2.0**p.weight_bits)
+        return total * (self.aggregator.grid(self.spec).step / 2.0**p.weight_bits)
 
     def _shares(self, context: base.ServerContext) -> _weight_shares.ServerShares:
         return _weight_shares.ServerShares(self.spec, self.aggregator.constants(self.spec), context)
@@ -307,56 +311,37 @@ class _LatticeServer(_private_weights.PrivateWeightingServer):
         counted = {"made": counted["made"] + 1, "last": this}
         context.store.run.put("attempts made", Message("attempts", self.spec.run, fields=counted).encode())
 
-    def _digits(self, name: str, answer: Message) -> np.ndarray:
-        group = self.aggregator.parameters(self.spec).digits
-        digits: np.ndarray = blame_silo(name, lambda: group.from_bytes(answer.blobs["masked"]))
-        return digits
-
 
 def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     """Return the context that the ciphertexts of an attempt are bound to."""
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
-class _Silo(_private_weights.PrivateWeightingSilo):
+class _Silo(_weight_shares.SharedWeightsSilo):
     def __init__(self, aggregator: Lattice, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(aggregator, spec, context)
-        self._parameters, constants = aggregator.parameters(spec), aggregator.constants(spec)
-        self._weights = _weight_shares.SiloWeights(
-            spec, constants, self._member, context.store, context.counts, self._choices
-        )
-        self.handlers = {**self.handlers, **self._weights.handlers}
+        super().__init__(aggregator, spec, context, aggregator.constants(spec))
+        self._parameters = aggregator.parameters(spec)
 
-    def grid(self, bounds: Bounds) -> Quantizer:
-        return Quantizer(bounds.clip, self._parameters.clip_units)
-
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        share = draw_skellam(self._spec.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
-        return {"noise": scale_noise(share, self._parameters.noise_shift, stream)}
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
+        p = self._parameters
+        std = bounds.noise_multiplier * bounds.sensitivity / bounds.clip * p.row_bound  # in units of 2^r
+        return {"noise": scale_noise(draw_skellam(p.dimension, std**2, stream), p.noise_shift, stream)}
 
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: _private_weights.Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         p = self._parameters
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             ciphertext_context(session.transcript.hex(), attempt),
-            self._weights.capped_counts,
+            self.capped_counts,
             rows,
-            self._weights.round_shares(request),
+            self.round_shares(request),
             noise["noise"],
         )
         return {
             "masked": p.digits.to_bytes(apply_masks(digits, p.digits, session, attempt, request.digest()))
         }
-
-    def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        return self._weights.open_chosen(request, part, answer)
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""

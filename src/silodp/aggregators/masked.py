@@ -29,6 +29,8 @@ from silodp.wire.schemas import Array, MessageSchedule, MessageSchema
 class Masked(attempts.MaskedAggregator):
     """Secure aggregation: the silos draw the user sample; the server knows counts where weights are not uniform.
 
+    Source: Bonawitz et al. (CCS 2017), section 4; docs/protocols.md, section 2.
+
     Args:
         min_silos: m, the fewest silos whose answers are added up; noise is sized for them (None: all must answer).
         units: grid steps to the clip, a power of two (None: the finest that can be drawn exactly, at most 2^20).
@@ -73,6 +75,9 @@ class Masked(attempts.MaskedAggregator):
     def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise.
 
+        Source: docs/privacy.md, section 3; Agarwal, Kairouz and Liu, "The Skellam Mechanism for Differentially Private
+        Federated Learning" (NeurIPS 2021).
+
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
         steps costs more, if anything.
         """
@@ -96,6 +101,7 @@ class Masked(attempts.MaskedAggregator):
     def ring(self, spec: RunSpec) -> tuple[WordGroup, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if spec.bounds is None:
+            # Values with their noise inside have no clip to choose a ring from: 64 bits hold them at a fixed step.
             return WordGroup(spec.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.from_bounds(spec.bounds, self.units)
         return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
@@ -139,13 +145,12 @@ class _PairwiseMaskServer(attempts.MaskedServer):
 
 
 class _Silo(attempts.MaskedSilo):
-    def __init__(self, aggregator: Masked, spec: RunSpec, context: base.SiloContext) -> None:
-        super().__init__(spec, context)
-        self._aggregator = aggregator
+    _aggregator: Masked
 
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
+        # What is stored is the noisy sum without masks: masks and seal are of one attempt, the noise is of the release.
         drawn = self.get_or_draw(request, attempt, lambda: self._draw_noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())

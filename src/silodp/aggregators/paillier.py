@@ -18,19 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.assumptions import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators import _private_weights, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer
+from silodp.aggregators._private_weights import Noise, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
+from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
-from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
+from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
@@ -48,12 +49,16 @@ ASSUMPTIONS = (
     "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
     "who was sampled in any round of its session",
 )
+# Every further bit of the grid lengthens all exponents of a silo.
 _MAX_UNITS = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
 class Paillier(_private_weights.PrivateWeighting):
     """Private weighting for small models.
+
+    Source: Kato et al. (PVLDB 2024), Protocol 1, with the repairs of docs/protocols.md, section 4; Paillier (EUROCRYPT
+    1999).
 
     Args:
         count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
@@ -69,7 +74,7 @@ class Paillier(_private_weights.PrivateWeighting):
     count_cap: int = 100
     min_silos: int | None = None
     units: int | None = None
-    key_bits: int = SECURE_BITS
+    key_bits: int = scheme.SECURE_BITS
     insecure_for_tests: bool = False
     hidden_sample: int | None = None
 
@@ -79,7 +84,7 @@ class Paillier(_private_weights.PrivateWeighting):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of the protocol, and that nobody breaks a short key where there is one."""
-        if self.key_bits >= SECURE_BITS:
+        if self.key_bits >= scheme.SECURE_BITS:
             return super().assumptions
         return (
             *super().assumptions,
@@ -101,6 +106,7 @@ class Paillier(_private_weights.PrivateWeighting):
                 more than 1/64 to the sensitivity.
         """
         bounds = self.bounds_of(spec)
+        # Above the finest grid the noise could not be drawn exactly.
         finest = Quantizer.from_bounds(bounds).units
         grid = Quantizer.from_bounds(bounds, min(finest, _MAX_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(spec.sum_size):
@@ -145,7 +151,9 @@ class Paillier(_private_weights.PrivateWeighting):
             "bytes down, per silo and round": p.users * p.key_bits // 4,
             **sampling,
             "exactness": "integers, exact; rounded to a grid step after decryption",
-            "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
+            "security": "none"
+            if p.key_bits < scheme.SECURE_BITS
+            else "128 bits (NIST SP 800-57: 3072-bit moduli)",
         }
 
     def entry_bytes(self, spec: RunSpec) -> int:
@@ -154,13 +162,13 @@ class Paillier(_private_weights.PrivateWeighting):
 
     def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
         """Return the request for blinded counts, which carries the public key and its proof."""
-        key = {"key": Blob.of(self.key_bits // 8), "proof": Blob.of(proof_bytes(self.key_bits))}
+        key = {"key": Blob.of(self.key_bits // 8), "proof": Blob.of(scheme.proof_bytes(self.key_bits))}
         counts = {"counts": Blob.of(spec.population.users * self.key_bits // 8)}
         return (session_type("blinded counts", key, counts),)
 
-    def sample_type(self, spec: RunSpec, choice: Mapping[str, Blob]) -> MessageType | None:
-        """Return the request for silo 0's choice; None where the server draws the sample, and encrypts by it."""
-        return session_type("sample", answer=choice) if choice else None
+    def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
+        """Return the request for silo 0's choice; () where the server draws the sample, and encrypts by it."""
+        return (session_type("sample", answer=choice),) if choice else ()
 
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
         """Return the ciphertexts of the inverses, unless silo 0 passes them on, and those of the answer."""
@@ -184,13 +192,16 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
 
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
+        # A fresh key for every session: counts are blinded by session and key, so two exchanges show no ratios of
+        # counts.
         server = PaillierServer(self.aggregator.parameters(self.spec))
         # The proof is bound to the session, so that one made for another session is refused.
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
         named = {"session": session.session}
         request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
-        answers = context.ask_all({name: request for name in self.spec.names})
+        answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
+        # After all counts are in: what is stored is the key with the inverses, never the counts.
         context.store.run.put("paillier", server.pack())
 
     def request(
@@ -216,13 +227,12 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
     def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
         server = self._party(context)
-        group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
+        group = scheme.Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
         for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.compute_scaled_sum(
-            [answer.blobs["answer"] for answer in result.answers.values()], sealed
-        )
+        answers = [answer.blobs["answer"] for answer in result.answers.values()]
+        scaled = server.compute_scaled_sum(answers, sealed)
         total: np.ndarray = server.round_sum(scaled) * self.aggregator.grid(self.spec).step
         return total
 
@@ -238,7 +248,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         run, store = self.spec.run, context.store.round(round_)
 
         def draw() -> bytes:
-            places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
+            places = sampling.draw_server_cells(self.spec.population.users, ratio)
             blobs = {"pairs": server.encrypt_pairs()}
             return Message("kept", run, arrays={"places": places}, blobs=blobs).encode()
 
@@ -260,73 +270,50 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
 class _Silo(_private_weights.PrivateWeightingSilo):
     def __init__(self, aggregator: Paillier, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context)
-        self._aggregator = aggregator
+        self._parameters = aggregator.parameters(spec)
         sample = {} if self._choices is None else {"sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **sample}
 
-    def grid(self, bounds: Bounds) -> Quantizer:
-        return self._aggregator.grid(self._spec)
-
-    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        p = self._aggregator.parameters(self._spec)
-        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, self.grid(bounds)), stream)
-        uniform = np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> Noise:
+        p, grid = self._parameters, self._aggregator.grid(self._spec)
+        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, grid), stream)
+        uniform = np.frombuffer(stream.bytes(p.dimension * scheme.wide_bytes(p.scale)), np.uint8)
         return {"noise": noise, "uniform": uniform}
 
     def multiply(
-        self,
-        request: Message,
-        session: Session,
-        attempt: RoundAttempt,
-        rows: _private_weights.Rows,
-        noise: dict[str, np.ndarray],
+        self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         silo = self._party(request.run, session)
-        group = Residues(silo.parameters.ciphertexts, int(silo.public.n))
+        group = scheme.Residues(silo.parameters.ciphertexts, int(silo.public.n))
         masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
-        uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
+        scale = silo.parameters.scale
+        # Centered uniform numbers of width C_LCM, which hide the sum modulo C_LCM.
+        uniform = [x - scale // 2 for x in scheme.reduce_bytes(noise["uniform"].tobytes(), scale, "little")]
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        p = self._aggregator.parameters(self._spec)
-        return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
+        return unpack_ciphertexts(self._parameters, part.entries(answer, self._parameters.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session_of(request)
-        p, key = self._aggregator.parameters(self._spec), request.blobs["key"]
-        verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
+        key = request.blobs["key"]
+        public = scheme.PublicKey.from_bytes(key, self._parameters.key_bits)
+        scheme.verify_modulus(public, request.blobs["proof"], session.transcript)
+        # Only a key that was proven is stored; every later request uses this one and no other.
         self._context.store.run.put("paillier key", key)
         silo = self._party(request.run, session)
-        group = Residues(silo.parameters.users, int(silo.public.n))
+        group = scheme.Residues(silo.parameters.users, int(silo.public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
         masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
         return request.reply(counts=silo.blind_counts(masks))
 
     def _party(self, run: str, session: Session) -> PaillierSilo:
         return PaillierSilo(
-            self._aggregator.parameters(self._spec),
+            self._parameters,
             session.roster.index(session.name),
-            np.minimum(self._context.counts, self._aggregator.count_cap),
+            np.minimum(self._context.counts, self._parameters.count_cap),
             self._context.store.run.get("paillier key") or b"",
             self._member.group_secret(run),
             session.transcript,
         )
-
-
-def _width(p: PaillierParameters) -> int:
-    # Bytes of a number with 128 bits more than C_LCM.
-    return (p.scale.bit_length() + 128 + 7) // 8
-
-
-def uniform_parts(drawn: bytes, p: PaillierParameters) -> list[int]:
-    """Return d integers from the centered uniform distribution of width C_LCM.
-
-    Args:
-        drawn: random bytes; each integer uses 128 bits more than it needs, so the bias of reducing is
-            negligible.
-        p: parameters.
-    """
-    width = _width(p)
-    numbers = (int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width))
-    return [number % p.scale - p.scale // 2 for number in numbers]

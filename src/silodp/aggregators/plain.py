@@ -74,9 +74,7 @@ class PlainServer:
     def set_up(self, context: base.ServerContext) -> None:
         """Let the silos agree on a secret, where they draw samples of users."""
         if self.spec.method.samples_users:
-            _key_agreement.set_up(
-                self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None
-            )
+            _key_agreement.set_up(self.spec, context)
 
     def total(
         self, context: base.ServerContext, round_: int, arrays: Mapping[str, np.ndarray]
@@ -86,12 +84,13 @@ class PlainServer:
 
         from silodp.wire.messages import Message
 
+        # Charged before the first share can arrive: here every answer is seen at once.
         if not context.charge(round_, 0, self.spec.population.silos):
             return None
         sampled = self.spec.method.samples_users
         fields = {"session": _key_agreement.current_session(context.store.run).session} if sampled else {}
         request = Message("update", self.spec.run, round_, fields=fields, arrays=dict(arrays))
-        answers = context.ask_all({name: request for name in self.spec.names})
+        answers = context.ask_all(dict.fromkeys(self.spec.names, request))
         # In the order of the names: float addition depends on it.
         return self.combine(
             torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])

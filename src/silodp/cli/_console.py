@@ -7,13 +7,14 @@ output. This module imports nothing heavy, so that `silodp --help` answers at on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -32,7 +33,7 @@ class Names(click.ParamType):
     suggestion that click does not have.
 
     Args:
-        names: the names, or "module:REGISTRY", a registry whose names are listed when help is asked for.
+        names: The names, or "module:REGISTRY", a registry whose names are listed when help is asked for.
     """
 
     name = "text"
@@ -50,7 +51,7 @@ def out_option(default: str) -> Any:
     """Return the option --out of a command that writes a directory.
 
     Args:
-        default: the directory without the option, as help names it.
+        default: The directory without the option, as help names it.
     """
     return typer.Option("--out", metavar="DIR", help=f"Output directory. Default: {default}.")
 
@@ -119,7 +120,8 @@ STANDARD_OUTPUT = "standard output"
 
 def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print a result, as one JSON object or as lines for reading."""
-    with name_file(STANDARD_OUTPUT):  # without the flush, a full disk would be noticed only when Python exits
+    # With a flush: else a full disk would be noticed only when Python exits, whose status then says nothing of it.
+    with name_file(STANDARD_OUTPUT):
         print(
             json.dumps(result, allow_nan=False, ensure_ascii=False) if as_json else "\n".join(lines),
             flush=True,
@@ -136,6 +138,25 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class _Warnings(logging.Handler):
+    """Prints a record as the lines of a command are: "warning: …"."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record on standard error."""
+        log(f"{record.levelname.lower()}: {self.format(record)}")
+
+
+@contextmanager
+def print_warnings() -> Iterator[None]:
+    """Print warnings of silodp and its libraries until the end of the block, unless somebody configures logging."""
+    # The handler of last resort is used only where nobody has configured logging, so a caller's own logging stays.
+    before, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
+
+
 def print_or_drop(text: str, stream: TextIO) -> None:
     """Print a line; a stream that cannot be written is dropped."""
     try:
@@ -146,6 +167,7 @@ def print_or_drop(text: str, stream: TextIO) -> None:
 
 def drop_stream(stream: TextIO) -> None:
     """Discard the rest of a stream, which Python would try to write again at exit."""
+    # The file itself is replaced, not only Python's object, which other parts of the program may hold.
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -229,7 +251,8 @@ def describe_failure(error: BaseException) -> CommandFailure:
 
 
 def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)  # torch raises RuntimeError
+    # torch raises a RuntimeError where memory is short.
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _see_help(error: click.ClickException) -> str:
@@ -263,10 +286,12 @@ def _describe_file_error(error: OSError) -> CommandFailure:
 
 def _describe_unexpected(error: BaseException) -> CommandFailure:
     """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
+    # The innermost frame: the place in a user's model or loss, if the error comes from there.
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
     text = "".join(traceback.format_exception(error))
     saved = ""
+    # Readable by its owner alone, as mkstemp makes it: a traceback can hold values of records.
     with suppress(OSError):
         descriptor, name = tempfile.mkstemp(prefix="silodp-traceback-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

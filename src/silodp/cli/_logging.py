@@ -1,6 +1,6 @@
 """The log of a server or a silo: JSON lines with UTC time on standard error, or plain lines on a terminal.
 
-Other commands print warnings as lines that begin with "warning:".
+Other commands print warnings by `_console.print_warnings`, and do not import this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from silodp.cli._console import describe_failure, log
+from silodp.cli._console import describe_failure
 from silodp.errors import SilodpError
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -53,7 +53,8 @@ class _RateLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._states: dict[tuple[str, int], tuple[float, float, int]] = {}  # lines left, when, lines left out
+        # By statement: how many lines it may still write, when that was counted, and how many were left out.
+        self._states: dict[tuple[str, int], tuple[float, float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is written; one after others that were not says how many they were."""
@@ -61,6 +62,7 @@ class _RateLimit(logging.Filter):
             return True
         now, statement = time.monotonic(), (record.pathname, record.lineno)
         left, since, left_out = self._states.get(statement, (float(_BURST), now, 0))
+        # A token bucket: it refills with time, and every line takes one token.
         left = min(_BURST, left + (now - since) / _REFILL_SECONDS)
         if left < 1:
             self._states[statement] = (left, now, left_out + 1)
@@ -69,24 +71,6 @@ class _RateLimit(logging.Filter):
             record.msg, record.args = f"{record.getMessage()} ({left_out:,} such lines were left out)", ()
         self._states[statement] = (left - 1, now, 0)
         return True
-
-
-class _Warnings(logging.Handler):
-    """Prints a record as the lines of a command are: "warning: …"."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the record on standard error."""
-        log(f"{record.levelname.lower()}: {self.format(record)}")
-
-
-@contextmanager
-def print_warnings() -> Iterator[None]:
-    """Print warnings of silodp and its libraries until the end of the block, unless somebody configures logging."""
-    before, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.lastResort = before
 
 
 @contextmanager

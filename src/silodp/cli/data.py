@@ -55,6 +55,7 @@ def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
     verdict = "as published" if found.ok else "NOT as published"
     verdict = f"{name}: {verdict}, {found.rows} of {found.expected_rows} rows"
     show(result, as_json, [*(f"{file['state']:8} {file['path']}" for file in files), verdict])
+    # Status 1, as diff has it: the command worked, and the answer is no.
     if not found.ok:
         raise typer.Exit(1)
 
@@ -105,6 +106,7 @@ def data_inspect(
     if out is None:
         show({"draft": draft}, as_json, [draft.rstrip()])
         return
+    # Readable by its owner alone: the comments were read off private rows.
     write_durably(out, draft.encode(), PRIVATE_FILE)
     show(
         {"path": str(out)},

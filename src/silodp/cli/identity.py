@@ -81,6 +81,7 @@ def identity_new(
         {name: value for name, value in given.items() if value is not None}, "identity new"
     )
     try:
+        # "x": a profile that silos have agreed on is never replaced by accident.
         with name_file(out), out.open("x", encoding="utf-8") as file:
             file.write(profile.to_toml())
     except FileExistsError:
@@ -126,5 +127,6 @@ def identity_check(
     settings = list_reader_settings(separator=separator, encoding=encoding, sheet=sheet, missing=missing)
     found = check_table(load_profile(profile), table, column, Reader(**settings))
     show(found.to_dict(show_identifiers), as_json, found.format(show_identifiers))
+    # Status 1, as diff has it: the command worked, and the answer is no.
     if not found.ok:
         raise typer.Exit(1)

@@ -34,9 +34,9 @@ from silodp.cli._console import (
     log,
     out_option,
     print_or_drop,
+    print_warnings,
     show,
 )
-from silodp.cli._logging import print_warnings
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
         "deploy": "silodp.cli.deploy:deploy_app",
-        "server": "silodp.cli.deploy:server",
-        "silo": "silodp.cli.deploy:silo",
-        "audit-log": "silodp.cli.deploy:audit_log",
+        "server": "silodp.cli.parties:server",
+        "silo": "silodp.cli.parties:silo",
+        "audit-log": "silodp.cli.parties:audit_log",
         "data": "silodp.cli.data:data_app",
         "identity": "silodp.cli.identity:identity_app",
         "table": "silodp_experiments.table:table_app",
@@ -73,9 +73,11 @@ class _Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name in self._own:
             return self._own[name]
+        # Typer makes commands only of what is registered in an app, so each gets one of its own.
         found = COMMANDS[name]
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
+            # `epsilon` is an app for the sake of its own class of command: it is the command, and no group of them.
             is_command = any(command.name == name for command in found.registered_commands)
             home.add_typer(found, name=None if is_command else name)
         else:
@@ -176,11 +178,12 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
     """Train on an included example. Real records, no network, about a minute."""
     directory = out or Path("runs/demo")
     resolved = load_demo()
+    # Only what an earlier demo wrote is deleted: a directory with anything else in it is refused by the run.
     if _is_run_of(resolved.config, directory):
-        from silodp.runtime.lock import hold_lock
-        from silodp.runtime.run_directory import LOCK
+        from silodp.runtime.run_directory import LOCK, hold_lock
 
-        with hold_lock(directory / "checkpoint" / LOCK):  # refuses if a demo is still running there
+        # The lock refuses where a demo is still running.
+        with hold_lock(directory / "checkpoint" / LOCK):
             shutil.rmtree(directory)
     _train(resolved, directory, False, as_json)
 
@@ -202,11 +205,11 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
-    from silodp.config.comparison import parse_methods
     from silodp.config.resolve import load_config
 
     resolved = load_config(config, set_ or ())
-    specs = parse_methods(resolved, methods)
+    # By their names: the core does not import what stands beside it.
+    specs = load("silodp_experiments.method_specs:parse_methods")(resolved, methods)
     compare_methods = load("silodp_experiments.compare:compare_methods")
     format_table = load("silodp_experiments.compare_page:format_table")
 
@@ -230,8 +233,8 @@ def report(
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
-    path = write_report(directory)
     record = read_run(directory)
+    path = write_report(directory, record)
     card = write_card(directory, record)
     audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
@@ -294,6 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _open_closed_streams() -> None:
     """Let standard streams that are closed lead nowhere: else the next file opened takes their place."""
+    # The lowest free numbers are given first: once a number above 2 comes, 0, 1 and 2 are taken.
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)
@@ -313,12 +317,14 @@ def _run_command(arguments: list[str]) -> int:
         if any("\0" in argument for argument in arguments):
             raise SilodpError("an argument has a NUL character: take it out.", code="cli.usage")
         command = typer.main.get_command(app)
+        # Not standalone: click would print errors and exit by itself, without codes and without --json.
         status = int(command.main(args=arguments, prog_name="silodp", standalone_mode=False) or 0)
         return status if status != INTERRUPTED else describe_failure(KeyboardInterrupt()).show(as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         print_or_drop(error.format_message(), sys.stderr)
         return MISTAKE
     except Exception as error:
+        # A full disk or a closed pipe: nothing more is printed there, and Python must not try again when it exits.
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             drop_stream(sys.stdout)
             as_json = False  # standard output cannot be written

@@ -70,6 +70,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Compute ε and traffic of a run in advance. No data are read."""
+    # Imported here, as everywhere in the command line: `silodp --help` must not wait for numpy.
     from silodp.config.resolve import load_config
 
     _refuse_unused_options(tune)
@@ -78,8 +79,14 @@ def plan(
     from silodp.planning.plan import format_plan, plan_run
 
     spec, assumed = resolved.build_public_spec(users)
+    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     if tune:
-        _tune(resolved, spec, assumed, target_epsilon, records_per_person, prevalence, give_up or (), as_json)
+        guess = records_per_person, prevalence
+        result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or ())
+        users_line = [_remark_on_users(spec)] if assumed else []
+        lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
+        about = {"users_assumed": assumed, "remarks": list(remarks)}
+        show({"name": resolved.config.name, **result, **about}, as_json, lines)
         return
     result = plan_run(
         spec,
@@ -97,12 +104,8 @@ def plan(
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )
-    private = any(found["private"] for found in result["adversaries"].values())
-    remarks = (
-        list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
-        if private
-        else ()
-    )
+    if not any(found["private"] for found in result["adversaries"].values()):
+        remarks = ()  # without any guarantee, there is no δ to speak of
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
@@ -139,18 +142,13 @@ def _remark_on_users(spec: RunSpec) -> str:
 def _tune(
     resolved: ResolvedRun,
     spec: RunSpec,
-    assumed: bool,
     target: float | None,
-    records: float,
-    prevalence: float | None,
+    guess: tuple[float, float | None],
     give_up: Sequence[str],
-    as_json: bool,
-) -> None:
-    """Choose settings for a target ε, and show them."""
-    from silodp.planning.epsilon import list_delta_remarks
+) -> tuple[dict[str, Any], list[str]]:
+    """Choose settings for a target ε; return the result, and its lines."""
     from silodp.planning.synthetic import SyntheticSettings
     from silodp.planning.tuning import format_tuning, tune
-    from silodp.settings import Positive, check_value
 
     if target is None:
         raise SilodpError(
@@ -161,32 +159,16 @@ def _tune(
     import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
-    check_value("records_per_person", records, Positive)
-    if prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
+    settings = SyntheticSettings(*guess)
+    if settings.prevalence is not None and (spec.data.labels != "classes" or (spec.data.classes or 2) > 2):
         raise SilodpError(
             "--prevalence is the share of the second of two classes, and the label has others or none: leave it out.",
             code="argument.conflict",
             field="prevalence",
         )
-    if prevalence is not None and not 0.005 <= prevalence <= 0.995:
-        raise SilodpError(
-            f"--prevalence {prevalence:g}: set the share of the second class, from .005 to .995.",
-            code="argument.value",
-            field="prevalence",
-        )
-    result = tune(
-        resolved,
-        spec,
-        target,
-        guess=SyntheticSettings(records, prevalence=prevalence),
-        accountant=resolved.accountant,
-        on_progress=_make_progress(),
-        give_up=cast(Any, give_up),  # checked there
-    )
-    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
-    lines = [*([_remark_on_users(spec)] if assumed else []), *(f"  ({remark})" for remark in remarks)]
-    about = {"users_assumed": assumed, "remarks": list(remarks)}
-    show({"name": resolved.config.name, **result, **about}, as_json, [*lines, *format_tuning(result)])
+    adversaries = cast(Any, give_up)  # checked there
+    result = tune(resolved, spec, target, guess=settings, on_progress=_make_progress(), give_up=adversaries)
+    return result, format_tuning(result)
 
 
 def _make_progress() -> Callable[[int, int], None]:
@@ -229,9 +211,11 @@ class EpsilonCommand(typer.core.TyperCommand):
         """Read the arguments, first with the options of the method that they name."""
         from silodp.methods import METHODS
 
+        # Before click has parsed anything, since which options exist depends on the method; "--method=x" is two words.
         words = [word for arg in args for word in arg.split("=", 1)]
         named = words[words.index("--method") + 1 :][:1] if "--method" in words else []
         self._method = named[0] if named and named[0] in METHODS else None
+        # click takes words out of the list, so it gets a copy for the second try.
         try:
             return super().parse_args(context, list(args))
         except click.NoSuchOption:
@@ -257,6 +241,7 @@ def _make_field_options(method: str | None) -> list[click.Option]:
             described = find_mark(hint, Help)
             if described is not None and name not in found:
                 choices = _list_choices(hint)
+                # The range itself is checked by the method, with a sentence and a code; click checks the type alone.
                 kind = int if find_mark(hint, Whole) else float if find_mark(hint, Range) else Names(choices)
                 names = [name, f"--{name.replace('_', '-')}", *_ALSO.get(name, ())]
                 found[name] = click.Option(
@@ -381,8 +366,7 @@ def epsilon(
             param_hint="'--method' or '--framework'" if method is None else None,
         )
     delta = 1e-5 if delta is None else delta
-    from silodp.accounting.assumptions import TECHNICAL
-    from silodp.accounting.guarantee import describe_any_dropouts, format_epsilon
+    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
     from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim

@@ -89,12 +89,13 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
+    # Checked before torch and the model are loaded, which takes seconds.
     _check_out(out, table)
-    from silodp.bundle import load
-    from silodp.bundle.trained_model import read_silo_settings
+    from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
+    # What the code of a model prints is no result, and would spoil the JSON object on standard output.
+    with contextlib.redirect_stdout(sys.stderr):
         model = load(directory, code=code)
         reader = list_reader_settings(
             separator=separator,
@@ -107,6 +108,7 @@ def predict(
         mapping = None
         if silo is not None:
             of_silo, mapping = read_silo_settings(directory, silo)
+            # Options win over the silo's settings, column by column.
             dates = {**of_silo.get("dates", {}), **reader.get("dates", {})}
             reader = {**of_silo, **reader, **({"dates": dates} if dates else {})}
         predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range), mapping)
@@ -131,6 +133,7 @@ def _read_dates(options: Sequence[str]) -> dict[str, str]:
     """Return column → layout of its dates."""
     found = {}
     for option in options:
+        # From the right: a name of a column may hold "=", and a layout has none.
         column, equals, layout = option.rpartition("=")
         if not equals:
             raise SilodpError(
@@ -161,7 +164,7 @@ def _check_out(out: Path, table: Path) -> None:
 def _write(predictions: pd.DataFrame, out: Path) -> None:
     from silodp.wire.files import write_durably
 
-    buffer = BytesIO()
+    buffer = BytesIO()  # written in one step, so that nobody reads half a table
     if out.suffix.lower() == ".csv":
         predictions.to_csv(buffer, index=False, lineterminator="\n")
     else:
@@ -174,6 +177,7 @@ def _write_parquet(predictions: pd.DataFrame, buffer: BytesIO) -> None:
     """Write a table; a column of several types, as spreadsheets have them, as text."""
     import pyarrow
 
+    # Each column is tried, as the error of a whole table does not name the column that is at fault.
     for column in predictions.columns:
         try:
             pyarrow.array(predictions[column], from_pandas=True)

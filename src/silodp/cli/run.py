@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import MembershipAttack
+from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log
 from silodp.config.plugins import is_reference
-from silodp.config.resolve import ResolvedRun, load_config
+from silodp.config.resolve import ResolvedRun
+from silodp.config.run_settings import RunSettings, load_settings
 from silodp.config.schema import RunConfig
 from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos
@@ -29,16 +31,16 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.report.run_record import format_versions, keep_doubts, read_run
+from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
-from silodp.runtime.run_files import METRICS, read_metrics
+from silodp.runtime.run_files import CONFIG, METRICS, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
-from silodp.text import pluralize
-from silodp.tracking import open_trackers
-from silodp.tracking.progress import describe_round, format_duration, print_progress
+from silodp.text import format_duration, pluralize
+from silodp.tracking import describe_round, open_trackers, print_progress
+from silodp.training.task import Task
 from silodp.wire.files import write_durably
 
 _LONG_SECONDS = 3600.0
@@ -70,11 +72,58 @@ def run_config(
         SilodpError: The user has made a mistake that they can correct.
         Interrupted: on Ctrl-C, with the command that continues the run.
     """
-    existed = (directory / "config.toml").exists() and not resume
+    # Whether there was another run before this one began: its rounds are not to be continued by this configuration.
+    existed = (directory / CONFIG).exists() and not resume
     try:
         return _run_config(resolved, directory, resume, trackers, log_private)
     except KeyboardInterrupt:
         raise Interrupted(_describe_interruption(directory, existed)) from None
+
+
+class _RunLog:
+    """What a run writes and says while it goes on: config.toml and remarks at its beginning, then its rounds.
+
+    config.toml is written with the first row, when the run holds the lock of its directory: a run that is refused
+    leaves the file as it is.
+    """
+
+    def __init__(
+        self, config: RunConfig, directory: Path, changes: Sequence[str], remarks: Sequence[str]
+    ) -> None:
+        self.begun = False
+        self._config, self._path = config, directory / CONFIG
+        self._changes, self._remarks = changes, remarks
+        self._is_estimated = False
+
+    def begin(self, rounds: int) -> None:
+        """Write config.toml after so many rounds, and the remarks."""
+        self.begun = True
+        header = [f"# Written by {format_versions()}.", *_read_change_notes(self._path)]
+        if self._changes:
+            header.append(f"# After round {rounds}: {'; '.join(self._changes)}.")
+        write_durably(self._path, "\n".join([*header, self._config.to_toml()]).encode())
+        for remark in self._remarks:
+            log(remark)
+
+    def note(self, done: RoundResult) -> None:
+        """Note a row; as soon as the speed of the run is known, tell of one that takes long."""
+        if not self.begun:
+            self.begin(max(done.round - 1, 0))
+        if done.seconds_left is None or self._is_estimated:
+            return
+        self._is_estimated = True
+        if done.seconds_left > _LONG_SECONDS:
+            log(
+                f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
+                f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
+            )
+
+    def end(self, result: Result) -> None:
+        """Tell where no round was left to do; a run of a program in Python, which has no config.toml, gets one."""
+        if not self.begun and not self._path.exists():
+            self.begin(result.guarantees["released"].rounds)
+        elif not self.begun:
+            log(f"note: no round was left to do, and {self._path} is unchanged")
 
 
 def _run_config(
@@ -85,44 +134,21 @@ def _run_config(
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
     previous = _find_previous(directory) if resume else None
-    changes = []
-    if previous is not None:
-        _check_task(config, previous.config)
-        changes = _list_changes(config, previous.config)
+    changes = [] if previous is None else _list_changes(config, previous.config)
     doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
-    begun = is_estimated = False
-
-    def begin(done: int) -> None:
-        nonlocal begun
-        begun = True
-        header = [f"# Written by {format_versions()}.", *_read_change_notes(directory)]
-        if changes:
-            header.append(f"# After round {done}: {'; '.join(changes)}.")
-        text = "\n".join([*header, config.to_toml()])
-        write_durably(directory / "config.toml", text.encode())
-        for remark in remarks:
-            log(remark)
-
-    def on_round(done: RoundResult) -> None:
-        if not begun:  # the run holds the lock of the directory when it makes its first row
-            begin(max(done.round - 1, 0))
-        show(done)
-        nonlocal is_estimated
-        if done.seconds_left is not None and not is_estimated:
-            is_estimated = True
-            if done.seconds_left > _LONG_SECONDS:
-                log(
-                    f"note: at this speed the other {pluralize(done.rounds - done.round, 'round')} take about "
-                    f"{format_duration(done.seconds_left)}; Ctrl-C stops the run, which can be resumed"
-                )
-        log_round(done)
-
+    run_log = _RunLog(config, directory, changes, remarks)
     try:
         with (
             show_progress(config.rounds) as show,
             open_trackers(trackers, directory, private=log_private) as log_round,
         ):
+
+            def on_round(done: RoundResult) -> None:
+                run_log.note(done)
+                show(done)
+                log_round(done)
+
             spec = resolved.prepare(federation, task)
             result = run(
                 spec,
@@ -132,49 +158,53 @@ def _run_config(
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
             )
-        if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
-            begin(result.guarantees["released"].rounds)
-        elif not begun:  # no round used this configuration
-            log(f"note: no round was left to do, and {directory / 'config.toml'} is unchanged")
-        if config.evaluation is None:
-            groups = {} if config.card is None else config.card.subgroups
-            rounds = result.guarantees["released"].rounds
-            held_out = measure_held_out(federation, task, result.params, rounds, groups)
-            if held_out is not None:
-                keep_held_out(directory, held_out)
-        keep_doubts(directory, doubts)
-        if resolved.dataset.is_published:
-            page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
-        else:  # the number of records of each person is private
-            page = write_report(directory)
+        run_log.end(result)
+        _keep_private_results(resolved, federation, task, result, doubts, directory)
+        record = read_run(directory)
+        page = write_report(directory, record)
     except SilodpError as error:
-        if changes and not begun:
-            raise SilodpError(
-                f"{error} Different from {directory / 'config.toml'}: {'; '.join(changes)}."
+        if changes and not run_log.begun:
+            error.args = (
+                f"{error} Different from {directory / CONFIG}: {'; '.join(changes)}."
                 f"{_explain_rounds(method, previous)}",
-                code=error.code,
-                field=error.field,
-            ) from None
+            )
         raise
-    record = read_run(directory)
     write_card(directory, record)
-    audit = record.audit
-    summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
-    summary["warnings"] += _warn_infeasible(resolved, spec, federation) + _warn_retired(
-        method, summary["rounds"]
-    )
-    if summary["private"]:
-        summary["warnings"] += delta_warning(spec.delta, spec.population.users)
-        summary["warnings"] += _warn_scaling(resolved, federation) + _warn_several_records(spec, federation)
-    for warning in [*summary["warnings"], *([] if begun else doubts)]:
+    summary = _summarize(config, directory, result, page, record.audit.attacks if record.audit else {})
+    summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
+    for warning in [*summary["warnings"], *([] if run_log.begun else doubts)]:
         log(f"warning: {warning}")
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     return summary
 
 
+def _keep_private_results(
+    resolved: ResolvedRun,
+    federation: Federation,
+    task: Task,
+    result: Result,
+    doubts: Sequence[str],
+    directory: Path,
+) -> None:
+    """Write what the report shows of private records: metrics of the held-out ones, doubts, and records per person."""
+    config, rounds = resolved.config, result.guarantees["released"].rounds
+    # Where silos evaluate by themselves or by noisy sums, nothing else about held-out records may leave them.
+    if config.evaluation is None:
+        groups = {} if config.card is None else config.card.subgroups
+        held_out = measure_held_out(federation, task, result.params, rounds, groups)
+        if held_out is not None:
+            keep_held_out(directory, held_out)
+    keep_doubts(directory, doubts)
+    # Of data that are not published, the number of records of each person is private, and not even kept.
+    if resolved.dataset.is_published:
+        names = [silo.name for silo in federation.silos]
+        keep_allocation(directory, Allocation.from_counts(federation.counts(), names))
+
+
 def _check_before_reading(resolved: ResolvedRun) -> None:
     """Refuse a run that fails by its public constants before any record is read: grid, ring, settings of clients."""
+    # Reading tables takes minutes; and what they hold should not decide whether settings are refused.
     if resolved.method.unit != "record" and resolved.read_public_data().users is None:
         return  # the size of sums depends on U
     spec, _ = resolved.build_public_spec()
@@ -184,65 +214,52 @@ def _check_before_reading(resolved: ResolvedRun) -> None:
 
 def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -> list[str]:
     """Return notes for the beginning of a run."""
-    remarks = []
-    if changes:
-        remarks.append(f"note: resumed with changes to {directory / 'config.toml'}: {'; '.join(changes)}")
-    if federation.test is None or len(federation.test) == 0:
-        remarks.append(
-            "note: there are no held-out records, so nothing is measured: hold out a share of the "
-            "persons (data.schema.test_share)"
-        )
-    return remarks
+    resumed = f"note: resumed with changes to {directory / CONFIG}: {'; '.join(changes)}"
+    unmeasured = (
+        "note: there are no held-out records, so nothing is measured: hold out a share of the persons "
+        "(data.schema.test_share)"
+    )
+    return [resumed] * bool(changes) + [unmeasured] * (not federation.test)
 
 
-def _warn_infeasible(resolved: ResolvedRun, spec: RunSpec, federation: Federation) -> list[str]:
-    """Warn of units that never took part because of their budgets; only the log of their silo says which."""
-    unit = spec.method.budgets.unit
-    if unit is None:
-        return []
+def _find_warnings(
+    resolved: ResolvedRun, spec: RunSpec, federation: Federation, released: Guarantee
+) -> Iterator[str]:
+    """Yield what a reader of the results has to know besides the guarantees."""
+    budgets, unit = spec.method.budgets, spec.method.budgets.unit
     arrays = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
-    budgets = np.concatenate([budget for budget in arrays if budget is not None])
-    infeasible = spec.method.budgets.count_infeasible(budgets) or 0
-    if not infeasible:
-        return []
-    # A plan reads no tables, so budgets in a column are only in the report.
-    shows = "the report" if resolved.budget_distribution is None else "'silodp plan'"
-    units = "records" if unit == "record" else "persons"
-    return [
-        f"{infeasible:,} of {len(budgets):,} {units} take no part: their privacy budgets are too small for any "
-        f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include them)"
-    ]
-
-
-def _warn_scaling(resolved: ResolvedRun, federation: Federation) -> list[str]:
-    """Warn of features that are scaled by constants of private rows."""
-    text = resolved.dataset.private_scaling
-    return [f"no ε covers the scaling: {text}"] if text and text in federation.assumptions else []
-
-
-def _warn_several_records(spec: RunSpec, federation: Federation) -> list[str]:
-    """Warn where records are protected, and persons have several."""
-    if spec.method.unit != "record":
-        return []
+    if unit is not None:
+        given = np.concatenate([budget for budget in arrays if budget is not None])
+        # Only the log of their silo says which units never take part.
+        if infeasible := budgets.count_infeasible(given):
+            # A plan reads no tables, so budgets in a column are only in the report.
+            shows = "the report" if resolved.budget_distribution is None else "'silodp plan'"
+            units = "records" if unit == "record" else "persons"
+            yield (
+                f"{infeasible:,} of {len(given):,} {units} take no part: their privacy budgets are too small for any "
+                f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include "
+                "them)"
+            )
+    planned = budgets.retires_after
+    if planned is not None and released.rounds > planned:
+        yield (
+            f"privacy budgets were planned for {pluralize(planned, 'round')} and there were {released.rounds:,}: "
+            "records retired when their budgets were used up, many of them soon after that, and later rounds trained "
+            "on fewer records or none (without method.rounds, the number is that of the run)"
+        )
+    if not released.private:
+        return
+    yield from delta_warning(spec.delta, spec.population.users)
+    # Constants of private rows, by which a data set scales its features.
+    scaling = resolved.dataset.private_scaling
+    if scaling and scaling in federation.assumptions:
+        yield f"no ε covers the scaling: {scaling}"
     most = int(federation.counts().sum(0).max(initial=0))
-    if most < 2:
-        return []
-    return [
-        f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see "
-        "ε of a person with several records); a method whose unit is a person, such as uldp-avg, protects all of them"
-    ]
-
-
-def _warn_retired(method: Method, rounds: int) -> list[str]:
-    """Warn of more rounds than the budgets of records were planned for, so that records retired."""
-    planned = method.budgets.retires_after
-    if planned is None or rounds <= planned:
-        return []
-    return [
-        f"privacy budgets were planned for {pluralize(planned, 'round')} and there were {rounds:,}: records "
-        "retired when their budgets were used up, many of them soon after that, and later rounds trained on fewer "
-        "records or none (without method.rounds, the number is that of the run)"
-    ]
+    if spec.method.unit == "record" and most > 1:
+        yield (
+            f"ε is for one record, and in these tables a person has up to {most:,}: their ε is larger (see ε of a "
+            "person with several records); a method whose unit is a person, such as uldp-avg, protects all of them"
+        )
 
 
 def _summarize(
@@ -252,6 +269,7 @@ def _summarize(
     page: Path,
     attacks: Mapping[Adversary, MembershipAttack],
 ) -> dict[str, Any]:
+    # Not every round is evaluated: the last row with metrics, which may be that of an earlier round.
     last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     estimates = (last.get("evaluation") or {}).get("estimates", {})
     errors = {name: as_number(one["standard_error"]) for name, one in estimates.items()}
@@ -332,7 +350,8 @@ def show_progress(rounds: int) -> Iterator[OnRound]:
         seen: dict[str, Any] = {"loss": None, "metrics": {}}
 
         def show_bar(done: RoundResult) -> None:
-            if done.metrics or done.loss is not None:  # they stay visible between evaluations
+            # The last values stay visible between evaluations.
+            if done.metrics or done.loss is not None:
                 seen.update(loss=done.loss, metrics=done.metrics)
             progress.update(bar, completed=done.round, description=describe_round(replace(done, **seen)))
 
@@ -349,7 +368,7 @@ def _describe_interruption(directory: Path, is_other: bool) -> str:
         directory: Directory of the run.
         is_other: Whether the run in it is another one, and this one has not begun.
     """
-    if is_other or not (directory / "config.toml").exists():
+    if is_other or not (directory / CONFIG).exists():
         return f"interrupted before the first round; start again, in another directory if {directory} exists"
     command = format_command("run", directory, "--resume")
     return f"interrupted after round {_find_last_round(directory)}; continue with: {command}"
@@ -362,28 +381,28 @@ def _find_last_round(directory: Path) -> int:
     return 0
 
 
-def _read_change_notes(directory: Path) -> list[str]:
+def _read_change_notes(path: Path) -> list[str]:
     """Return the comments in config.toml on changes when the run was resumed before."""
     with suppress(OSError, UnicodeDecodeError):
-        lines = (directory / "config.toml").read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line.startswith("# After round ")]
     return []
 
 
-def _find_previous(directory: Path) -> ResolvedRun | None:
-    """Return the configuration in a directory; None for a run from Python, which has none."""
+def _find_previous(directory: Path) -> RunSettings | None:
+    """Return the settings of the run in a directory; None for a run from Python, which has none."""
     with suppress(SilodpError):
-        return load_config(directory / "config.toml")
+        return load_settings(directory / CONFIG)
     return None
 
 
-def _check_task(config: RunConfig, previous: RunConfig) -> None:
-    """Refuse to go on with another loss, or other options of the model.
+def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
+    """Return the keys in which a configuration differs from the one before, each with both values.
 
     Raises:
-        SilodpError: The loss or the options are others than before (code checkpoint.setup).
+        SilodpError: The loss, or an option of the model, is another than before (code checkpoint.setup).
     """
-    # As config.toml has them, without empty tables.
+    # As config.toml has them, without empty tables: an empty table and a missing one are the same task.
     tasks = [drop_empty_tables(each.task.model_dump(exclude_none=True)) for each in (previous, config)]
     for field in ("options", "loss", "loss_options"):
         before, after = (task.get(field) for task in tasks)
@@ -395,10 +414,7 @@ def _check_task(config: RunConfig, previous: RunConfig) -> None:
                 code="checkpoint.setup",
                 field=f"task.{field}",
             )
-
-
-def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
-    """Return the keys in which a configuration differs from the one before, each with both values."""
+    # As JSON, in which a tuple and a list with the same items are equal.
     old, new = (_flatten(each.model_dump(mode="json")) for each in (previous, config))
     return [
         f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"
@@ -418,7 +434,7 @@ def _format_value(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _explain_rounds(method: Method, previous: ResolvedRun | None) -> str:
+def _explain_rounds(method: Method, previous: RunSettings | None) -> str:
     """Return a sentence for a run that is resumed with other rounds than its privacy budgets were planned for."""
     before = None if previous is None else previous.method.budgets.planned_rounds
     if before is None or method.budgets.planned_rounds == before:

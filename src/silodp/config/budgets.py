@@ -11,11 +11,10 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.views import Unit
-from silodp.config.arguments import build, get_fields, make_unknown_error, validate_arguments
+from silodp.config.build import build, get_fields, make_unknown_error, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, lookup
-from silodp.methods import METHODS
 from silodp.settings import Settings, Whole
 
 REPRESENTATIVE_RECORDS = 1000
@@ -69,21 +68,15 @@ class BudgetDistribution(Settings, prefix="budgets."):
 
     def list_levels(self) -> list[float]:
         """Return the budgets of `REPRESENTATIVE_RECORDS` units, ascending; no data are needed."""
+        # At most twenty levels, each of which is then accounted for by itself.
         return [float(level) for level in group_budgets(self.draw(REPRESENTATIVE_RECORDS))]
-
-
-def format_methods_for(unit: Unit) -> str:
-    """Return the names of the methods that keep budgets of every such unit, for messages."""
-    names = [name for name, maker in METHODS.items() if maker.budgets_of == unit]
-    with_table = " with [method.personal]" if unit == "user" else ""
-    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
 
 
 def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     """Make the distribution of a [budgets] table, and check it by drawing a few budgets.
 
     Args:
-        section: the table; fields that are not of `BudgetDistribution` are options of the distribution.
+        section: The table; fields that are not of `BudgetDistribution` are options of the distribution.
 
     Raises:
         SilodpError: an unknown field or name, or a value that the distribution refuses.
@@ -91,7 +84,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     fields = [name for name in get_fields(BudgetDistribution) if name != "options"]
     named = {name: value for name, value in section.items() if name in fields}
     found = build(BudgetDistribution, named, "the budgets", "budgets")
-    # The first two arguments, count and generator, are given here; the others are options.
+    # The first two arguments, count and generator, are given by `draw`, so they are no options; the others are.
     draw = partial(
         lookup(found.distribution, PREFERENCES, "budgets.distribution"), 0, np.random.default_rng(0)
     )
@@ -100,5 +93,7 @@ def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
         if name not in get_fields(draw):
             raise make_unknown_error(name, [*fields, *get_fields(draw)], "the budgets", "budgets")
     made = replace(found, options=validate_arguments(draw, options, "the budgets", "budgets"))
-    made.draw(REPRESENTATIVE_RECORDS)
+    made.draw(
+        REPRESENTATIVE_RECORDS
+    )  # values that do not fit together are refused now, not after the data are read
     return made

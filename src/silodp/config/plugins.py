@@ -36,9 +36,10 @@ def refuse_plugins(
     configuration is forgotten here.
 
     Args:
-        reason: for the message: why, and what to do.
-        but: the references that are not refused.
+        reason: The end of the message: why, and what to do.
+        but: The references that are not refused.
     """
+    # A context variable, not a global: another thread may read a configuration whose code it may run.
     token = _REFUSAL.set((reason, but))
     try:
         yield
@@ -55,8 +56,8 @@ def find_reference(name: str, registry: Mapping[str, Any]) -> str | None:
     """Return the reference to a part that is not silodp's: the name itself, or that of an entry point; else None.
 
     Args:
-        name: of a part, or a reference.
-        registry: silodp's parts of this kind; one with entry points is a `Registry`.
+        name: The name of a part, or a reference.
+        registry: The parts of this kind that silodp has; one with entry points is a `Registry`.
     """
     if is_reference(name):
         return name
@@ -65,6 +66,7 @@ def find_reference(name: str, registry: Mapping[str, Any]) -> str | None:
 
 def split_reference(reference: str) -> tuple[str, str]:
     """Return the place of a reference, which is a module or a file that ends in ".py", and the name in it."""
+    # From the right: a path of Windows has a colon after the letter of its drive.
     place, _, name = reference.removeprefix("python:").rpartition(":")
     return place, name
 
@@ -73,11 +75,11 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
     """Return the class of a method, an aggregator or an accountant.
 
     Args:
-        name: a name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
+        name: A name in `registry`, a name that an installed distribution adds by an entry point, or a reference to a
             subclass of `base`.
-        registry: classes of the package by name.
-        base: class that an outside class must be derived from.
-        where: field of the configuration, for messages.
+        registry: The classes of silodp by name.
+        base: The class that an outside class must be derived from.
+        where: The field of the configuration, for messages.
 
     Raises:
         SilodpError: an unknown name, a module that cannot be imported, or an object that is no such class.
@@ -87,17 +89,12 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
         return lookup(name, registry, where)
     found = import_reference(reference, where)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise SilodpError(
-            f"{where} = '{name}' is no class derived from {base.__module__}.{base.__name__}: refer to one.",
-            code="config.value",
-            field=where,
-        )
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+        kind = f"{base.__module__}.{base.__name__}"
+        raise _refuse(where, f" = '{name}' is no class derived from {kind}: refer to one")
     if inspect.isabstract(found):
-        raise SilodpError(
-            f"{where} = '{name}' lacks {', '.join(missing)}, which {base.__name__} leaves to it: define them there.",
-            code="config.value",
-            field=where,
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise _refuse(
+            where, f" = '{name}' lacks {missing}, which {base.__name__} leaves to it: define them there"
         )
     return found
 
@@ -109,11 +106,8 @@ def check_own_name(plugin: Any, registry: Mapping[str, type[Any]], where: str) -
         SilodpError: it does.
     """
     if registry.get(plugin.name, type(plugin)) is not type(plugin):
-        raise SilodpError(
-            f"{where}: {type(plugin).__name__}.name = '{plugin.name}' is taken by silodp's: give it another name.",
-            code="config.value",
-            field=where,
-        )
+        taken = f"{type(plugin).__name__}.name = '{plugin.name}'"
+        raise _refuse(where, f": {taken} is taken by silodp's: give it another name")
 
 
 def import_reference(reference: str, where: str) -> Any:
@@ -121,7 +115,7 @@ def import_reference(reference: str, where: str) -> Any:
 
     Args:
         reference: "package.module:name" or "path/file.py:name"; a leading "python:" is allowed.
-        where: field of the configuration, for messages.
+        where: The field of the configuration, for messages.
 
     Raises:
         SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.
@@ -134,20 +128,18 @@ def import_reference(reference: str, where: str) -> Any:
     place, name = split_reference(reference)
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, or call sys.exit
         reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
-        raise SilodpError(
-            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): correct it.",
-            code="config.not_importable",
-            field=where,
-        ) from error
+        why = f"cannot be imported ({reason or type(error).__name__}): correct it"
+        raise _refuse(where, f" = '{reference}': {place} {why}", "config.not_importable") from error
     if not hasattr(module, name):
-        raise SilodpError(
-            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
-            code="config.not_importable",
-            field=where,
-        )
+        remedy = f"has no '{name}': refer to a function defined there"
+        raise _refuse(where, f" = '{reference}': {place} {remedy}", "config.not_importable")
     return getattr(module, name)
+
+
+def _refuse(where: str, problem: str, code: str = "config.value") -> SilodpError:
+    return SilodpError(f"{where}{problem}.", code=code, field=where)
 
 
 def locate_code(reference: str) -> tuple[str, str, bytes]:
@@ -189,17 +181,11 @@ def execute_code(content: bytes, path: str, name: str) -> Any:
     try:
         module = _run_module(content, path, identity=content)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise SilodpError(
-            f"{path} cannot be run ({describe_exception(error)}): correct it.",
-            code="config.not_importable",
-            field="code",
-        ) from error
+        message = f"{path} cannot be run ({describe_exception(error)}): correct it."
+        raise SilodpError(message, code="config.not_importable", field="code") from error
     if not hasattr(module, name):
-        raise SilodpError(
-            f"{path} has no '{name}': name the file with the code of the model.",
-            code="config.not_importable",
-            field="code",
-        )
+        message = f"{path} has no '{name}': name the file with the code of the model."
+        raise SilodpError(message, code="config.not_importable", field="code")
     return getattr(module, name)
 
 
@@ -219,7 +205,7 @@ def _execute(path: Path, modified: int, size: int) -> Any:
 def _run_module(content: bytes, path: str, identity: bytes) -> ModuleType:
     """Run the content of a file of Python code as a module; a digest of `identity` makes its name unique."""
     module = ModuleType(f"{Path(path).stem}_{hashlib.sha256(identity).hexdigest()[:12]}")
-    module.__file__ = path
+    module.__file__ = path  # tracebacks and errors name it
     sys.modules[module.__name__] = module  # dataclasses look their own module up
     # Not imported: an import would run a compiled file beside the source, which no digest covers.
     exec(compile(content, path, "exec", dont_inherit=True), module.__dict__)

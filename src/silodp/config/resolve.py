@@ -7,17 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from silodp.accounting.accountant import ACCOUNTANTS, Accountant
-from silodp.accounting.ledger import Budget
 from silodp.accounting.views import Unit
-from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.arguments import build, get_fields, split_name, validate_arguments, validate_given
-from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
-from silodp.config.build import build_aggregator, build_method, find_method_class
-from silodp.config.plugins import find_plugin, find_reference, import_reference
+from silodp.config.build import get_fields, validate_arguments
+from silodp.config.plugins import find_reference, import_reference
+from silodp.config.run_settings import RunSettings, convert_plugin_errors, resolve_settings
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
@@ -26,51 +22,29 @@ from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.data.tables.schema import Schema
-from silodp.data.tables.subgroups import check_group
 from silodp.errors import SilodpError
-from silodp.methods import Method
-from silodp.methods.evaluation import Evaluation
-from silodp.runtime.prepare import assemble_spec, choose_delta, describe_model, prepare_run
+from silodp.methods import METHODS, Method
+from silodp.runtime.prepare import describe_model, prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 
 if TYPE_CHECKING:
+    from silodp.config.budgets import BudgetDistribution
     from silodp.training.task import Task
 
 
 @dataclass(frozen=True)
-class ResolvedRun:
+class ResolvedRun(RunSettings):
     """A run as configured: every object that its configuration describes. `resolve` makes one.
 
     Attributes:
-        config: The configuration, from which all other attributes follow.
-        method: The method of [method]. It has the run's `rounds` and `delta` where its table sets none.
-        aggregator: The aggregator of [aggregation].
         dataset: The data set that [data] names.
         arguments: The other settings of [data], which are checked arguments of the data set's loader.
-        budget: The limit on ε of [budget], at the δ of the run; None where there is none.
-        evaluation: The evaluation across silos of [evaluation]; None where there is none.
         budget_distribution: The distribution of the privacy budgets of [budgets]; None where there are none.
     """
 
-    config: RunConfig
-    method: Method
-    aggregator: Aggregator
     dataset: Dataset
     arguments: TomlTable
-    budget: Budget | None
-    evaluation: Evaluation | None
     budget_distribution: BudgetDistribution | None
-
-    @cached_property
-    def accountant(self) -> Accountant | str | None:
-        """An object for a reference, a name for an accountant of silodp, None where none is set.
-
-        A reference is imported at first use: a report reads the configurations of runs whose accountant it may not run.
-        """
-        name = self.config.accountant
-        if name is None or name in ACCOUNTANTS:
-            return name
-        return find_plugin(name, ACCOUNTANTS, Accountant, "accountant")()
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -115,10 +89,12 @@ class ResolvedRun:
             SilodpError: the public list of users cannot be read.
         """
         public, budgets = self.dataset.public(self.arguments, users), self.budget_distribution
+        # That records have budgets is public; how many records have which of them is not.
         if budgets is not None and budgets.unit == "record":
             return replace(public, record_budgets=True)
         if budgets is None or public.users is None:
             return public
+        # Persons are numbered publicly, and the seed stands in the configuration: so their budgets are public, too.
         return replace(public, user_budgets=tuple(budgets.draw(public.users).tolist()))
 
     def build_task(self, data: Federation | PublicData) -> Task:
@@ -128,30 +104,9 @@ class ResolvedRun:
 
     # --- the specification of the run ---
 
-    def settings(self) -> dict[str, Any]:
-        """Return the keyword arguments of `train` and `prepare_run` besides federation, task and method."""
-        return {**self._constants, "accountant": self.accountant}
-
-    @property
-    def _constants(self) -> dict[str, Any]:
-        return {
-            "rounds": self.config.rounds,
-            "aggregator": self.aggregator,
-            "budget": self.budget,
-            "seed": self.config.seed,
-            "delta": self.config.delta,
-            "silo_limits": self.config.silo_limits,
-            "evaluation": self.evaluation,
-            "separate": bool(self.config.separate),
-        }
-
     def prepare(self, data: Federation | PublicData, task: Task | ModelSpec) -> RunSpec:
         """Check the run, and return its specification; see `prepare_run`."""
         return prepare_run(data, task, self.method, **self.settings())
-
-    def assemble_spec(self, data: PublicData, model: ModelSpec, **more: Any) -> RunSpec:
-        """Return the specification of the run, with the default accountant; see `runtime.prepare.assemble_spec`."""
-        return assemble_spec(data, model, self.method, **self._constants, **more)
 
     def build_public_spec(self, users: int | None = None) -> tuple[RunSpec, bool]:
         """Return the specification of the run from public facts; no data file is opened.
@@ -170,6 +125,7 @@ class ResolvedRun:
         data = self.read_public_data(users)
         is_assumed = data.users is None
         data = replace(data, users=ASSUMED_USERS) if is_assumed else data
+        # To build a model only to count its parameters takes seconds: torch is imported.
         model = describe_standard_model(data, self.dataset, self.config.task)
         model = model or describe_model(self.build_task(data))
         return self.assemble_spec(data, model).calibrate(), is_assumed
@@ -207,17 +163,24 @@ class ResolvedRun:
             if unit != self.method.budgets.unit:
                 raise SilodpError(
                     f"{where} gives every {unit} a privacy budget, and method {self.method.name} ignores them: "
-                    f"choose a method that keeps them ({format_methods_for(unit)}), or take {where} out.",
+                    f"choose a method that keeps them ({_format_methods_for(unit)}), or take {where} out.",
                     code="argument.conflict",
                     field=where.strip("[]"),
                 )
+
+
+def _format_methods_for(unit: Unit) -> str:
+    """Return the names of the methods that keep budgets of every such unit, for messages."""
+    names = [name for name, maker in METHODS.items() if maker.budgets_of == unit]
+    with_table = " with [method.personal]" if unit == "user" else ""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
     """Read a configuration file, and make what it describes.
 
     Args:
-        path: a TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
+        path: A TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
         overrides: "key=value" with dotted keys; a value that is not TOML is text.
 
     Returns:
@@ -230,9 +193,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:
     values = read_toml(path)
     for override in overrides:
         values = apply_override(values, override)
+    # The name becomes that of a directory, so characters of a file name that such a name may not have are replaced.
     return resolve(parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent))
 
 
+@convert_plugin_errors()
 def resolve(config: RunConfig) -> ResolvedRun:
     """Make what a configuration describes, once; no data are read.
 
@@ -240,34 +205,22 @@ def resolve(config: RunConfig) -> ResolvedRun:
         SilodpError: an unknown name or field, a value that a method, an aggregator or a loader refuses, or settings
             that do not fit together.
     """
-    try:
-        return _resolve(config)
-    except SilodpError:
-        raise
-    except (ValueError, AssertionError) as error:  # of a class outside silodp, about its own fields
-        raise SilodpError(str(error), code="config.value") from error
-
-
-def _resolve(config: RunConfig) -> ResolvedRun:
-    aggregator = build_aggregator(config.aggregator, config.aggregation)
+    settings = resolve_settings(config)
     dataset, arguments = _resolve_data(config)
-    remedy = 'set a method\'s name, for example name = "uldp-avg"'
-    name, fields = split_name(config.method, "method", remedy)
-    method = build_method(name, fields, "method", config.rounds, config.delta)
-    for name, fields in config.methods.items():
-        if fields:
-            validate_given(find_method_class(name, "methods"), fields, name, f"methods.{name}")
-    budget = evaluation = None
-    if config.budget is not None:
-        budget = build(Budget, {"delta": config.delta, **config.budget}, "a budget", "budget")
-    choose_delta(config.delta, budget)
-    if config.evaluation is not None:
-        evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")
-    distribution = None if config.budgets is None else build_budget_distribution(config.budgets)
-    run = ResolvedRun(config, method, aggregator, dataset, arguments, budget, evaluation, distribution)
-    run.check_budgets(method)
+    distribution = None
+    if config.budgets is not None:
+        # Imported here, as few runs have budgets that are drawn.
+        from silodp.config.budgets import build_budget_distribution
+
+        distribution = build_budget_distribution(config.budgets)
+    run = ResolvedRun(
+        **vars(settings), dataset=dataset, arguments=arguments, budget_distribution=distribution
+    )
+    run.check_budgets(run.method)
     run.check_budgets_are_used()
     if config.card is not None and config.card.subgroups:
+        from silodp.data.tables.subgroups import check_group
+
         schema = dataset.find_schema(arguments)
         for column, values in config.card.subgroups.items():
             check_group(schema, column, values)
@@ -283,6 +236,7 @@ def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     arguments = validate_arguments(
         dataset.loader, values, f"the data source '{config.data['source']}'", "data"
     )
+    # The loaders of data sets check these, too, but only when the data are read.
     for name, least, most in (("users", 1, MAX_WHOLE), ("silos", 1, MAX_SILOS), ("seed", 0, 2**63 - 1)):
         if isinstance(arguments.get(name), int):
             Whole(least, most).check(f"data.{name}", arguments[name])

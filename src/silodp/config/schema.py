@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
-from silodp.config.arguments import convert_validation_error, make_unknown_error
+from silodp.config.build import convert_validation_error, make_unknown_error
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
 from silodp.errors import SilodpError
@@ -21,6 +21,7 @@ from silodp.text import shorten
 
 
 class _Section(BaseModel):
+    # A setting that is spelled wrongly and ignored may be the one that protects somebody: nothing unknown is accepted.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -39,10 +40,10 @@ class CardSection(_Section):
     """[card]: what the owner of a model declares for its card; nothing in it changes the run.
 
     Attributes:
-        intended_use, limits, contact, license: sentences.
-        data: where, when and how the records were collected.
-        publish_metrics: whether the card has metrics on private held-out records, which no ε covers.
-        subgroups: column of a feature -> its categories, or ascending bounds between which its subgroups lie.
+        intended_use, limits, contact, license: Sentences for the card.
+        data: Where, when and how the records were collected.
+        publish_metrics: Whether the card has metrics on private held-out records, which no ε covers.
+        subgroups: By column of features its categories, or ascending bounds between which its subgroups lie.
     """
 
     intended_use: str | None = None
@@ -63,6 +64,7 @@ class RunConfig(_Section):
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
+    # It is the name of a directory: no path, and no dot at its beginning.
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
     rounds: Annotated[int, Field(ge=0, le=MAX_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None
@@ -104,14 +106,15 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     """Make a configuration from plain values; `resolve` makes the objects that it describes.
 
     Args:
-        values: tables, arrays, numbers and text, as TOML has them.
-        folder: relative paths in the values are relative to it; None is the current folder.
+        values: Tables, arrays, numbers and text, as TOML has them.
+        folder: Relative paths in the values are relative to it; None is the current folder.
 
     Raises:
         SilodpError: an unknown or missing setting, or a value of another type or range.
     """
     check_plain(values)
     try:
+        # Through JSON, so that pydantic reads arrays as tuples, and is strict all the same: true is no number.
         plain = json.dumps(resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
@@ -122,7 +125,7 @@ def _choose_delta(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings with the δ of [budget] for that of the run, where this has none."""
     section = values.get("budget")
     delta = section.get("delta") if isinstance(section, Mapping) else None
-    # What is no δ is refused as that of the budget.
+    # What is no δ stays in [budget] alone, where it is refused under its own name.
     is_usable = "delta" not in values and isinstance(delta, float) and 0 < delta < 1
     return {**values, "delta": delta} if is_usable else values
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators.run_spec import ModelSpec
-from silodp.config.arguments import build, get_fields, validate_arguments
+from silodp.config.build import build, get_fields, validate_arguments
 from silodp.config.plugins import execute_code, import_reference, is_reference, locate_code, read_code
 from silodp.config.schema import TaskSection
 from silodp.data.inputs import map_arrays
@@ -47,24 +47,23 @@ def build_task(
     """Build the task of a configuration; None follows from the data set, else from the kind of label.
 
     Args:
-        public: facts of the data: shape of a record, number of classes, kind of label.
-        dataset: its defaults of model, loss and metrics.
-        model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
+        public: The public facts of the data: shape of a record, number of classes, kind of label.
+        dataset: The data set, which has defaults of model, loss and metrics.
+        model: A name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
             `classes`, `categories` (of ids) and `outputs` (number of labels, where there are several) if it takes them.
-        options: further arguments of that function.
-        loss: a name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
+        options: Further arguments of that function.
+        loss: A name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
             object in a file), or to an f(outputs, targets) -> (n,).
-        loss_options: arguments of the function that makes a named loss.
-        metrics: names in `METRICS` or references.
-        pretrained: see `Task`.
-        seed: for parameters that no layer re-initializes.
+        loss_options: Arguments of the function that makes a named loss.
+        metrics: Names in `METRICS` or references.
+        pretrained: See `Task`.
+        seed: The seed of parameters that no layer re-initializes.
 
     Raises:
         SilodpError: a name or a reference that is not found, or a model that cannot be built.
     """
     from silodp.training.task import Task
 
-    survival = public.labels == "survival"
     if dataset is not None:
         model = dataset.model if model is None else model
         loss = dataset.loss if loss is None else loss
@@ -74,6 +73,7 @@ def build_task(
     if not is_reference(model):
         _check_inputs(model, public)
     network, architecture = _build_model(model, options or {}, public, seed)
+    # Said before the model is tried, so that nobody takes the silence of half a minute for a failure.
     size = sum(parameter.numel() for parameter in network.parameters())
     if size > _LARGE:
         _log.warning(
@@ -89,12 +89,12 @@ def build_task(
         loss = DEFAULT_LOSSES[public.labels]
     if metrics is None and public.classes:
         metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
-    elif metrics is None and survival:
-        metrics = ("concordance",)
-    elif metrics is None and public.labels == "multilabel":
-        metrics = ("accuracy", "roc_auc")
-    elif metrics is None:  # of another loss it is not known whether the outputs predict the label itself
-        metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
+    elif metrics is None:
+        # Of another loss than these it is not known whether the outputs predict the label itself.
+        others = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
+        metrics = {"survival": ("concordance",), "multilabel": ("accuracy", "roc_auc")}.get(
+            public.labels, others
+        )
     found = {_short_name(name): _find_metric(name, public) for name in metrics}
     return Task(network, _find_loss(loss, loss_options), found, architecture, pretrained=pretrained)
 
@@ -107,6 +107,7 @@ def describe_standard_model(public: PublicData, dataset: Dataset, task: TaskSect
     is_image = name.startswith("cnn_")
     shape = public.record_shape
     fits = shape == (1, 28, 28) and public.classes if is_image else len(shape) == 1
+    # Whatever is not sure to be counted right by a formula is built, and counted.
     if name not in SIZES or options or not given or not fits or public.inputs or 0 in shape or public.targets:
         return None
     return ModelSpec(SIZES[name](shape[0], public.classes or 1))
@@ -121,6 +122,7 @@ def _needs_no_options(loss: str | None) -> bool:
 
 def _check_inputs(model: str, public: PublicData) -> None:
     """Refuse a network of silodp that does not take the arrays of the records."""
+    # First, so that an unknown name is refused as such, and not for what the records are.
     lookup(model, MODELS, "task.model")
     if public.has_codes == (model == "embedding") and (public.has_codes or not public.inputs):
         return
@@ -136,15 +138,15 @@ def _check_inputs(model: str, public: PublicData) -> None:
     else:
         remedy = "set codes = true for a categorical column of the schema, or choose another model"
         wrong = "embeds columns that are given as codes, and the records have none"
-    raise SilodpError(f"task.model = '{model}' {wrong}: {remedy}.", code="model.inputs", field="task.model")
+    raise _refuse_model(model, f"{wrong}: {remedy}", "model.inputs")
 
 
 def build_architecture(architecture: Architecture, code: str | None = None) -> nn.Module:
     """Build a model again that a run has kept; its parameters are fresh.
 
     Args:
-        architecture: where the model came from.
-        code: the file or the module with its code, which the caller thereby trusts; None: no code outside silodp is
+        architecture: Where the model came from.
+        code: The file or the module with its code, which the caller thereby trusts; None: no code outside silodp is
             run.
 
     Raises:
@@ -171,30 +173,25 @@ def build_architecture(architecture: Architecture, code: str | None = None) -> n
 
 def _check_code(architecture: Architecture, code: str | None) -> tuple[str, bytes]:
     """Return file or module, and its content; refuse what the caller did not name, and what is not the run's code."""
-    kept = architecture.module or "model.py"
+    kept, digest = architecture.module or "model.py", f"SHA-256 {architecture.sha256[:16]}…"
     if code is None:
-        raise SilodpError(
-            f"the architecture of this model is code outside silodp ({kept}, SHA-256 {architecture.sha256[:16]}…), "
-            "and only code that you name is run: read it, then name it by --code, or in Python by load(DIR, code=…).",
-            code="bundle.code",
-            field="code",
+        problem = (
+            f"the architecture of this model is code outside silodp ({kept}, {digest}), and only code that you name is "
+            "run: read it, then name it by --code, or in Python by load(DIR, code=…)."
         )
-    expected = "a module" if architecture.source == "module" else "a .py file"
-    if code.endswith(".py") != (architecture.source == "file") or architecture.module not in ("", code):
-        raise SilodpError(
-            f"{code} is not the code of this model, which is {expected} ({kept}): name that.",
-            code="bundle.code",
-            field="code",
+    elif code.endswith(".py") != (architecture.source == "file") or architecture.module not in ("", code):
+        expected = "a module" if architecture.source == "module" else "a .py file"
+        problem = f"{code} is not the code of this model, which is {expected} ({kept}): name that."
+    # Read last: to find a module, Python imports the packages above it, which would run code that is not the model's.
+    elif (content := read_code(code)) is None:
+        problem = f"{code} is not there ({digest}), and was not run: name the code of the run."
+    elif hashlib.sha256(content).hexdigest() != architecture.sha256:
+        problem = (
+            f"{code} is not the code that the model was trained with ({digest}), and was not run: name that."
         )
-    content = read_code(code)
-    if content is None or hashlib.sha256(content).hexdigest() != architecture.sha256:
-        state = "is not there" if content is None else "is not the code that the model was trained with"
-        raise SilodpError(
-            f"{code} {state} (SHA-256 {architecture.sha256[:16]}…), and was not run: name the code of the run.",
-            code="bundle.code",
-            field="code",
-        )
-    return code, content
+    else:
+        return code, content
+    raise SilodpError(problem, code="bundle.code", field="code")
 
 
 def _build_model(
@@ -216,7 +213,7 @@ def _build_model(
             key: value for key, value in public.items() if key in fields and value is not None
         }
         if builder is mlp and data.classes is None:
-            taken["classes"] = None  # its default is two
+            taken["classes"] = None  # its default of two is for data with classes
         given = {**taken, **options}
         asked = fields.get("categories")
         if asked is not None and "categories" not in given and asked.default is asked.empty:
@@ -235,11 +232,17 @@ def _describe_architecture(name: str, arguments: Mapping[str, Any]) -> Architect
         return Architecture("silodp", known, arguments, version=VERSION)
     module, function, content = locate_code(name)
     if not content:
-        return Architecture()  # a module without a file, whose code cannot be compared later
+        # The module has no file, so its code could not be compared later.
+        return Architecture()
+    # A file travels with the model; of a module only the digest is kept, as the file may need others of its package.
     digest = hashlib.sha256(content).hexdigest()
     if module:
         return Architecture("module", function, arguments, module=module, sha256=digest)
     return Architecture("file", function, arguments, sha256=digest, code=content)
+
+
+def _refuse_model(name: str, problem: str, code: str) -> SilodpError:
+    return SilodpError(f"task.model = '{name}' {problem}.", code=code, field="task.model")
 
 
 def _call_builder(builder: Any, name: str, given: Mapping[str, Any], seed: int | None) -> nn.Module:
@@ -250,12 +253,10 @@ def _call_builder(builder: Any, name: str, given: Mapping[str, Any], seed: int |
     if isinstance(builder, nn.Module):
         return builder
     if not callable(builder):
-        raise SilodpError(
-            f"task.model = '{name}' is of type {type(builder).__name__}: refer to a function or a module.",
-            code="model.not_a_module",
-            field="task.model",
-        )
+        problem = f"is of type {type(builder).__name__}: refer to a function or a module"
+        raise _refuse_model(name, problem, "model.not_a_module")
     arguments = validate_arguments(builder, given, f"the model '{name}'", "task.options")
+    # The caller's generator goes on as if no model had been initialized. Models begin on the CPU: CUDA's is not drawn.
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -264,18 +265,11 @@ def _call_builder(builder: Any, name: str, given: Mapping[str, Any], seed: int |
         except SilodpError:
             raise
         except (Exception, SystemExit) as error:
-            raise SilodpError(
-                f"task.model = '{name}' raised {describe_exception(error)}: correct it, or its task.options.",
-                code="model.raised",
-                field="task.model",
-            ) from error
+            problem = f"raised {describe_exception(error)}: correct it, or its task.options"
+            raise _refuse_model(name, problem, "model.raised") from error
     if not isinstance(network, nn.Module):
-        raise SilodpError(
-            f"task.model = '{name}' returned an object of type {type(network).__name__}: "
-            "let it return a torch.nn.Module.",
-            code="model.not_a_module",
-            field="task.model",
-        )
+        returned = f"returned an object of type {type(network).__name__}"
+        raise _refuse_model(name, f"{returned}: let it return a torch.nn.Module", "model.not_a_module")
     return network
 
 
@@ -284,7 +278,7 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     import torch
 
     from silodp.training.model_checks import inspect_on
-    from silodp.training.model_runs import call_model
+    from silodp.training.model_state import call_model
     from silodp.training.model_structure import inspect_model
     from silodp.training.task import make_tensor
 
@@ -318,6 +312,7 @@ def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module
 
 def _find_metric(name: str, public: PublicData) -> Metric:
     metric: Metric = _find(name, METRICS, "task.metrics")
+    # Tasks predict scaled labels; this metric is given in the unit of the label itself.
     if metric is mean_absolute_error and public.label_typical is not None:
         typical = public.label_typical
         spread = typical[1] if public.targets is None else [spread for _, spread in typical]

@@ -28,7 +28,7 @@ def read_toml(path: Path) -> TomlTable:
     """Read a TOML file.
 
     Args:
-        path: of a configuration.
+        path: The path of a configuration.
 
     Returns:
         Its tables and values.
@@ -38,47 +38,50 @@ def read_toml(path: Path) -> TomlTable:
     """
     try:
         if path.is_dir():
-            raise SilodpError(
-                f"configuration {path} cannot be read, it is a directory: name a TOML file"
-                + (
-                    f", here {path / 'config.toml'}; to continue the run there: "
-                    f"silodp run {shlex.quote(str(path))} --resume."
-                    if (path / "config.toml").exists()
-                    else ", such as examples/heart_disease.toml."
-                ),
-                code="config.path",
+            raise _refuse_file(
+                path, f"cannot be read, it is a directory: {_name_file_in(path)}", "config.path"
             )
         with path.open("rb") as file:
+            # A longer file is refused without being read whole.
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SilodpError(
-            f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml.",
-            code="config.path",
+            f"there is no configuration at {path}: name a TOML file, such as {_EXAMPLE}.", code="config.path"
         ) from None
     except OSError as error:
-        raise SilodpError(
-            f"configuration {path} cannot be read ({error.strerror}): name a readable TOML file.",
-            code="config.path",
-        ) from None
+        remedy = f"cannot be read ({error.strerror}): name a readable TOML file"
+        raise _refuse_file(path, remedy, "config.path") from None
     if len(content) > MAX_BYTES:
-        raise SilodpError(
-            f"configuration {path} has more than {MAX_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
-            code="config.too_large",
-        )
+        remedy = f"has more than {MAX_BYTES >> 20} MiB: name a TOML file of settings, not of data"
+        raise _refuse_file(path, remedy, "config.too_large")
     return _parse(content, path)
+
+
+_EXAMPLE = "examples/heart_disease.toml"
+
+
+def _name_file_in(directory: Path) -> str:
+    """Return what to name in place of a directory, which may be that of a run."""
+    if not (directory / "config.toml").exists():
+        return f"name a TOML file, such as {_EXAMPLE}"
+    resume = f"silodp run {shlex.quote(str(directory))} --resume"
+    return f"name a TOML file, here {directory / 'config.toml'}; to continue the run there: {resume}"
+
+
+def _refuse_file(path: Path, problem: str, code: str = "config.not_toml") -> SilodpError:
+    return SilodpError(f"configuration {path} {problem}.", code=code)
 
 
 def _parse(content: bytes, path: Path) -> TomlTable:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise SilodpError(f"configuration {path} is UTF-16: save it as UTF-8.", code="config.not_toml")
+        raise _refuse_file(path, "is UTF-16: save it as UTF-8")
     try:
-        text = content.decode("utf-8-sig")  # Windows editors begin with a byte order mark
+        # Windows editors begin with a byte order mark.
+        text = content.decode("utf-8-sig")
         values = parse_toml(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise SilodpError(
-            f"configuration {path} is not UTF-8 in line {line}: save it as UTF-8.", code="config.not_toml"
-        ) from None
+        raise _refuse_file(path, f"is not UTF-8 in line {line}: save it as UTF-8") from None
     except NestedTooDeepError:
         raise _too_deep() from None
     except ValueError as error:  # also a number of more digits than Python reads
@@ -86,16 +89,12 @@ def _parse(content: bytes, path: Path) -> TomlTable:
         found = re.search(r"line (\d+)", str(error))
         if found and re.search(r"=\s*[+-]?\d+,\d", text.splitlines()[int(found[1]) - 1 :][:1][0]):
             remedy = "write decimal numbers with a point, 0.5"
-        raise SilodpError(
-            f"configuration {path} is not TOML ({error}): {remedy}.", code="config.not_toml"
-        ) from None
-    if draft := re.search(r"#[^\n]*ROWS:", text):  # as data.tables.draft writes what it read off private rows
+        raise _refuse_file(path, f"is not TOML ({error}): {remedy}") from None
+    # The mark with which data.tables.draft writes what it read off private rows.
+    if draft := re.search(r"#[^\n]*ROWS:", text):
         line = text[: draft.start()].count("\n") + 1
-        raise SilodpError(
-            f"configuration {path} has comments of a draft, which were read off private rows, in line {line}: delete "
-            "all comments with ROWS.",
-            code="config.draft",
-        )
+        problem = f"has comments of a draft, which were read off private rows, in line {line}"
+        raise _refuse_file(path, f"{problem}: delete all comments with ROWS", "config.draft")
     return values
 
 
@@ -106,8 +105,9 @@ def check_plain(values: Mapping[str, Any]) -> None:
         SilodpError: a date or time, a whole number beyond 64 bits, text that is too long, has a NUL character or is no
             Unicode, or tables that are nested too deep.
     """
+    # No recursion: the depth is what is checked.
     left: list[tuple[str, int, Any]] = [("", 0, values)]
-    while left:  # no recursion: the depth is what is checked
+    while left:
         where, depth, value = left.pop()
         if depth > MAX_DEPTH:
             raise _too_deep()
@@ -120,26 +120,21 @@ def check_plain(values: Mapping[str, Any]) -> None:
         elif isinstance(value, str):
             _check_text(where, value)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise SilodpError(
-                f"{where} = {shorten(value)}: set a whole number below 2^63, the largest that TOML has.",
-                code="config.too_large",
-                field=where,
-            )
+            remedy = "set a whole number below 2^63, the largest that TOML has"
+            raise _refuse(where, f" = {shorten(value)}: {remedy}", "config.too_large")
         elif not isinstance(value, int | float | None):
-            raise SilodpError(
-                f"{where} = {value}: no setting is a date or a time; put it in quotes if it is a name.",
-                code="config.type",
-                field=where,
-            )
+            remedy = "no setting is a date or a time; put it in quotes if it is a name"
+            raise _refuse(where, f" = {value}: {remedy}", "config.type")
+
+
+def _refuse(where: str, problem: str, code: str) -> SilodpError:
+    return SilodpError(f"{where}{problem}.", code=code, field=where)
 
 
 def _check_text(where: str, text: str) -> None:
     if len(text) > MAX_CHARACTERS:
-        raise SilodpError(
-            f"{where} has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read.",
-            code="config.too_large",
-            field=where,
-        )
+        limit = f" has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read"
+        raise _refuse(where, limit, "config.too_large")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -148,9 +143,7 @@ def _check_text(where: str, text: str) -> None:
         if "\0" not in text:
             return
         wrong = "a NUL character"
-    raise SilodpError(
-        f"{where} = {shorten(text)} has {wrong}: take them out.", code="config.type", field=where
-    )
+    raise _refuse(where, f" = {shorten(text)} has {wrong}: take them out", "config.type")
 
 
 def _too_deep() -> SilodpError:
@@ -164,16 +157,18 @@ def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
     """Return the values with one setting replaced.
 
     Args:
-        values: tables and values.
+        values: Tables and values.
         text: "a.b=1"; a value that is not TOML is text.
 
     Raises:
         SilodpError: the text is not of this form.
     """
     key, equals, value = text.partition("=")
+    # First as TOML, then as text: nobody quotes method.name=uldp-avg on a command line.
     for candidate in (value, json.dumps(value.strip())) if equals else ():
         try:
-            (new,) = parse_toml(f"value = {candidate}").values()  # a second line would be lost
+            # More than one value: the text has a second line, whose setting would be lost.
+            (new,) = parse_toml(f"value = {candidate}").values()
             return dict(_put(values, parse_toml(f"{key} = 0"), new))
         except NestedTooDeepError:
             raise _too_deep() from None
@@ -222,17 +217,19 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     """Return the values with every path absolute, so that config.toml of a run does not depend on where it is read.
 
     Args:
-        values: of a configuration.
-        folder: paths are relative to it.
+        values: The values of a configuration.
+        folder: The folder that paths are relative to.
     """
 
     def make_absolute(path: Any) -> Any:
         return str(folder / Path(path).expanduser()) if isinstance(path, str) else path
 
     def resolve_reference(name: Any) -> Any:
+        # "python:" marks a module, whose name may end in ".py".
         is_file = isinstance(name, str) and ".py:" in name and not name.startswith("python:")
         return make_absolute(name) if is_file else name
 
+    # By place, as only these settings are paths; a name of a column may well look like one.
     result: Any = dict(values)
     for places, change in ((_PATHS, make_absolute), (_REFERENCES, resolve_reference)):
         for place in places:

@@ -28,6 +28,7 @@ from silodp.text import shorten
 
 # Every signature and commitment begins with the version and its purpose, so that none passes for another one.
 VERSION = "silodp secure aggregation 2"
+# Lengths of ChaCha20-Poly1305: RFC 8439, section 2.8.
 NONCE_BYTES, TAG_BYTES = 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 """Bytes that encryption between silos adds to a message."""
@@ -108,6 +109,7 @@ class ClientHello:
             f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
             code="message.malformed",
         ):
+            # Bytes of another party: parsed with a bounded depth, and lengths are checked before any key is used.
             name, *parts = parse_json(data)
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
         require(
@@ -155,7 +157,8 @@ class HandshakeState:
     def _exchange(self, hello: ClientHello) -> bytes:
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
-        except ValueError:  # a point of small order, of which everyone knows the result
+        # A point of small order gives zeros, which everyone knows: RFC 7748, section 6.1.
+        except ValueError:
             raise SilodpError(
                 f"silo '{hello.name}' sent a key that hides nothing: do not go on with it.",
                 code="session.pins",
@@ -168,6 +171,8 @@ class HandshakeState:
     def meet(self, hellos: Sequence[ClientHello], pins: Mapping[str, bytes], constants: str) -> Session:
         """Return the session with these silos, in this order.
 
+        Source: docs/protocols.md, section 2; X25519 (RFC 7748) and HKDF (RFC 5869).
+
         Args:
             hellos: one of each silo on the roster, this one's included, in the run's order.
             pins: the long-term public key of every silo on the roster.
@@ -178,7 +183,8 @@ class HandshakeState:
                 does not hold; the silo is named.
         """
         names = [hello.name for hello in hellos]
-        if sorted(names) != sorted(pins) or len(set(names)) != len(names):
+        # Sorted lists and not sets, so that a name that comes twice is found, too.
+        if sorted(names) != sorted(pins):
             odd = sorted(set(names) ^ set(pins)) or sorted({n for n in names if names.count(n) > 1})
             shown = shorten(", ".join(odd))  # of no silo that is known here, and a log shows them
             raise SilodpError(
@@ -211,6 +217,8 @@ class HandshakeState:
         fields: list[str | bytes] = []
         for hello in hellos:
             fields += [hello.name, *hello._parts]
+        # In the roster's order, which decides who of a pair adds the mask: silos that were shown different orders share
+        # no key.
         transcript = hashlib.sha256(_encode(VERSION, "transcript", self.run, constants, *fields)).digest()
         pairs = {
             hello.name: derive_secret(self._exchange(hello), transcript, "pair")
@@ -261,6 +269,7 @@ class Session:
         for name in self.roster:
             _verify(
                 self.identities[name],
+                # An absent signature is an empty one, which never holds.
                 signatures.get(name, b""),
                 _encode(VERSION, "seen", self.transcript),
                 f"transcript of silo '{name}' (as silo '{self.name}' was shown it)",
@@ -290,6 +299,7 @@ class Session:
                 know the others' (code session.altered).
         """
         parts = [
+            # In the roster's order, so that all silos hash the same bytes.
             self.opening.contribution
             if name == self.name
             else self.decrypt(name, sealed.get(name, b""), "contribution")
@@ -303,10 +313,11 @@ class Session:
                 "do not go on with it.",
                 code="session.altered",
             )
+        # Uniform as long as one silo drew its part at random: the others were bound to theirs before they could see it.
         return derive_secret(b"".join(parts), self.transcript, "group secret")
 
     def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
-        """Encrypt to one silo by ChaCha20-Poly1305.
+        """Encrypt to one silo by ChaCha20-Poly1305 (RFC 8439, section 2.8).
 
         Args:
             peer: the other silo.

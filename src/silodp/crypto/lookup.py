@@ -55,8 +55,8 @@ class Lookup:
         """Ask for one entry of each user's table.
 
         Args:
-            receiver: of the transfers.
-            counter: the transfer counter to use up.
+            receiver: the receiver of the transfers, which chooses.
+            counter: the transfer counter that the request uses up.
             indices: entries to ask for, shape (U,).
             size: M ≥ 2, entries of a table.
 
@@ -69,6 +69,7 @@ class Lookup:
             f"Lookup: an index lies outside the table of {size} entries; point inside it.",
             code="argument.value",
         )
+        # Bit i of the index is the choice in transfer i; low bits come first, as `_pads` and `answer` expect it.
         entries: Integers = indices.astype(np.int64)
         # One transfer for every bit of the index: the receiver gets the key of its bit, and not the other one.
         bits = (entries[:, None] >> np.arange(levels)) & 1
@@ -138,7 +139,7 @@ def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) 
     """Return the sender's answer to a request.
 
     Args:
-        sender: of the transfers.
+        sender: the sender of the transfers, which offers.
         counter: the transfer counter that the request must name, and that is used up.
         message: `Lookup.message`.
         tables: one for each user, shape (U, M), or (U, M, width) of entries of several words; M ≥ 2.
@@ -148,6 +149,7 @@ def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) 
     """
     users, size, *wide = tables.shape
     levels, width = _levels(size), wide[0] if wide else 1
+    # Both keys of every transfer. Each pads one half of the table: the entries whose i-th bit is the key's choice.
     pairs = sender.keys(counter, users * levels, message).reshape(2, users, levels, -1)
     # Tables are filled to a power of two, so that every bit halves them; what is filled is not sent.
     hidden = np.zeros((users, 1 << levels, width), "<u8")
@@ -179,4 +181,5 @@ def _levels(size: int) -> int:
 
 def _fingerprint(domain: bytes, message: bytes, hidden: bytes) -> bytes:
     request = hashlib.sha256(message).digest()
+    # Over request and session: an answer to another request, or of another session, does not fit.
     return hashlib.sha256(b"answer\0" + domain + request + hidden).digest()

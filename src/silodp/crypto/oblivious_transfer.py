@@ -70,9 +70,7 @@ class BaseTransfers:
 
     def pack(self) -> bytes:
         """Return everything, the secret included, for this party's durable store, until the reply is there."""
-        if self._scalar is None:
-            raise _answered()
-        return self._domain + self._scalar
+        return self._domain + self._secret()
 
     @classmethod
     def unpack(cls, stored: bytes) -> BaseTransfers:
@@ -90,18 +88,18 @@ class BaseTransfers:
         Raises:
             SilodpError: a reply was taken before (code crypto.reused), or this one is malformed.
         """
-        if self._scalar is None:
-            raise _answered()
         # A reply that is taken twice would begin the counters anew under the same seeds.
-        scalar, self._scalar = self._scalar, None
+        scalar, self._scalar = self._secret(), None
         require(
             len(reply) == REPLY_BYTES,
             f"Oblivious transfer: {len(reply)} bytes answer {SECURITY} base transfers; begin new base transfers.",
             code="message.malformed",
         )
         # The sender's point is B = b·G (+ A for choice 1), its key that of b·A: a·B for choice 0, a·(B − A) for 1.
+        # a·A is the same in all transfers, so it is computed once.
         step = rbcl.crypto_scalarmult_ristretto255(scalar, self.offer)
         seeds = np.empty((2, SECURITY, KEY_BYTES), np.uint8)
+        # Every point is validated before it is multiplied by the secret scalar.
         for i in range(SECURITY):
             point = _validate_point(reply[i * _POINT : (i + 1) * _POINT])
             zero = rbcl.crypto_scalarmult_ristretto255(scalar, point)
@@ -109,6 +107,14 @@ class BaseTransfers:
             for choice, shared in enumerate((zero, one)):
                 seeds[choice, i] = _matrix(_base_key(self._domain, i, self.offer, point, shared), -1)
         return TransferReceiver(self._domain, seeds)
+
+    def _secret(self) -> bytes:
+        if self._scalar is None:
+            raise SilodpError(
+                "Oblivious transfer: a base transfer was answered before; begin new base transfers.",
+                code="crypto.reused",
+            )
+        return self._scalar
 
 
 @dataclass
@@ -140,6 +146,7 @@ class TransferReceiver:
         Raises:
             SilodpError: the counter was used (code crypto.reused), or a choice is neither 0 nor 1.
         """
+        # Used up before anything is computed: an error afterwards must not leave the counter free.
         self.counter = _advance(self.counter, counter)
         count = len(choices)
         require(
@@ -155,6 +162,8 @@ class TransferReceiver:
         # so that the sender's row j is the receiver's row j, plus delta where the choice is 1.
         zeros, ones = (_columns(seeds, counter, size) for seeds in self.seeds)
         difference = (zeros ^ ones ^ np.packbits(chosen)).tobytes()
+        # The receiver's rows are those of the stream for bit 0; the sender has the other stream where its bit of delta
+        # is 1.
         columns = np.unpackbits(zeros, axis=1)
         challenge = _challenge(self.domain, counter, count, difference)
         proof = np.packbits(_fold(np.vstack([chosen, columns]), challenge), axis=1).tobytes()
@@ -205,6 +214,7 @@ class TransferSender:
             SilodpError: the offer is no valid point (code message.malformed).
         """
         domain = _domain(session, purpose)
+        # A point outside the group, or the identity, could make all keys of the sender predictable.
         _validate_point(offer)
         delta = np.unpackbits(_matrix(secrets.token_bytes(SECURITY // 8), -1))
         reply, keys = [], []
@@ -218,7 +228,7 @@ class TransferSender:
         return cls(domain, delta, _matrix(b"".join(keys), SECURITY, KEY_BYTES)), b"".join(reply)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether a check failed, after which these base transfers are never used again."""
         return self.counter == _ENDED
 
@@ -240,10 +250,12 @@ class TransferSender:
         # The counter counts as used before the check: a message that fails it must not be tried again.
         self.counter = following
         difference = message[8:-proof_size]
+        # The sender corrects only the columns whose stream is the other one, which are those where delta is 1.
         corrections = _matrix(difference, SECURITY, size) * self.delta[:, None]
         bits = np.unpackbits(_columns(self.seeds, counter, size) ^ corrections, axis=1)
         proof = np.unpackbits(_matrix(message[-proof_size:], SECURITY + 1, -1), axis=1)
         folded = _fold(bits, _challenge(self.domain, counter, count, difference))
+        # For honest columns q_i = t_i ⊕ delta_i·c, and folding is linear: so are the folds.
         if not np.array_equal(folded, proof[1:] ^ np.outer(self.delta, proof[0])):
             # Every further check would show one more bit of delta to a receiver that cheats.
             self.counter = _ENDED
@@ -308,8 +320,10 @@ def _columns(keys: Bytes, counter: int, size: int) -> Bytes:
 
 def _challenge(domain: bytes, counter: int, count: int, difference: bytes) -> Bytes:
     """Return random bits that no one knew before the columns were fixed: shape (bits of a column − _CHECK, _CHECK)."""
+    # Fiat and Shamir: hashed from all columns, so that they cannot be chosen after the challenge.
     numbers = counter.to_bytes(8, "big") + count.to_bytes(8, "big")
     seed = hashlib.sha256(b"check\0" + domain + numbers + difference).digest()
+    # The last _CHECK bits of a column are not folded: they are random, and hide what the fold would show of choices.
     rows = 8 * _stream_size(count) - _CHECK
     return np.unpackbits(keystream(seed, rows * _CHECK // 8)).reshape(rows, _CHECK)
 
@@ -370,10 +384,3 @@ def _unpack(stored: bytes, counter: int, secret_size: int) -> tuple[bytes, int, 
         code="crypto.reused",
     )
     return stored[:32], counter, stored[40:]
-
-
-def _answered() -> SilodpError:
-    return SilodpError(
-        "Oblivious transfer: a base transfer was answered before; begin new base transfers.",
-        code="crypto.reused",
-    )

@@ -18,20 +18,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
-from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
+from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, draw_words
 from silodp.errors import require
 
+# Part of every hash of these transfers, so that those of the other direction share nothing with them.
 SERVER_CHOOSES = "server chooses among silo 0's entries"  # purpose of the base transfers
 _SET_UP = 0  # the transfer counter before the first round
-
-
-def choose_modulus(cap: int) -> int:
-    """Return M, the smallest power of two above the cap on N[u]: the modulus of the masked counts."""
-    return 1 << cap.bit_length()
 
 
 def compute_reciprocals(weight_bits: int, modulus: int, cap: int) -> Words:
@@ -95,11 +91,12 @@ class ReciprocalParameters:
 
     @property
     def modulus(self) -> int:
-        """M, of the masked counts; the tables have so many entries."""
-        return choose_modulus(self.cap)
+        """M, the smallest power of two above the cap: the modulus of the masked counts, and the size of the tables."""
+        return 1 << self.cap.bit_length()
 
     def reduce(self, values: Words) -> Words:
         """Return the values modulo 2ᵀ."""
+        # Words wrap modulo 2⁶⁴, which 2ᵀ divides: sums and products may be reduced at the end alone.
         return values & np.uint64((1 << self.word_bits) - 1)
 
     def validate(self, values: NDArray[np.integer], bound: int, what: str) -> Words:
@@ -116,7 +113,7 @@ class SiloShares:
     """The shares that every silo derives from R: shape (U,). Every stream has a key for its session, use and round.
 
     Args:
-        parameters: of the session.
+        parameters: the public constants of the session.
         secret: R, 32 bytes.
     """
 
@@ -144,7 +141,7 @@ class SiloShares:
 
     def cells(self, round: int, ratio: SamplingRatio) -> Integers:
         """Return κ_u of a round."""
-        return private_sampling.derive_silo_cells(
+        return sampling.derive_silo_cells(
             self._secret, self.parameters.session, self.parameters.users, ratio, round
         )
 
@@ -200,6 +197,7 @@ class FirstSilo:
         # The server asks at N[u] + ρ_u modulo M, so the entry x of the table belongs to the count x − ρ_u.
         counts = (entries - self.silo.count_masks().astype(np.int64)[:, None]) % size
         table = compute_reciprocals(self.parameters.weight_bits, size, self.parameters.cap)
+        # c_u is taken off every entry, so that whichever the server opens is uniform to it.
         return self._offer(_SET_UP, request, table[counts] - self.silo.shares()[:, None])
 
     def sample(self, round: int, use: str, request: bytes) -> bytes:
@@ -213,6 +211,7 @@ class FirstSilo:
         return self._offer(transfer_counter(round), request, self._table(round, use, sampled))
 
     def _table(self, round: int, use: str, sampled: Words) -> Words:
+        # x_u is of this round alone: two rounds under one mask would show whether β_u differs.
         return sampled * self.silo.shares()[:, None] - self.silo.masks(round, use)[:, None]
 
     def _offer(self, counter: int, request: bytes, tables: Words) -> bytes:
@@ -228,8 +227,8 @@ class ReciprocalServer:
     def set_up(self, masked_counts: NDArray[np.integer]) -> PendingLookup:
         """Ask at m_u = N[u] + ρ_u mod M, (U,); what is awaited is a_u."""
         counts = self.parameters.validate(masked_counts, self.parameters.modulus, "masked counts")
-        part = Lookup.ask(self.receiver, _SET_UP, counts, self.parameters.modulus)
-        return PendingLookup(self.parameters, part, np.zeros(self.parameters.users, np.uint64))
+        zeros = np.zeros(self.parameters.users, np.uint64)
+        return self._ask(_SET_UP, counts, self.parameters.modulus, zeros)
 
     def sample(self, round: int, shares: Words, sampled: NDArray[np.integer]) -> PendingLookup:
         """Ask at β_u, which is 0 or 1; what is awaited is a'_u, a share of β_u·v_u.
@@ -239,20 +238,19 @@ class ReciprocalServer:
             shares: a_u (U,).
             sampled: β_u (U,).
         """
+        # β_u·v_u = β_u·a_u + β_u·c_u: the first term is the server's, the second it looks up under the mask x_u.
         chosen = self.parameters.validate(sampled, 2, "sampled bits")
-        part = Lookup.ask(self.receiver, transfer_counter(round), chosen, 2)
-        return PendingLookup(self.parameters, part, chosen * shares)
+        return self._ask(transfer_counter(round), chosen, 2, chosen * shares)
 
     def sample_unknown(self, round: int, ratio: SamplingRatio) -> PendingLookup:
         """Ask at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
         # y_u is this round's alone: with two answers under one mask, silo 0 would see how two samples differ.
-        cells = private_sampling.draw_server_cells(self.parameters.users, ratio)
-        part = Lookup.ask(self.receiver, transfer_counter(round), cells, ratio.denominator)
-        return PendingLookup(
-            self.parameters,
-            part,
-            draw_words(secrets.token_bytes(KEY_BYTES), self.parameters.users, np.uint64),
-        )
+        cells = sampling.draw_server_cells(self.parameters.users, ratio)
+        masks = draw_words(secrets.token_bytes(KEY_BYTES), self.parameters.users, np.uint64)
+        return self._ask(transfer_counter(round), cells, ratio.denominator, masks)
+
+    def _ask(self, counter: int, indices: NDArray[np.integer], size: int, own: Words) -> PendingLookup:
+        return PendingLookup(self.parameters, Lookup.ask(self.receiver, counter, indices, size), own)
 
 
 def answer_unknown(
@@ -265,7 +263,7 @@ def answer_unknown(
         awaited: of `Server.sample_unknown`, for the same round.
         ratio: k/P.
         shares: a_u (U,).
-        request: silo 0's, of `private_sampling.ask`.
+        request: silo 0's, for the entries κ_u of `sampling.derive_silo_cells`.
     """
     sampled = ratio.select(awaited.part.indices[:, None], np.arange(ratio.denominator))
     tables = awaited.parameters.reduce(sampled * shares[:, None] - awaited.own[:, None])

@@ -44,6 +44,8 @@ class Group(Protocol[V]):
 class WordGroup:
     """Vectors of words modulo a power of two, which need no reduction where the word is exactly as long.
 
+    Source: the vectors modulo R of Bonawitz et al. (CCS 2017), section 4, with R a power of two.
+
     Attributes:
         size: The number of words.
         bits: The modulus is 2^bits; words have 32 bits where these suffice, else 64.
@@ -55,6 +57,7 @@ class WordGroup:
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """The type of the words: the smaller one that holds `bits`."""
+        # Little-endian on every machine: the words are sent, and streams are read into them.
         return np.dtype("<u4" if self.bits <= 32 else "<u8")
 
     def zero(self) -> Unsigned:
@@ -166,6 +169,7 @@ def open_sum(values: Iterable[V], seals: Mapping[str, bytes], group: Group[V]) -
         seals: the key of every silo's seal, by its name.
         group: where values are added up.
     """
+    # Seals are subtracted from the sum, not from the values: no single value is ever without its seal.
     total = sum_values(values, group)
     for key in seals.values():
         total = group.mask(total, key, -1)

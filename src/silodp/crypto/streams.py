@@ -19,6 +19,7 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
+# 256 bits, as AES-256 and ChaCha20 take them.
 KEY_BYTES = 32
 _BLOCK = 64  # bytes of one ChaCha20 block
 _MAX_BLOCKS = 1 << 32  # the counter's range
@@ -72,6 +73,7 @@ def keystream(key: bytes, size: int) -> Bytes:
         raise ValueError(f"a stream of {size} bytes is longer than ChaCha20's counter")
     out = np.empty(size, np.uint8)
     view = memoryview(out.data)
+    # The last 12 of these 16 bytes are the nonce and the first 4 the counter; a key has one use, so both may be 0.
     encryptor = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
     for first in range(0, size, len(_ZEROS)):
         piece = min(len(_ZEROS), size - first)

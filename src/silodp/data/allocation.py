@@ -36,6 +36,8 @@ def zipf(records: int, users: int, silos: int, generator: np.random.Generator) -
 
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
+
+    Source: ULDP-FL, section 5.1.1, "zipf" for Creditcard and MNIST.
     """
     user = generator.choice(users, size=records, p=zipf_weights(users, USER_EXPONENT))
     return user, draw_silos(user, users, silos, generator)
@@ -50,6 +52,7 @@ def draw_silos(user: Indices, users: int, silos: int, generator: np.random.Gener
         silos: S.
         generator: the source of all draws.
     """
+    # One shuffled row of silos for each user, all at once.
     order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
     rank = generator.choice(silos, size=len(user), p=zipf_weights(silos, SILO_EXPONENT))
     return np.asarray(order[user, rank])

@@ -38,10 +38,13 @@ def three_levels(
 
     Raises:
         SilodpError: a level is not finite and above 0, or the shares do not add up to 1.
+
+    Source: rPDP-FL, section 7 ("ThreeLevels").
     """
     _check_shares(shares, len(levels))
     for level in levels:
         check_value("levels", level, Epsilon)
+    # Ends are rounded, not sizes: sizes that are rounded may not add up to the count.
     ends = np.rint(np.cumsum(shares) * count).astype(int)
     ends[-1] = count
     budgets = np.repeat(np.asarray(levels, np.float64), np.diff(ends, prepend=0))
@@ -58,6 +61,8 @@ def pareto(
 
     Raises:
         SilodpError: shape or scale is not finite and above 0.
+
+    Source: rPDP-FL, section 7 ("BoundedPareto").
     """
     check_value("shape", shape, Positive)
     check_value("scale", scale, Positive)
@@ -79,6 +84,8 @@ def mixture(
 
     Raises:
         SilodpError: the three sequences do not fit together, or hardly a draw lies within the bounds.
+
+    Source: rPDP-FL, section 7 ("BoundedMixGauss").
     """
     _check_shares(shares, len(means))
     if len(deviations) != len(means) or not (
@@ -89,6 +96,7 @@ def mixture(
             code="argument.value",
             field="deviations",
         )
+    # Normalized, as shares may add up to 1 only up to rounding, which numpy refuses.
     component = generator.choice(len(means), count, p=np.asarray(shares) / np.sum(shares))
     mean, deviation = np.asarray(means, float)[component], np.asarray(deviations, float)[component]
     return _draw_within_bounds(count, lambda missing: generator.normal(mean[missing], deviation[missing]))
@@ -103,6 +111,7 @@ def _draw_within_bounds(count: int, draw: Callable[[NDArray[np.int64]], Budgets]
     budgets = np.empty(count)
     missing = np.arange(count)
     for _ in range(_TRIES):
+        # Only what lies outside is drawn again, which leaves the distribution conditioned on the bounds.
         budgets[missing] = draw(missing)
         missing = missing[(budgets[missing] < BOUNDS[0]) | (budgets[missing] > BOUNDS[1])]
         if not len(missing):

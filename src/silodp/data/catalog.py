@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from silodp._lazy import Registry
-from silodp.data.dataset import Dataset
 from silodp.errors import lookup
+
+if TYPE_CHECKING:
+    from silodp.data.dataset import Dataset
 
 DATASETS: Registry[Dataset] = Registry(
     "datasets",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from silodp.data.federation import Federation
 from silodp.data.inputs import Input
 from silodp.data.public import LabelKind, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.data.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Dataset:
         Raises:
             SilodpError: the loader returned something else than a Federation, or refused the arguments or the files.
         """
+        from silodp.data.federation import Federation  # a plan reads no data, and does not need it
+
         federation = self.loader(**arguments)
         if not isinstance(federation, Federation):
             raise SilodpError(
@@ -130,6 +134,7 @@ class Dataset:
         Raises:
             SilodpError: the number of silos is not declared, or a public list cannot be read.
         """
+        # Scaling by private rows is stated with every guarantee: no ε covers these constants.
         private = self.argument(arguments, "normalize") == "private"
         return PublicData(
             name=self.name,
@@ -147,6 +152,7 @@ class Dataset:
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:
         """Return the schema by which the features of `load(arguments)` are read; None where no public one says it."""
+        # A schema of public constants would contradict values that private rows have scaled.
         return self.schema if self.argument(arguments, "normalize") in (None, "public") else None
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -181,6 +187,7 @@ class Dataset:
 
     def argument(self, arguments: Mapping[str, Any], name: str) -> Any:
         """Return an argument of the loader, else its default, else None."""
+        # The signature is the only place of a default, so that configuration and Python cannot differ.
         parameter = inspect.signature(self.loader).parameters.get(name)
         default = None if parameter is None or parameter.default is parameter.empty else parameter.default
         return arguments.get(name, default)

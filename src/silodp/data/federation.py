@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.budget_distributions import PREFERENCES, Preference
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
@@ -20,6 +19,9 @@ from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE, Settings
 from silodp.text import shorten
+
+if TYPE_CHECKING:
+    from silodp.data.budget_distributions import Preference
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +65,10 @@ class Federation(Settings):
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
-            raise self._refusal("there is no tuple of silos; give at least one SiloData")
+            raise self._make_error("there is no tuple of silos; give at least one SiloData")
         for part in (*self.silos, *([] if self.test is None else [self.test])):
             if not isinstance(part, SiloData):
-                raise self._refusal(f"a silo or test is a {type(part).__name__}; give a SiloData")
+                raise self._make_error(f"a silo or test is a {type(part).__name__}; give a SiloData")
         for name, least in (("users", 1), ("classes", 2)):
             value = getattr(self, name)
             if name == "classes" and value is None:
@@ -76,22 +78,25 @@ class Federation(Settings):
                 or not isinstance(value, Integral)
                 or not least <= int(value) <= MAX_WHOLE
             ):
-                raise self._refusal(f"{name} is {value!r}; give a whole number from {least} to {MAX_WHOLE}")
+                raise self._make_error(
+                    f"{name} is {value!r}; give a whole number from {least} to {MAX_WHOLE}"
+                )
             object.__setattr__(self, name, int(value))  # json does not write numpy's integers
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise self._refusal(f"two silos are named {twice!r}; rename one")
+            raise self._make_error(f"two silos are named {twice!r}; rename one")
         for name in ("features", "user_keys"):
             value = getattr(self, name)
             is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
             if value is not None and not (is_list and all(isinstance(one, str) for one in value)):
-                raise self._refusal(f"{name} is {shorten(value)}; give a list, every one as text")
+                raise self._make_error(f"{name} is {shorten(value)}; give a list, every one as text")
         super().__post_init__()
         if self.user_keys is not None:
+            # A profile declares U for people without records, too, and those have no key here.
             keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
             if len(self.user_keys) != keys or len(set(self.user_keys)) < keys:
-                raise self._refusal(
+                raise self._make_error(
                     f"{len(self.user_keys)} user keys for {self.users} users; give one each, all different"
                 )
         if self.user_budgets is not None:
@@ -99,7 +104,7 @@ class Federation(Settings):
         first = self.silos[0]
         self.inputs  # noqa: B018  raises where categories do not fit
         if self.features and self._count_columns() != len(self.features):
-            raise self._refusal(
+            raise self._make_error(
                 f"{len(self.features)} feature names for {self._count_columns() or 'no'} columns; give one name per "
                 "column"
             )
@@ -114,35 +119,36 @@ class Federation(Settings):
         fault = next((fault for fault in faults if fault is not None), None)
         if fault is not None:
             remedy = ", and ids within the public categories" if self.inputs else ""
-            raise self._refusal(f"silo {silo.name!r}: {fault}; give all silos the same columns{remedy}")
+            raise self._make_error(f"silo {silo.name!r}: {fault}; give all silos the same columns{remedy}")
         found, wanted = ((one.labels, one.y.dtype, one.y.shape[1:]) for one in (silo, first))
         if found != wanted:
             shown = [f"'{kind}', {dtype}{shape}" for kind, dtype, shape in (found, wanted)]
-            raise self._refusal(
+            raise self._make_error(
                 f"silo {silo.name!r} has labels {shown[0]} but silo {first.name!r} {shown[1]}; give all silos the same "
                 "kind of label"
             )
+        # Test records may have -1, which names no user; as an index it would be the last one.
         outside = silo.user[(silo.user < lowest_user) | (silo.user >= self.users)]
         if outside.size:
-            raise self._refusal(
+            raise self._make_error(
                 f"silo {silo.name!r}: user {outside[0]} is outside {lowest_user}..{self.users - 1}; renumber the "
                 "users or raise the public number of users"
             )
         if self.classes is None:
             return
         if silo.y.dtype != np.int64:
-            raise self._refusal(
+            raise self._make_error(
                 f"silo {silo.name!r}: labels are {silo.y.dtype} but classes is {self.classes}; give int64 class "
                 "numbers, or classes=None"
             )
         wrong = silo.y[(silo.y < 0) | (silo.y >= self.classes)]
         if wrong.size:
-            raise self._refusal(
+            raise self._make_error(
                 f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; correct the label or the "
                 "public number of classes"
             )
 
-    def _refusal(self, reason: str) -> SilodpError:
+    def _make_error(self, reason: str) -> SilodpError:
         return SilodpError(f"federation {self.name!r}: {reason}", code="data.federation")
 
     def __repr__(self) -> str:
@@ -212,6 +218,7 @@ class Federation(Settings):
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of records of every user in every silo, n[s,u]: (S, U) int64. Private."""
+        # With minlength: users without a record in this silo have a column, too.
         rows = [np.bincount(silo.user, minlength=self.users) for silo in self.silos]
         return np.stack(rows).astype(np.int64)
 
@@ -234,13 +241,14 @@ class Federation(Settings):
             SilodpError: an unknown name, another number of budgets than units, or budgets that are not finite and
                 above 0.
         """
+        from silodp.data.budget_distributions import PREFERENCES
+
         if unit not in ("record", "user"):
             raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'", code="data.federation")
+        names = ", ".join(PREFERENCES)
         if isinstance(budgets, str):
             if budgets not in PREFERENCES:
-                raise SilodpError(
-                    f"budgets is {budgets!r}; choose one of {', '.join(PREFERENCES)}", code="data.federation"
-                )
+                raise SilodpError(f"budgets is {budgets!r}; choose one of {names}", code="data.federation")
             budgets = PREFERENCES[budgets]
         sizes = [len(silo) for silo in self.silos]
         count = self.users if unit == "user" else sum(sizes)
@@ -248,20 +256,20 @@ class Federation(Settings):
             given: Any = budgets(count, np.random.default_rng(seed))
         elif isinstance(budgets, np.ndarray):
             given = budgets
+        elif isinstance(budgets, Sequence) and len(budgets):
+            given = np.concatenate([np.atleast_1d(part) for part in budgets])
         else:
-            parts = [np.atleast_1d(part) for part in budgets] if isinstance(budgets, Sequence) else []
-            if not parts:
-                raise SilodpError(
-                    f"budgets is a {type(budgets).__name__}; give one of {', '.join(PREFERENCES)}, a function, or "
-                    f"arrays of one ε for every {unit}",
-                    code="data.federation",
-                )
-            given = np.concatenate(parts)
+            raise SilodpError(
+                f"budgets is a {type(budgets).__name__}; give one of {names}, a function, or arrays of one ε for every "
+                f"{unit}",
+                code="data.federation",
+            )
         if np.issubdtype(given.dtype, np.number):
             given = given.astype(np.float64)
         check_budgets(given, count, f"federation {self.name!r}", unit)
         if unit == "user":
             return replace(self, user_budgets=given)
+        # Drawn for all silos at once, so that shares of a distribution hold over the federation and not in each silo.
         shares = np.split(given, np.cumsum(sizes)[:-1])
         silos = tuple(replace(silo, budget=part) for silo, part in zip(self.silos, shares, strict=True))
         return replace(self, silos=silos)
@@ -276,6 +284,7 @@ class Federation(Settings):
         if self.inputs:
             hasher.update(repr(self.inputs).encode())
         for silo in (*self.silos, *([self.test] if self.test is not None else [])):
+            # Digests have one length, so that no array can pass for the end of another.
             hasher.update(bytes.fromhex(silo.digest()))
         return hasher.hexdigest()
 

@@ -120,6 +120,7 @@ class Input:
         shape = (count, *self.shape)
         if self.categories is None:
             return random.standard_normal(shape, dtype=np.float32)
+        # The largest id is there, so that an embedding with too few rows fails here and not on a record.
         largest = np.broadcast_to(np.asarray(self.categories) - 1, self.shape)
         ids = random.integers(0, largest + 1, shape)
         # At every other place of two records, so that no record consists of one id (such as padding) alone.
@@ -139,6 +140,7 @@ def describe_inputs(x: Any, categories: Categories) -> tuple[Input, ...]:
         SilodpError: ids without a declared number, or a number that does not fit (code data.categories).
     """
     arrays = list_arrays(x)
+    # Only dtypes are read here: a value would make a public fact depend on private rows.
     holds_ids = {name: array.dtype == np.int64 for name, array in arrays.items()}
     declared = (
         dict(categories)
@@ -184,6 +186,7 @@ def find_fault(x: Any, record_shape: tuple[int, ...], inputs: Sequence[Input]) -
     for one in inputs:
         if one.categories is not None:
             ids = arrays[one.name]
+            # Out of range, an id would fail in the model with a message that may show it.
             if bool(((ids < 0) | (ids >= np.asarray(one.categories))).any()):
                 return f"{one.label} holds an id outside 0 to K − 1, with the public K = {one.categories}"
     return None

@@ -124,6 +124,7 @@ class PublicData:
         if facts.get("targets") is not None and facts.get("label_typical") is not None:
             made["label_typical"] = tuple(map(tuple, facts["label_typical"]))
         if "silo_budgets" in facts:
+            # Charges depend on how many records have which budget, and not on their order.
             made["silo_budgets"] = tuple(
                 np.repeat(np.array([b for b, _ in level], np.float64), [n for _, n in level])
                 for level in facts["silo_budgets"]
@@ -179,6 +180,7 @@ class PublicData:
             return x, y.astype(np.float32)
         if self.labels == "classes":
             classes = self.classes or 2
+            # The first and the last class: a model with too few outputs fails on the last one.
             distinct = np.linspace(0, classes - 1, min(count, classes)).round().astype(np.int64)
             return x, np.resize(distinct, count)
         if self.labels == "multilabel":
@@ -197,4 +199,5 @@ def digest_user_index(
         user_keys: (U,) keys, or None where users are only numbered.
         user_budgets: (U,) ε of each user, or None.
     """
+    # JSON keeps the parts apart: no two lists have one text.
     return hashlib.sha256(json.dumps([users, user_keys, user_budgets]).encode()).hexdigest()

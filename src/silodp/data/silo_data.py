@@ -72,18 +72,18 @@ class SiloData:
         arrays = {f"x[{name!r}]" if name else "x": array for name, array in list_arrays(self.x).items()}
         for field, array in {**arrays, "y": self.y, "user": self.user}.items():
             if not isinstance(array, np.ndarray):
-                raise self._refusal(f"{field} is a {type(array).__name__}; give a numpy array")
+                raise self._make_error(f"{field} is a {type(array).__name__}; give a numpy array")
         for field, array in arrays.items():
             self._check_features(field, array)
         self._check_types()
         if self.labels is None:
             object.__setattr__(self, "labels", find_label_kind(self.y))
         if len({len(array) for array in arrays.values()}) > 1:
-            raise self._refusal(
+            raise self._make_error(
                 "the arrays of x have different numbers of records; give one row of each per record"
             )
         if not len(self.x) == len(self.y) == len(self.user):
-            raise self._refusal(
+            raise self._make_error(
                 f"x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} records; give one label and "
                 "one user number per record"
             )
@@ -98,15 +98,15 @@ class SiloData:
             finite = np.isfinite(array) if array.dtype.kind == "f" else np.ones((), bool)
             if not finite.all():
                 record = int(np.argwhere(~finite)[0][0])
-                raise self._refusal(
+                raise self._make_error(
                     f"{field} of record {record} is not finite; replace or drop NaN and infinite values before training"
                 )
         if self.labels == "multilabel" and not np.isin(self.y, (0, 1)).all():
-            raise self._refusal("y holds a label other than 0 or 1; give 1 for yes and 0 for no")
+            raise self._make_error("y holds a label other than 0 or 1; give 1 for yes and 0 for no")
         if self.labels == "survival" and not (
             np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()
         ):
-            raise self._refusal(
+            raise self._make_error(
                 "y holds an event other than 0 or 1, or a negative time; give [event, time] with event 0 (censored) "
                 "or 1 and time ≥ 0, or declare what the columns are (labels='real' or 'multilabel')"
             )
@@ -114,20 +114,21 @@ class SiloData:
     def _check_test(self, test: SiloData) -> None:
         """Check that held-out records are of the same kind as the others, and belong to persons."""
         if not isinstance(test, SiloData):
-            raise self._refusal(f"test is a {type(test).__name__}; give a SiloData")
+            raise self._make_error(f"test is a {type(test).__name__}; give a SiloData")
+        # Metrics would fail on other columns only after training.
         alike = get_kind(test.x) == get_kind(self.x) and test.y.shape[1:] == self.y.shape[1:]
         alike = alike and test.labels == self.labels
         if not alike or test.y.dtype != self.y.dtype:
-            raise self._refusal(
+            raise self._make_error(
                 "test has records of another shape or kind; give both the same columns and label"
             )
         if (test.user < 0).any():
-            raise self._refusal("test has records of no person; number their persons from 0")
+            raise self._make_error("test has records of no person; number their persons from 0")
 
     def _name_arrays(self, arrays: Mapping[Any, Any]) -> NamedArrays:
         """Return the arrays of a mapping, whose names the model takes as keyword arguments."""
         if not arrays or not all(isinstance(name, str) and name.isidentifier() for name in arrays):
-            raise self._refusal(
+            raise self._make_error(
                 f"x has the names {shorten(list(arrays))}; give at least one array, named like an argument of the model"
             )
         return NamedArrays(arrays)
@@ -135,7 +136,8 @@ class SiloData:
     def _check_features(self, name: str, x: NDArray[Any]) -> None:
         """Check shape and dtype of one array of x."""
         if x.size == 0 and 0 in x.shape[1:]:
-            raise self._refusal(f"{name} has shape {x.shape}, so no features; give at least one")
+            raise self._make_error(f"{name} has shape {x.shape}, so no features; give at least one")
+        # Small integers are most often measurements; as ids, a model would embed them. So the caller says which.
         if x.dtype.kind in "iub" and x.dtype != np.int64:
             raise SilodpError(
                 f"silo {self.name!r}: {name} holds whole numbers ({x.dtype}); give measurements as float32 "
@@ -144,7 +146,7 @@ class SiloData:
                 field="x",
             )
         if x.dtype not in (np.float32, np.int64) or x.ndim < 2:
-            raise self._refusal(
+            raise self._make_error(
                 f"{name} has shape {x.shape} and dtype {x.dtype}; give (records, features…) as float32, e.g. "
                 ".astype(numpy.float32), or ids as int64"
             )
@@ -165,17 +167,17 @@ class SiloData:
         }
         if not fits[self.labels]:
             declared = "" if self.labels is None else f" (labels='{self.labels}')"
-            raise self._refusal(
+            raise self._make_error(
                 f"y has shape {y.shape} and dtype {y.dtype}{declared}; give (n,) int64 classes, (n,) float32 targets, "
                 "(n, 2) float32 [event, time], or (n, k) float32 with labels='multilabel' (k labels of 0 and 1) or "
                 "labels='real' (k numbers)"
             )
         if user.dtype != np.int64 or user.ndim != 1:
-            raise self._refusal(
+            raise self._make_error(
                 f"user has shape {user.shape} and dtype {user.dtype}; give (n,) int64 user numbers"
             )
 
-    def _refusal(self, reason: str) -> SilodpError:
+    def _make_error(self, reason: str) -> SilodpError:
         return SilodpError(f"silo {self.name!r}: {reason}", code="data.array")
 
     def __len__(self) -> int:
@@ -200,6 +202,7 @@ class SiloData:
         """The held-out records, of which there may be none."""
         if self.test is not None:
             return self.test
+        # Views of no rows keep shapes and types, which callers compare.
         return SiloData(self.name, self.x[:0], self.y[:0], self.user[:0], labels=self.labels)
 
     def digest(self) -> str:
@@ -212,8 +215,10 @@ class SiloData:
             hasher.update(repr(list(self.x.keys())).encode())
         features = list_arrays(self.x).values()
         for array in (*features, self.y, self.user, *(() if self.budget is None else (self.budget,))):
+            # The same bytes in another shape or type are other data.
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
+        # Only where it says more than the array: digests of older checkpoints stay as they are.
         if self.labels != find_label_kind(self.y):
             hasher.update(str(self.labels).encode())
         if self.identifiers is not None:
@@ -243,6 +248,7 @@ def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
             f"{where}: budgets are not an array ({count},) of float64; give one ε for every {unit}",
             code="data.budgets",
         )
+    # NaN compares as not above 0, and infinity is refused: it would mean no privacy at all.
     wrong = int((~(np.isfinite(budgets) & (budgets > 0))).sum())
     if wrong:
         raise SilodpError(

@@ -9,3 +9,7 @@ __all__ = ["Reply", "Request", "ask_silo", "give_reply", "take_request"]
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 """Files in the folder of a party: its keys; a silo's policy and audit log; and what its process locks."""
+STORE, LEDGERS = "store", "ledgers"
+"""Folders in the folder of a silo: the durable memory of all runs, and one ledger for each run."""
+AUTHORITY, CERTIFICATES = "ca.pem", "certificates"
+"""In a public folder: the certificate of the authority, and the folder with NAME.pem of every party."""

@@ -3,6 +3,8 @@
 Private keys never leave the party that made them: a party sends a signing request, and gets a certificate back. The
 certificates only decide who may connect; what a message may do is decided by its own signature (docs/protocols.md,
 section 2).
+
+Source: RFC 5280 (certificates), RFC 2986 (requests), RFC 8446 (TLS 1.3).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from silodp.deploy import AUTHORITY, CERTIFICATES, TLS_KEY
 from silodp.errors import SilodpError
+from silodp.wire.transport import SERVER
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ WARN_DAYS = 30
 """Days before the end of a certificate from which on it is warned of."""
 _AUTHORITY = "authority"
 """The name of the authority beside those of the parties."""
+# The clocks of the parties may differ: a certificate is valid already a day before it was signed.
 _CLOCK_DIFFERENCE = timedelta(days=1)
 
 
@@ -82,10 +87,9 @@ class Authority:
             if private.public_key() != public:
                 raise ValueError("they do not belong together")
         except (OSError, ValueError, TypeError) as error:
-            raise SilodpError(
+            raise _refuse(
                 f"the authority in {certificate} and {key} cannot be used ({error}): restore both files, or draft a "
                 "new consortium.",
-                code="deploy.certificate",
             ) from None
         return found
 
@@ -100,6 +104,7 @@ class Authority:
         The certificate stays, too, while it lasts long enough. One that ended earlier than a certificate that it has
         signed would end the connections of all parties without a warning.
         """
+        # A day more than the certificates that are signed now, whose days are counted from a moment later.
         if self.valid_until > datetime.now(UTC) + timedelta(days=VALID_DAYS + 1):
             return self
         return self._self_signed(x509.load_pem_x509_certificate(self.certificate).subject, self._private_key)
@@ -125,6 +130,7 @@ class Authority:
             SilodpError: The request cannot be read, or its signature is wrong (code deploy.request).
         """
         try:
+            # The request is signed by the key in it: nobody gets a certificate for a key of somebody else.
             read = x509.load_pem_x509_csr(request)
             if not read.is_signature_valid:
                 raise InvalidSignature
@@ -173,18 +179,33 @@ def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bo
     """
     # The settings for a client also compare the name in the address with the certificate.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing below TLS 1.3: all parties have this version, so nobody can be made to agree on a weaker one.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(authority)
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise SilodpError(
+        raise _refuse(
             f"certificate {certificate}, key {key} and authority {authority} cannot be used together "
             f"({error.strerror or error}): take the certificate that was signed for this key.",
-            code="deploy.certificate",
         ) from error
     return context
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(problem, code="deploy.certificate")
+
+
+def load_context(public: Path, party: str, home: Path) -> ssl.SSLContext:
+    """Return the TLS settings of a party, from a public folder and the party's own; see `make_context`."""
+    certificate = find_certificate(public, party)
+    return make_context(public / AUTHORITY, certificate, home / TLS_KEY, is_server=party == SERVER)
+
+
+def find_certificate(public: Path, party: str) -> Path:
+    """Return the file in a public folder with the certificate of a party."""
+    return public / CERTIFICATES / f"{party}.pem"
 
 
 def read_expiries(public: Path) -> dict[str, datetime]:
@@ -196,17 +217,16 @@ def read_expiries(public: Path) -> dict[str, datetime]:
     Raises:
         SilodpError: A certificate cannot be read (code deploy.certificate).
     """
-    paths = {_AUTHORITY: public / "ca.pem"}
-    paths |= {path.stem: path for path in sorted((public / "certificates").glob("*.pem"))}
+    paths = {_AUTHORITY: public / AUTHORITY}
+    paths |= {path.stem: path for path in sorted((public / CERTIFICATES).glob("*.pem"))}
     try:
         return {
             name: x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
             for name, path in paths.items()
         }
     except (OSError, ValueError) as error:
-        raise SilodpError(
+        raise _refuse(
             f"a certificate in {public} cannot be read ({error}): get the public folder again from the coordinator.",
-            code="deploy.certificate",
         ) from None
 
 
@@ -223,25 +243,12 @@ class ExpiryWatch:
 
     def __init__(self, public: Path, party: str) -> None:
         self._expiries, self._party = read_expiries(public), party
-        self._warned: datetime | None = None
+        self._warned = datetime.min.replace(tzinfo=UTC)
 
     def count_days(self) -> dict[str, float]:
         """Return the days until each certificate ends, by party and for the authority; negative after that."""
         now = datetime.now(UTC)
         return {name: (end - now) / timedelta(days=1) for name, end in self._expiries.items()}
-
-    def describe(self) -> str | None:
-        """Return a sentence about certificates that end soon, with what to do; None where none does."""
-        soon = sorted((left, name) for name, left in self.count_days().items() if left < WARN_DAYS)
-        if not soon:
-            return None
-        told = ", ".join(
-            f"'{name}' {f'in {left:.0f} days' if left > 0 else 'already'}" for left, name in soon
-        )
-        return (
-            f"certificates end, of {told}: after this run the coordinator runs 'silodp deploy seal --again', and every "
-            "party accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)"
-        )
 
     def check(self) -> None:
         """Refuse to start with a certificate that lets nobody connect, and warn of others.
@@ -249,25 +256,29 @@ class ExpiryWatch:
         Raises:
             SilodpError: The certificate of the party or of the authority has ended (code deploy.certificate).
         """
+        # Certificates of other parties may have ended, too: it is they who cannot connect then, and are told so.
         days = self.count_days()
         ended = [name for name in (self._party, _AUTHORITY) if days.get(name, math.inf) <= 0]
         if ended:
-            raise SilodpError(
+            raise _refuse(
                 f"the certificate of {' and of '.join(ended)} has ended, by the clock here: the coordinator runs "
                 "'silodp deploy seal --again', and every party accepts the new public folder "
                 "(docs/guides/next-run.md); or set the clock right.",
-                code="deploy.certificate",
             )
         self.warn()
 
     def warn(self) -> None:
-        """Log a warning about certificates that end soon, once a day."""
+        """Log a warning about certificates that end soon, with what to do; once a day."""
         now = datetime.now(UTC)
-        if self._warned is not None and now - self._warned < timedelta(days=1):
+        soon = sorted((left, name) for name, left in self.count_days().items() if left < WARN_DAYS)
+        if not soon or now - self._warned < timedelta(days=1):
             return
-        if (told := self.describe()) is not None:
-            self._warned = now
-            _log.warning("%s", told)
+        self._warned = now
+        _log.warning(
+            "certificates end, of %s: after this run the coordinator runs 'silodp deploy seal --again', and every "
+            "party accepts the new public folder, or nobody connects any more (docs/guides/next-run.md)",
+            ", ".join(f"'{name}' {f'in {left:.0f} days' if left > 0 else 'already'}" for left, name in soon),
+        )
 
 
 def _builder(
@@ -280,12 +291,13 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_DIFFERENCE)  # the parties' clocks may differ
+        .not_valid_before(now - _CLOCK_DIFFERENCE)
         .not_valid_after(now + timedelta(days=days))
     )
 
 
 def _name(name: str) -> x509.Name:
+    # RFC 5280, appendix A.1, bounds a common name by 64 characters.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 

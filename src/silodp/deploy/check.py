@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import httpx
 
 import silodp
-from silodp.deploy import IDENTITY, POLICY, TLS_KEY
-from silodp.deploy.certificates import ExpiryWatch, make_context
-from silodp.deploy.consortium import AUTHORITY, Consortium
+from silodp.deploy import IDENTITY, POLICY
+from silodp.deploy.certificates import ExpiryWatch, load_context
+from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import listen_at
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
@@ -60,56 +59,55 @@ def check_party(folder: Path, consortium: Consortium, url: str | None = None) ->
     Raises:
         SilodpError: The public folder is not sealed (code deploy.not_sealed).
     """
+    address = url or consortium.sealed.url
+    yield from _report_error("keys", _check_all(folder, consortium, address))
+
+
+def _report_error(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield findings; where an error ends them, it becomes the last one, under this name."""
+    try:
+        yield from findings
+    except SilodpError as error:
+        yield Finding(name, False, f"{error} [{error.code}]")
+
+
+def _check_all(folder: Path, consortium: Consortium, url: str) -> Iterator[Finding]:
+    """Yield what `check_party` finds; only an error about the keys ends it, since the others depend on the party."""
     roster = consortium.sealed
-    try:
-        is_server = load_identity(folder, SERVER).public == roster.server
-        name = SERVER if is_server else find_name(folder, consortium)
-    except SilodpError as error:
-        yield _describe_refusal("keys", error)
-        return
+    is_server = load_identity(folder, SERVER).public == roster.server
+    name = SERVER if is_server else find_name(folder, consortium)
     yield Finding("keys", True, f"the roster lists the key in {folder / IDENTITY} as that of '{name}'")
-    yield _try(
-        "run",
-        lambda: f"the run that follows here has the digest {consortium.stated_spec.digest[:16]}, as stated",
-    )
-    yield _try("certificates", lambda: _check_certificates(consortium, name))
+    yield from _report_error("run", _check_run(consortium))
+    yield from _report_error("certificates", _check_certificates(consortium, name))
     if is_server:
-        yield _try("port", lambda: _check_port(roster.port))
+        yield from _report_error("port", _check_port(roster.port))
         return
-    yield from _check_policy(folder, consortium, name)
-    try:
-        tls = make_context(
-            consortium.folder / AUTHORITY, consortium.certificate(name), folder / TLS_KEY, is_server=False
-        )
-    except SilodpError as error:
-        yield _describe_refusal("tls", error)
-        return
-    yield from _check_server(url or roster.url, tls, consortium.digest)
+    yield from _report_error("policy", _check_policy(folder, consortium, name))
+    yield from _report_error("tls", _check_server(folder, consortium, name, url))
 
 
-def _describe_refusal(name: str, error: SilodpError) -> Finding:
-    return Finding(name, False, f"{error} [{error.code}]")
+def _judge(name: str, is_good: bool, good: str, bad: str) -> Finding:
+    return Finding(name, is_good, good if is_good else bad)
 
 
-def _try(name: str, check: Callable[[], str]) -> Finding:
-    """Return what a check says, or why it is refused."""
-    try:
-        return Finding(name, True, check())
-    except SilodpError as error:
-        return _describe_refusal(name, error)
+def _check_run(consortium: Consortium) -> Iterator[Finding]:
+    digest = consortium.stated_spec.digest[:16]
+    yield Finding("run", True, f"the run that follows here has the digest {digest}, as stated")
 
 
-def _check_certificates(consortium: Consortium, name: str) -> str:
+def _check_certificates(consortium: Consortium, name: str) -> Iterator[Finding]:
     watch = ExpiryWatch(consortium.folder, name)
     watch.check()
     days = watch.count_days()
     first = min(days, key=days.__getitem__)
-    return f"all are valid; the first to end is that of '{first}', in {days[first]:.0f} days"
+    told = f"all are valid; the first to end is that of '{first}', in {days[first]:.0f} days"
+    yield Finding("certificates", True, told)
 
 
-def _check_port(port: int) -> str:
+def _check_port(port: int) -> Iterator[Finding]:
     listen_at(("", port), "listen").close()
-    return f"port {port} is free here; whether a firewall admits the silos, only they can see"
+    told = f"port {port} is free here; whether a firewall admits the silos, only they can see"
+    yield Finding("port", True, told)
 
 
 def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[Finding]:
@@ -118,46 +116,41 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
     if not path.exists():
         yield Finding("policy", True, f"there is none yet: 'silodp deploy accept' writes {path}")
         return
-    try:
-        policy = Policy.load(path)
-        is_accepted = consortium.digest in policy.accepted
-        accepting = policy.model_copy(update={"accepted": [consortium.digest]})
-        check_participation(folder, consortium, accepting)
-        # Of a run that was begun, the ledgers have charges already.
-        short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
-    except SilodpError as error:
-        yield _describe_refusal("policy", error)
-        return
-    told = (
-        "this public folder is accepted" if is_accepted else "it allows the run; the code is not accepted yet"
-    )
-    yield Finding("policy", True, told)
+    policy = Policy.load(path)
+    is_accepted = consortium.digest in policy.accepted
+    # As if the code were compared already: what else the policy refuses is seen before the telephone call.
+    accepting = policy.model_copy(update={"accepted": [consortium.digest]})
+    check_participation(folder, consortium, accepting)
+    # Of a run that was begun, the ledgers have charges already.
+    short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
+    told = "this public folder is accepted"
+    yield Finding("policy", True, told if is_accepted else "it allows the run; the code is not accepted yet")
     if short:
-        told = describe_shortfall(short, policy.lifetime_epsilon)
-        yield Finding("limits", False, told)
+        yield Finding("limits", False, describe_shortfall(short, policy.lifetime_epsilon))
     elif not is_accepted:
         yield Finding("limits", True, "all rounds of the run fit in lifetime_epsilon, after all earlier runs")
 
 
-def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Finding]:
+def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> Iterator[Finding]:
     """Yield what can be seen of the server from here."""
+    tls = load_context(consortium.folder, name, folder)
     try:
         host, port = httpx.URL(url).host, httpx.URL(url).port or 443
         socket.create_connection((host, port), timeout=_SECONDS).close()
     except (OSError, httpx.InvalidURL) as error:
-        told = (
-            f"{url} cannot be reached ({getattr(error, 'strerror', None) or error}): check that the server is running, "
-            "its name or address, and the firewalls of both sides"
-        )
-        yield Finding("port", False, told)
+        reason = getattr(error, "strerror", None) or error
+        told = "check that the server is running, its name or address, and the firewalls of both sides"
+        yield Finding("port", False, f"{url} cannot be reached ({reason}): {told}")
         return
     yield Finding("port", True, f"{url} can be reached")
     try:
+        # /health says nothing private, and is answered to every party with a certificate.
         with (
             httpx.Client(verify=tls, timeout=_SECONDS, trust_env=False) as client,
             client.stream("GET", f"{url}/health") as reply,
         ):
-            body = b"".join(_cut_off(reply))
+            # The first bytes alone: a reply that is longer, or does not end, is no JSON then.
+            body = next(reply.iter_raw(_MAX_REPLY), b"")
             stated, date = parse_json(body), parsedate_to_datetime(reply.headers["Date"])
             version, theirs = str(stated["version"]), str(stated.get("digest"))
     except (httpx.HTTPError, *UNSOUND) as error:
@@ -168,26 +161,19 @@ def _check_server(url: str, tls: ssl.SSLContext, digest: str) -> Iterator[Findin
         yield Finding("tls", False, told)
         return
     yield Finding("tls", True, "both ends have a certificate of this consortium")
+    # The header Date has whole seconds, which is exact enough here.
     off = date.timestamp() - time.time()
-    is_near = abs(off) <= _MAX_CLOCK_SECONDS
     told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
-    yield Finding("clock", is_near, told + ("" if is_near else ": set both by a time server"))
-    is_same = version == silodp.__version__
-    told = f"both have silodp {version}"
-    if not is_same:
-        told = f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same"
-    yield Finding("version", is_same, told)
-    told = "the server has the same public folder"
-    if theirs != digest:
-        told = "the server has another public folder: get it again from the coordinator, or tell the server's operator"
-    yield Finding("digest", theirs == digest, told)
-
-
-def _cut_off(reply: httpx.Response) -> Iterator[bytes]:
-    """Yield the body of a reply; one that does not end is no JSON."""
-    size = 0
-    for part in reply.iter_raw():
-        size += len(part)
-        if size > _MAX_REPLY:
-            return
-        yield part
+    yield _judge("clock", abs(off) <= _MAX_CLOCK_SECONDS, told, told + ": set both by a time server")
+    yield _judge(
+        "version",
+        version == silodp.__version__,
+        f"both have silodp {version}",
+        f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same",
+    )
+    yield _judge(
+        "digest",
+        theirs == consortium.digest,
+        "the server has the same public folder",
+        "the server has another public folder: get it again from the coordinator, or tell the server's operator",
+    )

@@ -116,9 +116,11 @@ def _call(
         try:
             connection.connect(str(path))
         except OSError as error:
+            # Python names no file for a socket, and a courier has two: its log has to say which one.
             if error.errno is not None:
-                error.filename = str(path)  # a courier's log says which socket
+                error.filename = str(path)
             raise
+        # A silo may compute for minutes before it answers, while a socket that exists answers at once.
         connection.settimeout(timeout)
         send_frame(connection, header, body)
         return receive_frame(connection)
@@ -128,45 +130,41 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: bytes = 
     """Send one frame; the body is not copied."""
     encoded = json.dumps(header).encode()
     connection.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded)
-    if len(body):  # a peer that has the whole frame may have closed the connection
+    # Not joined with the header, which would copy a body of gigabytes; and an empty body is not sent, since a peer
+    # that has the whole frame may have closed the connection.
+    if len(body):
         connection.sendall(body)
 
 
-def receive_frame(connection: socket.socket) -> tuple[dict[str, str], bytes]:
-    """Receive one frame, of any length.
+def receive_frame(connection: socket.socket, max_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
+    """Receive one frame: its header and its body.
+
+    Args:
+        connection: The connected socket.
+        max_bytes: The largest length of the body in bytes; a longer one is not read. None: no limit.
 
     Raises:
-        OSError: The connection broke, or no frame came.
+        OSError: The connection broke, no frame came, or its body is too long.
     """
-    header, size = receive_header(connection)
-    return header, receive_bytes(connection, size)
-
-
-def receive_header(connection: socket.socket) -> tuple[dict[str, str], int]:
-    """Receive the header of a frame, and the length of its body, which is received next.
-
-    Raises:
-        OSError: The connection broke, or no frame came.
-    """
-    header_size, size = _LENGTHS.unpack(receive_bytes(connection, _LENGTHS.size))
+    header_size, size = _LENGTHS.unpack(_receive_bytes(connection, _LENGTHS.size))
     if header_size > _MAX_HEADER:
         raise ConnectionError("no frame of this version came")
     try:
-        header = json.loads(receive_bytes(connection, header_size))
-    except (ValueError, RecursionError):  # the second one for brackets in brackets
+        header = json.loads(_receive_bytes(connection, header_size))
+    except (ValueError, RecursionError):  # Python raises the second one for thousands of nested brackets
         header = None
     if not isinstance(header, dict) or not all(isinstance(text, str) for text in header.values()):
         raise ConnectionError("no frame of this version came")
-    return header, size
+    # Before a byte of the body is read: the length was chosen by a stranger.
+    if max_bytes is not None and size > max_bytes:
+        raise ConnectionError(f"{size:,} bytes, more than any message of this run has; they were not read")
+    return header, _receive_bytes(connection, size)
 
 
-def receive_bytes(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly so many bytes.
-
-    Raises:
-        OSError: The connection broke before.
-    """
-    received = io.BytesIO()  # hands out what was written without a copy; it grows with what arrives
+def _receive_bytes(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly so many bytes; OSError where the connection breaks before."""
+    # It grows with what arrives, so a length that is only announced takes no memory; `getvalue` makes no copy.
+    received = io.BytesIO()
     while received.tell() < size:
         piece = connection.recv(min(size - received.tell(), _MAX_PIECE))
         if not piece:

@@ -11,13 +11,14 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
-from silodp.data.tables.schema import text_of
+from silodp.data.tables.columns import text_of
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError
 from silodp.runtime.gate import read_state
@@ -47,20 +48,18 @@ def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[
     """
     make_private_folder(folder)
     ledgers: dict[str, Ledger] = {}
-    try:
+    with ExitStack() as closing:
         for path in sorted(folder.glob("*.jsonl")):
             # A file without a complete line: the process was killed when it created it, and nothing was charged.
             if b"\n" in path.read_bytes():
-                ledgers[path.stem] = reopen_ledger(path)
+                ledgers[path.stem] = closing.enter_context(reopen_ledger(path))
         stored = {key.partition("/")[0] for key in store.names()}
         # Runs without a charge may have no ledger any more: `SiloService` deletes the oldest of them.
         charged = {run for run, charges in listed.items() if charges}
         for run in sorted(run for run in {*stored, *charged} if RUN_ID.fullmatch(run)):
             _check_age(folder, run, ledgers.get(run), store, listed.get(run, 0))
-    except BaseException:
-        for ledger in ledgers.values():
-            ledger.close()
-        raise
+        # No check has failed: the ledgers stay open for the caller.
+        closing.pop_all()
     return ledgers
 
 
@@ -116,6 +115,7 @@ class PersonKey:
         schema = consortium.resolved.table_schema
         if schema is None:
             return cls("", "", _digest([consortium.resolved.config.data["source"], consortium.data.users]))
+        # Sorted and without repeats: the order of a list numbers persons, and does not change who they are.
         profile, listed = schema.read_identity(), schema.read_users()
         keys = None if listed is None else sorted({text_of(key) for key in listed})
         return cls(
@@ -144,17 +144,17 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
     Raises:
         SilodpError: The key is another one (code policy.persons).
     """
+    # Stored at the first charge (`SiloService`): a run that was only set up has released nothing.
     stored = store.get(PERSONS)
     first = key if stored is None else PersonKey(**json.loads(stored))
     if first == key or key.digest in same:
         return
-    differs = []
-    if first.column != key.column:
-        differs.append(f"the column {shorten(key.column)} in place of {shorten(first.column)}")
-    if first.identity_digest != key.identity_digest:
-        differs.append("another identity profile")
-    if first.list_digest != key.list_digest:
-        differs.append("another list of persons")
+    changes = {
+        "column": f"the column {shorten(key.column)} in place of {shorten(first.column)}",
+        "identity_digest": "another identity profile",
+        "list_digest": "another list of persons",
+    }
+    differs = [told for field, told in changes.items() if getattr(first, field) != getattr(key, field)]
     raise SilodpError(
         f"this run names persons in another way than earlier runs in {folder} ({' and '.join(differs)}): a person may "
         "be somebody else, so no ε of one person over all runs is known; ask the coordinator for the earlier column "

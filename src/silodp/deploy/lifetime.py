@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,15 +12,13 @@ from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, count_kinds, explain_not_private
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.deploy import AUDIT, POLICY
+from silodp.deploy import AUDIT, LEDGERS, POLICY, STORE
 from silodp.deploy.history import open_ledgers
 from silodp.deploy.limits import find_max_charges, read_audit
 from silodp.deploy.policy import Policy
@@ -54,13 +53,16 @@ class LifetimeLedger:
     def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
         """Return ε of all runs together; None where there is no guarantee.
 
-        The disclosure by the ciphertexts of all runs is included (docs/privacy.md, section 3).
+        The disclosure by the ciphertexts of all runs is included.
+
+        Source: docs/privacy.md, section 3.
 
         Args:
             adversary: Against whom.
             more: An event that is added to the charges.
             run: The run of that event.
         """
+        # Equal events of all runs are counted together: the accountant composes each kind once, not once per run.
         counts = Counter[Event](() if more is None else (more,))
         of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
         for found in of_runs:
@@ -71,10 +73,11 @@ class LifetimeLedger:
             return None
         if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
             return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
+        # Total variations add up over runs. The run of the event counts before its first charge, too.
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
         disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
-        return epsilon if np.isfinite(epsilon) else None
+        return epsilon if math.isfinite(epsilon) else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
@@ -105,6 +108,8 @@ def compute_lifetime_cost(
 ) -> dict[Adversary, float]:
     """Return ε of all runs of a silo after all T rounds of a new run in which no round has a further release.
 
+    Source: docs/privacy.md, section 3.
+
     Args:
         spec: Specification of the run; its evaluations are included.
         silo: Name of the silo.
@@ -115,6 +120,7 @@ def compute_lifetime_cost(
         ε by adversary, without adversaries against whom there is no guarantee.
     """
     ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
+    # A ledger of its own in memory, charged as the run would charge it: one way to count, for plans and for runs.
     for round_ in range(spec.rounds):
         ledger.charge(round_, 0, spec.silo_events(silo, round_))
     if (evaluation := spec.charged_evaluation) is not None:
@@ -137,12 +143,12 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         adversary (None: no guarantee; no limit). None before the first run.
 
     Raises:
-        SilodpError: a ledger is missing, damaged or an old copy, or there is no policy.
+        SilodpError: A ledger is missing, damaged or an old copy, or there is no policy.
     """
-    if not (folder / "ledgers").exists():
+    if not (folder / LEDGERS).exists():
         return None
     policy = Policy.load(folder / POLICY)
-    unit = DirectoryStore(folder / "store").get("unit")
+    unit = DirectoryStore(folder / STORE).get("unit")
     with _open_copies(folder, entries) as ledgers:
         lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         return {
@@ -157,9 +163,13 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
 @contextmanager
 def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
     """Open copies of a silo's ledgers, by run: a running silo holds the locks of the ledgers themselves."""
+    if not (folder / LEDGERS).exists():
+        yield {}
+        return
+    # Copies have no store beside them: only the audit log can say that a ledger is older than what left the silo.
     with TemporaryDirectory() as name:
-        copies = Path(name) / "ledgers"
-        copytree(folder / "ledgers", copies)
+        copies = Path(name) / LEDGERS
+        copytree(folder / LEDGERS, copies)
         ledgers = open_ledgers(copies, MemoryStore(), find_max_charges(entries))
         try:
             yield ledgers
@@ -181,19 +191,14 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
         ε after all T rounds by adversary whose limit it exceeds, infinite where there is no guarantee.
 
     Raises:
-        SilodpError: a ledger is missing, damaged or an old copy.
+        SilodpError: A ledger is missing, damaged or an old copy.
     """
-    if (folder / "ledgers").exists():
-        entries, _ = read_audit(folder / AUDIT)
-        with _open_copies(folder, entries) as earlier:
-            needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
-    else:
-        needed = compute_lifetime_cost(spec, silo, policy.delta)
-    return {
-        adversary: needed.get(adversary, float("inf"))
-        for adversary, limit in policy.lifetime_epsilon.items()
-        if needed.get(adversary, float("inf")) > limit
-    }
+    entries, _ = read_audit(folder / AUDIT)
+    with _open_copies(folder, entries) as earlier:
+        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
+    # An adversary that is absent has no guarantee, which is beyond every limit.
+    needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
+    return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}
 
 
 def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:
@@ -204,7 +209,7 @@ def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversa
         limits: Limits of the policy, ε by adversary.
     """
     told = "; ".join(
-        f"{format_epsilon(e) if np.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
+        f"{format_epsilon(e) if math.isfinite(e) else 'no guarantee'} against {name}, of at most {limits[name]:g}"
         for name, e in short.items()
     )
     return (

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from silodp.aggregators.evaluation import name_evaluation
+from silodp.deploy import AUDIT, LEDGERS, STORE
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
@@ -37,6 +38,7 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
             entry = parse_json(line)
             entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
         except UNSOUND:
+            # The line is on disk before the answer leaves (`SiloService.receive`), so nothing left the silo there.
             cut_off += 1
     return entries, cut_off
 
@@ -53,11 +55,11 @@ class SiloLimits:
     """Counts what a silo keeps, and refuses a request that would lead beyond its policy.
 
     Args:
+        folder: Folder of the silo. Its store, ledgers and audit log count as its disk; lines of the audit log that a
+            crash cut off count as answers of no run.
         name: Name of the silo.
         policy: Policy of the silo.
         store: Durable store of all runs.
-        files: Folders and files that count as the silo's disk: the store, which comes first, ledgers and audit log.
-        audit: Path of the audit log. Lines that a crash cut off count as answers of no run.
         max_bytes: Bytes of the longest message of the run without its signature.
 
     Attributes:
@@ -65,12 +67,11 @@ class SiloLimits:
         charges: By run, the largest number of charges that the audit log listed when it was opened.
     """
 
-    def __init__(
-        self, name: str, policy: Policy, store: Store, files: tuple[Path, ...], audit: Path, max_bytes: int
-    ) -> None:
-        self._name, self._policy, self._store, self._files = name, policy, store, files
+    def __init__(self, folder: Path, name: str, policy: Policy, store: Store, max_bytes: int) -> None:
+        self._folder, self._name, self._policy, self._store = folder, name, policy, store
         self._max_bytes = max_bytes
-        entries, cut_off = read_audit(audit)
+        # By the audit log and not by the store, whose entries of past rounds are dropped.
+        entries, cut_off = read_audit(folder / AUDIT)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
         self.charges = find_max_charges(entries)
@@ -79,7 +80,7 @@ class SiloLimits:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
 
         Raises:
-            SilodpError: it was answered so often (code policy.limit), or names a run (code gate.run).
+            SilodpError: It was answered so often (code policy.limit), or names a run (code gate.run).
         """
         if request.run != NO_RUN:
             raise SilodpError(
@@ -106,6 +107,7 @@ class SiloLimits:
             self._refuse("max_answers", f"has given {policy.max_answers:,} answers in run {run}")
         mine = RoundStore(self._store, f"{run}/").run
         begun = mine.get(_BEGUN)
+        # Days of the calendar, since the silo may be restarted meanwhile; its operator keeps its clock.
         if begun is not None:
             age = (now or datetime.now(UTC)) - datetime.fromisoformat(begun.decode())
             if age > timedelta(days=policy.max_run_days):
@@ -122,6 +124,7 @@ class SiloLimits:
             known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
+        # As if the answer had the largest length: it is compared before anything is computed or charged.
         for field, most, used in (
             ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
@@ -143,6 +146,7 @@ class SiloLimits:
         """Drop everything that the store holds of a run and its evaluation; how far the run is goes last."""
         for name in (name_evaluation(run), run):
             mine = RoundStore(self._store, f"{name}/").run
+            # A crash in the middle leaves the state of the gate, which still refuses what was answered.
             for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, _BEGUN)):
                 mine.drop(key)
 
@@ -155,9 +159,10 @@ class SiloLimits:
         if runs:
             # Keys of the store are names of files, percent-encoded (`wire/store.py:DirectoryStore`).
             begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
-            found = [path for path in self._files[0].iterdir() if path.name.startswith(begin)]
+            found = [path for path in (self._folder / STORE).iterdir() if path.name.startswith(begin)]
         else:
-            found = [path for top in self._files for path in (top.iterdir() if top.is_dir() else (top,))]
+            found = [path for name in (STORE, LEDGERS) for path in (self._folder / name).iterdir()]
+            found.append(self._folder / AUDIT)
         return sum(
             path.stat().st_size
             for path in found

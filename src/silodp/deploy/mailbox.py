@@ -7,7 +7,6 @@ HTTPS. A silo answers with `answer_request` in both cases.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import secrets
@@ -17,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from silodp.deploy.courier import Reply
-from silodp.errors import CODES, SilodpError
+from silodp.deploy.status import describe_seen
+from silodp.errors import CODES, DISK_FULL, SilodpError
 from silodp.wire.transport import DeliveryFailure, Endpoint, Traffic, split_outcomes
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def answer_request(endpoint: Endpoint, request: bytes) -> Reply:
         return Reply(b"", error.code)
     except OSError as error:
         _log.error("failed: %s", error)
-        return Reply(b"", "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed")
+        return Reply(b"", "run.disk_full" if error.errno in DISK_FULL else "deploy.silo_failed")
     except Exception:
         _log.exception("failed")
         return Reply(b"", "deploy.silo_failed")
@@ -95,17 +95,17 @@ class Mailbox:
             timeout: Seconds to wait at most; None: `answer_timeout`.
         """
         timeout = self._answer_timeout if timeout is None else timeout
+        # Random names: a courier cannot guess the exchange of another silo, and a late reply finds no later exchange.
         asked = [Exchange(secrets.token_hex(16), name, data) for name, data in requests.items()]
+
+        def list_silent() -> list[str]:
+            return [one.silo for one in asked if one.outcome is None]
+
         with self._changed:
             self._exchanges.update({one.id: one for one in asked})
             self._announce(requests)
             try:
-                self._wait_for(
-                    lambda: [one.silo for one in asked if one.outcome is None],
-                    timeout,
-                    "the answers of ",
-                    REMINDER_SECONDS,
-                )
+                self._wait_for(list_silent, timeout, "the answers of ", REMINDER_SECONDS)
             finally:
                 # A reply that comes later finds no exchange, and is not used.
                 for one in asked:
@@ -140,6 +140,7 @@ class Mailbox:
             found = self._exchanges.get(exchange)
             if found is None or found.outcome is not None:
                 return False
+            # The first reply counts. A silo's later ones are the same bytes, and a courier's inventions do not verify.
             found.outcome = _make_refusal(reply.refused) if reply.refused else reply.body
             # This takes the lock a second time: the lock of a condition is reentrant.
             self.mark_seen(found.silo)
@@ -153,6 +154,7 @@ class Mailbox:
 
     def seconds_since_seen(self) -> dict[str, float | None]:
         """Return for each silo the seconds since it was last seen; None before the first time."""
+        # Not the clock of the day, which a time server may set back.
         now = time.monotonic()
         return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
 
@@ -203,17 +205,14 @@ class Mailbox:
         while (missing := list_missing()) and (now := time.monotonic()) < started + timeout:
             if now >= reminder:
                 since = self.seconds_since_seen()
-                told = [
-                    f"{name} (not connected yet)"
-                    if since[name] is None
-                    else f"{name} (last seen {since[name]:.0f} s ago)"
-                    for name in missing
-                ]
+                told = [f"{name} ({describe_seen(since[name])})" for name in missing]
                 _log.info("waiting for %s%s", what, ", ".join(told))
                 reminder = now + REMINDER_SECONDS
+            # `mark_seen` and `deliver` wake this thread; else it wakes for the next line of the log or the end.
             self._changed.wait(min(started + timeout, reminder) - now)
 
 
 def _make_refusal(stated: str) -> DeliveryFailure:
+    # A code that is not on the list could be any text of a courier or a silo, for a log or a page of the server.
     known = stated if stated in CODES else "deploy.silo_failed"
     return DeliveryFailure("refused", f"{CODES[known]} (the silo's own log says more)", known)

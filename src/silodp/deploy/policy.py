@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.arguments import convert_validation_error
+from silodp.config.build import convert_validation_error
 from silodp.config.toml_values import read_toml
+from silodp.deploy import POLICY
 from silodp.deploy.agreement import JOIN_BYTES
-from silodp.errors import SilodpError, require
+from silodp.errors import SilodpError
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
@@ -68,6 +69,7 @@ class Policy(BaseModel):
         max_run_days: Days after the first request of a run from which on no request of the run is answered.
     """
 
+    # Strict and closed: a misspelled limit must not be taken for one that is not set.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     accepted: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
@@ -104,6 +106,7 @@ class Policy(BaseModel):
         Raises:
             SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
         """
+        # First: of a folder that nobody has compared, not even its settings are worth a sentence.
         if digest not in self.accepted:
             raise SilodpError(
                 f"the public folder has the digest {digest[:16]}, which the policy has not accepted: compare it with "
@@ -111,68 +114,53 @@ class Policy(BaseModel):
                 code="policy.digest",
                 field="accepted",
             )
-        for field, name, allowed in (
-            ("methods", spec.method.name, self.methods),
-            ("aggregators", spec.aggregator.name, self.aggregators),
-            ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
-        ):
-            require(
-                not allowed or name in allowed,
-                f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not take part.",
-                code="policy.not_allowed",
-                field=field,
-            )
+        across = "none" if spec.evaluation is None else spec.evaluation.across
         for field, verb, used, listed in (
+            ("methods", "uses", [spec.method.name], self.methods),
+            ("aggregators", "uses", [spec.aggregator.name], self.aggregators),
+            ("evaluation", "uses", [across], self.evaluation),
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):
-            extra = sorted(set(used) - set(listed or used))
-            require(
-                not extra,
-                f"the run {verb} {', '.join(extra)}, which the policy does not list in {field}: add it there, or do "
-                "not take part.",
-                code="policy.not_allowed",
-                field=field,
+            # An empty list allows whatever the accepted folder names, and so leaves nothing over.
+            if extra := sorted(set(used) - set(listed or used)):
+                names = ", ".join(f"'{name}'" for name in extra)
+                raise _refuse(
+                    field, f"the run {verb} {names}, which the policy does not list in {field}: add it there"
+                )
+        # An aggregator that weights privately computes on encrypted counts.
+        if spec.method.needs_counts and not (spec.aggregator.weights_privately or self.allow_counts):
+            raise _refuse(
+                "allow_counts",
+                f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
+                "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
+                "--allow-counts)",
             )
-        asks_for_counts = spec.method.needs_counts and not spec.aggregator.weights_privately
-        require(
-            self.allow_counts or not asks_for_counts,
-            f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of every "
-            "person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
-            "--allow-counts), or do not take part.",
-            code="policy.not_allowed",
-            field="allow_counts",
-        )
-        require(
-            spec.separate or not self.require_separate,
-            "the run does not compute every person alone (separate = true), and the policy requires it, so that its ε "
-            "holds for models that a server chooses for an attack: set require_separate = false to trust the server "
-            "there, or do not take part.",
-            code="policy.not_allowed",
-            field="require_separate",
-        )
-        require(
-            spec.min_silos >= self.min_silos,
-            f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: lower "
-            "min_silos, or do not take part.",
-            code="policy.not_allowed",
-            field="min_silos",
-        )
-        longest = find_max_bytes(spec)
-        require(
-            longest <= self.max_message_bytes,
-            f"messages of the run have up to {longest:,} bytes, and the policy allows {self.max_message_bytes:,}: "
-            "raise max_message_bytes, or do not take part.",
-            code="policy.not_allowed",
-            field="max_message_bytes",
-        )
-        require(
-            spec.is_secret or self.allow_seed,
-            "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
-            "(allow_seed = true is for tests with made-up records).",
-            code="policy.not_allowed",
-            field="allow_seed",
-        )
+        if self.require_separate and not spec.separate:
+            raise _refuse(
+                "require_separate",
+                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
+                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
+                "server there",
+            )
+        if spec.min_silos < self.min_silos:
+            raise _refuse(
+                "min_silos",
+                f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
+                "lower min_silos",
+            )
+        if (longest := find_max_bytes(spec)) > self.max_message_bytes:
+            raise _refuse(
+                "max_message_bytes",
+                f"messages of the run have up to {longest:,} bytes, and the policy allows "
+                f"{self.max_message_bytes:,}: raise max_message_bytes",
+            )
+        if not (spec.is_secret or self.allow_seed):
+            raise _refuse(
+                "allow_seed",
+                "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
+                "(allow_seed = true is for tests with made-up records)",
+            )
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -191,12 +179,17 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(table)
         except ValidationError as error:
+            # One wording for settings of runs and of policies: a name, its value, and what it may be.
             wrong = convert_validation_error(error, cls)
             raise SilodpError(f"{path}: {wrong}", code=wrong.code, field=wrong.field) from None
 
     def to_toml(self) -> str:
         """Return the content of policy.toml."""
         return _HEADER + tomli_w.dumps(self.model_dump())
+
+
+def _refuse(field: str, problem: str) -> SilodpError:
+    return SilodpError(f"{problem}, or do not take part.", code="policy.not_allowed", field=field)
 
 
 def accept_digest(folder: Path, digest: str) -> None:
@@ -211,6 +204,12 @@ def accept_digest(folder: Path, digest: str) -> None:
         write_durably(
             folder / ACCEPTED, "".join(f"{one}\n" for one in [*known, digest]).encode(), PRIVATE_FILE
         )
+
+
+def has_accepted(folder: Path, digest: str) -> bool:
+    """Return whether the policy in a silo's folder lists the digest of a public folder."""
+    path = folder / POLICY
+    return path.exists() and digest in Policy.load(path).accepted
 
 
 def check_accepted(folder: Path, digest: str) -> None:
@@ -234,9 +233,13 @@ def _read_accepted(folder: Path) -> list[str]:
     return path.read_text(errors="replace").split() if path.exists() else []
 
 
-def find_max_bytes(spec: RunSpec) -> int:
-    """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
+def find_max_bytes(spec: RunSpec, *names: str) -> int:
+    """Return the bytes of the longest message that silos of a run send or receive, without its signature.
+
+    Args:
+        spec: Specification of the run; its evaluation is included.
+        names: Names of the silos; none: all silos of the run.
+    """
     both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
-    return max(
-        JOIN_BYTES, *(one.aggregator.script(one, name).max_bytes for one in both for name in spec.names)
-    )
+    longest = [one.aggregator.script(one, name).max_bytes for one in both for name in names or spec.names]
+    return max(JOIN_BYTES, *longest)

@@ -15,11 +15,10 @@ import numpy as np
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun
 from silodp.data.identity.linkage import find_key_doubts
-from silodp.data.identity.person_index import read_person_index
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
-from silodp.data.tables.reader import read_tables
+from silodp.data.tables.reader import read_person_index, read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError
@@ -48,27 +47,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     """
     public = consortium.data
     if path.suffix == ".npz":
-        try:
-            # A pickle in the file could run code.
-            with np.load(path, allow_pickle=False) as arrays:
-                test = None
-                # A single label is of the kind that it looks like.
-                kind = None if public.targets is None else public.labels
-                if "test_y" in arrays:
-                    x = _load_x(arrays, "test_x")
-                    test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
-                names = arrays.get("identifiers")
-                known = None if names is None else tuple(names.tolist())
-                budget = arrays.get("budget")
-                x = _load_x(arrays, "x")
-                data = SiloData(name, x, arrays["y"], arrays["user"], budget, test, known, kind)
-        except SilodpError as error:
-            raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise SilodpError(
-                f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
-                code="data.files",
-            ) from None
+        data = _read_arrays(path, name, public)
     else:
         schema = check_index(consortium.resolved, consortium.stated_spec)
         tables = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec))
@@ -84,28 +63,55 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
-    for one in (data, data.held_out):
-        fault = find_fault(one.x, public.record_shape, public.inputs)
-        if fault is not None:
-            raise SilodpError(
-                f"the records in {path} are not what the consortium agreed on, {fault}: prepare them as the "
-                "description of the data says.",
-                code="deploy.data",
-            )
-    if not all(_has_label(one, public) for one in (data, data.held_out)):
-        raise SilodpError(
-            f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
-            "the consortium agreed on: prepare them as the description of the data says.",
-            code="deploy.data",
-        )
-    if len(data) and not 0 <= data.user.min() <= data.user.max() < (public.users or 0):
-        raise SilodpError(
-            f"{path} has a user number outside 0 to {(public.users or 0) - 1}: use the index that the consortium "
-            "agreed on.",
-            code="deploy.data",
-        )
+    _check_kind(path, data, public)
     _check_method(data, public, consortium.stated_spec)
     return data
+
+
+def _read_arrays(path: Path, name: str, public: PublicData) -> SiloData:
+    """Read the .npz file of a silo (see `load_records`)."""
+    try:
+        # A pickle in the file could run code.
+        with np.load(path, allow_pickle=False) as arrays:
+            # A single label is of the kind that it looks like.
+            kind = None if public.targets is None else public.labels
+            test, names = None, arrays.get("identifiers")
+            if "test_y" in arrays:
+                x = _load_x(arrays, "test_x")
+                test = SiloData(name, x, arrays["test_y"], arrays["test_user"], labels=kind)
+            known = None if names is None else tuple(names.tolist())
+            x, budget = _load_x(arrays, "x"), arrays.get("budget")
+            return SiloData(name, x, arrays["y"], arrays["user"], budget, test, known, kind)
+    except SilodpError as error:
+        raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise SilodpError(
+            f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
+            code="data.files",
+        ) from None
+
+
+def _check_kind(path: Path, data: SiloData, public: PublicData) -> None:
+    """Refuse records that are not of the kind that the consortium agreed on."""
+    for one in (data, data.held_out):
+        if (fault := find_fault(one.x, public.record_shape, public.inputs)) is not None:
+            raise _refuse(f"the records in {path} are not what the consortium agreed on, {fault}")
+        if not _has_label(one, public):
+            raise _refuse(
+                f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, "
+                "which the consortium agreed on"
+            )
+    # A number beyond U would be a person whom no weight and no noise was calibrated for.
+    users = public.users or 0
+    if len(data) and not 0 <= data.user.min() <= data.user.max() < users:
+        raise SilodpError(
+            f"{path} has a user number outside 0 to {users - 1}: use the index that the consortium agreed on.",
+            code="deploy.data",
+        )
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(f"{problem}: prepare them as the description of the data says.", code="deploy.data")
 
 
 def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
@@ -115,10 +121,11 @@ def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
     each silo sees its own: the others are taken as empty.
 
     Raises:
-        SilodpError: the method refuses them.
+        SilodpError: The method refuses them.
     """
     if spec.method.unit != "record":
         return
+    # Silos with no records of their own cannot fail a check: what is refused here is due to this silo's records.
     none = np.empty(0)
     budgets = None
     if data.budget is not None:
@@ -152,18 +159,14 @@ def check_index(resolved: ResolvedRun, spec: RunSpec) -> Schema:
     """
     schema = resolved.table_schema
     if schema is None or (schema.users is None and schema.identity is None):
-        raise SilodpError(
+        raise _refuse_numbering(
             "the configuration has no schema that says who is the same person: set data.schema.users to a public list "
             "of users, or data.schema.identity to an identity profile.",
-            code="deploy.no_index",
-            field="data.schema.users",
         )
     if schema.users is None and spec.data.user_budgets is not None:
-        raise SilodpError(
+        raise _refuse_numbering(
             "with an identity profile there is no public list of persons, and personal budgets are public by such a "
             "list: set data.schema.users to a public list of users, or use one budget.",
-            code="deploy.no_index",
-            field="data.schema.users",
         )
     return schema
 
@@ -174,14 +177,17 @@ def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, i
     if profile is None or not spec.needs_common_index:
         return None
     if path is None:
-        raise SilodpError(
+        raise _refuse_numbering(
             "weights that depend on records need one numbering of persons for all silos, and the run has an identity "
             "profile, so there is no public list: get a file with the columns id and position from a trust center, and "
             "name it: silodp deploy accept --index FILE.",
-            code="deploy.no_index",
-            field="index",
+            "index",
         )
     return read_person_index(path, profile)
+
+
+def _refuse_numbering(problem: str, field: str = "data.schema.users") -> SilodpError:
+    return SilodpError(problem, code="deploy.no_index", field=field)
 
 
 def save_records(path: Path, data: SiloData) -> None:
@@ -208,4 +214,5 @@ def _load_x(arrays: Mapping[str, Any], prefix: str) -> Any:
     named = {
         name.removeprefix(f"{prefix}."): arrays[name] for name in arrays if name.startswith(f"{prefix}.")
     }
+    # One array is stored under the bare prefix, several named ones as prefix.NAME (`_store_x`).
     return named or arrays[prefix]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,23 +17,21 @@ from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
-from silodp.deploy import IDENTITY, LOCK, TLS_KEY
+from silodp.deploy import IDENTITY, LOCK
 from silodp.deploy.agreement import AgreedTransport
-from silodp.deploy.certificates import ExpiryWatch, make_context
-from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
+from silodp.deploy.certificates import ExpiryWatch, load_context
+from silodp.deploy.consortium import CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
-from silodp.deploy.mailbox import Mailbox
 from silodp.deploy.policy import check_accepted, find_max_bytes
 from silodp.deploy.silo import load_identity
-from silodp.deploy.sockets import ServerSocket
+from silodp.deploy.sockets import ServerSocket, SocketOptions
 from silodp.deploy.status import STATUS, StatusFile, read_status
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.run_directory import RunDirectory, hold_lock
 from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
@@ -41,7 +39,7 @@ from silodp.text import describe_exception
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp.wire.store import RoundStore
-from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
+from silodp.wire.transport import SERVER, SIGNED_BYTES, SignedChannel, Transport
 
 RUN, RUNS = "run", "runs"
 """In the server's folder: leads to the newest run; has one folder for each public folder, named by its digest."""
@@ -56,8 +54,10 @@ class RemoteParties:
         transport: The courier that reaches the silos.
         identity: The server's long-term key.
         connect: Waits until the silos can be asked. It is called when the run holds the lock of its directory.
+        is_simulation: False: the records lie in other processes.
     """
 
+    is_simulation: ClassVar[bool] = False
     consortium: Consortium
     transport: Transport
     identity: Identity
@@ -69,11 +69,6 @@ class RemoteParties:
         return self.consortium.task
 
     @property
-    def is_simulation(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def schema(self) -> Schema | None:
         """The schema in the public folder; None where no public constants scale the data."""
         resolved = self.consortium.resolved
@@ -83,9 +78,8 @@ class RemoteParties:
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
         """Connect the server's store and key with the transport; silos connect by themselves."""
         randomness = Randomness.of_run(spec.seed)
-        max_bytes = find_max_bytes(spec)
         pins = self.consortium.sealed.silos
-        channel = SignedChannel(self.transport, self.identity, pins, max_bytes)
+        channel = SignedChannel(self.transport, self.identity, pins, find_max_bytes(spec))
         self.connect()
         yield Connection(channel, RoundStore(directory.make_store("server")), randomness, lambda round_: {})
 
@@ -98,79 +92,34 @@ class RemoteParties:
         return {}
 
 
-def load_answers(path: Path) -> dict[str, int]:
-    """Return the number of answers of each silo that an earlier process has written to status.json.
-
-    Raises:
-        SilodpError: The file is damaged (code checkpoint.damaged).
-    """
-    return dict(_read_earlier(path).get("answers", {}))
-
-
-def _read_earlier(path: Path) -> dict[str, Any]:
-    """Return what an earlier process has written to status.json; {} where there was none."""
-    return read_status(path) if path.exists() else {}
-
-
-@dataclass(frozen=True)
-class SocketOptions:
-    """Where couriers of somebody's own meet the server (docs/couriers.md).
-
-    Attributes:
-        path: Path of the Unix socket.
-        group: Name of the group whose members may connect too; None: this user alone.
-        repeat: Seconds after which a request without an answer is offered to couriers again.
-    """
-
-    path: Path
-    group: str | None = None
-    repeat: float = 30.0
-
-
-@contextmanager
-def _open_mailbox(
+def _make_mailbox(
     folder: Path,
     consortium: Consortium,
-    identity: Identity,
     way: tuple[str, int] | SocketOptions | None,
     answer_timeout: float,
-    monitor: tuple[str, int] | None,
-    on_change: Callable[[], None],
+    monitor: tuple[str, int] | None = None,
     describe: Callable[[], Mapping[str, Any]] = dict,
-) -> Iterator[tuple[HttpsServer | AgreedTransport, Mailbox]]:
-    """Listen for silos or couriers; yield the transport of the run, and the mailbox beneath it."""
+) -> HttpsServer | ServerSocket:
+    """Return the mailbox of the run, which listens for silos or couriers while it is entered."""
     roster = consortium.sealed
     max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
-    known = load_answers(folder / STATUS)
+    # What an earlier process has counted: a silo that knows of fewer answers has been set back.
+    known = read_status(folder / STATUS).get("answers", {})
     if isinstance(way, SocketOptions):
-        with ServerSocket(
-            way.path,
-            roster.silos,
-            answer_timeout=answer_timeout,
-            max_bytes=max_bytes,
-            repeat=way.repeat,
-            group=way.group,
-            answers=known,
-        ) as mailbox:
-            digest = consortium.digest
-            yield AgreedTransport(mailbox, identity, roster.silos, digest, answer_timeout, on_change), mailbox
-        return
-    tls = make_context(
-        consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
-    )
-    with HttpsServer(
+        return ServerSocket(
+            way, roster.silos, answer_timeout=answer_timeout, max_bytes=max_bytes, answers=known
+        )
+    return HttpsServer(
         way or ("", roster.port),
-        tls,
+        load_context(consortium.folder, SERVER, folder),
         roster.silos,
         consortium.digest,
         answer_timeout=answer_timeout,
         max_bytes=max_bytes,
-        on_change=on_change,
         answers=known,
         monitor=monitor,
         describe=describe,
-    ) as https:
-        yield https, https
+    )
 
 
 def _read_progress(directory: Path) -> dict[str, Any]:
@@ -194,6 +143,7 @@ def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
             digest = ""  # it was killed before it was set up
         # An earlier version did not note the public folder. The same run is not begun again: that would cost ε.
         link.rename(directory if digest == spec_digest else folder / RUNS / f"earlier-{digest[:16]}")
+    # A link cannot be changed in place: a new one is renamed over it, so `run` leads somewhere at every moment.
     new = folder / f"{RUN}.partial"
     new.unlink(missing_ok=True)
     new.symlink_to(directory.relative_to(folder))
@@ -231,7 +181,7 @@ def serve(
             address is taken, or a silo refuses or does not answer.
     """
     roster = consortium.sealed
-    identity = load_identity(folder, "server")
+    identity = load_identity(folder, SERVER)
     if identity.public != roster.server:
         raise SilodpError(
             f"the key in {folder / IDENTITY} is not the server's in the roster: use the folder in which the request "
@@ -240,20 +190,20 @@ def serve(
         )
     check_accepted(folder, consortium.digest)  # before a model file is executed
     spec = consortium.spec
+    # By the digest of the public folder: an accepted change of the folder is another run, with its own ledger.
     directory = folder / RUNS / consortium.digest[:32]
-    expiry = ExpiryWatch(consortium.folder, "server")
+    expiry = ExpiryWatch(consortium.folder, SERVER)
     if not isinstance(listen, SocketOptions):
         expiry.check()
-    shown: dict[str, Any] = {"round": 0, "epsilon": {}, "seconds_left": None, "error": None, "stopped": None}
+    shown: dict[str, Any] = {
+        "name": consortium.resolved.config.name,
+        "code": consortium.code,
+        "rounds": spec.rounds,
+        "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
+    }
 
     def describe() -> dict[str, Any]:
-        fixed = {
-            "name": consortium.resolved.config.name,
-            "code": consortium.code,
-            "rounds": spec.rounds,
-            "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
-        }
-        return {**fixed, **shown, "certificate_days": expiry.count_days()}
+        return {**shown, "certificate_days": expiry.count_days()}
 
     def note_round(done: RoundResult) -> None:
         shown.update(round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None)
@@ -265,24 +215,23 @@ def serve(
         if on_round is not None:
             on_round(done)
 
-    statuses: list[StatusFile] = []  # none yet for a silo that connects as soon as the server listens
-
-    def note_connection() -> None:
-        for one in statuses:
-            one.try_write()
-
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
-        _open_mailbox(
-            folder, consortium, identity, listen, answer_timeout, monitor, note_connection, describe
-        ) as (transport, mailbox),
+        _make_mailbox(folder, consortium, listen, answer_timeout, monitor, describe) as mailbox,
     ):
         _lead_to_run(folder, directory, spec.digest)
-        shown.update(error=_read_earlier(folder / STATUS).get("error"))
+        shown.update(error=read_status(folder / STATUS).get("error"))
         status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
-        statuses.append(status)
+        # A courier at a socket says nothing about the public folder that a silo has.
+        transport = (
+            mailbox
+            if isinstance(mailbox, HttpsServer)
+            else AgreedTransport(mailbox, identity, roster.silos, consortium.digest, answer_timeout)
+        )
+        transport.on_change = status.try_write
         resume = (directory / "checkpoint" / "state.safetensors").exists()
-        is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
+        # Then no silo is asked: the run only writes its report again.
+        is_finished = (directory / "guarantee.json").exists()
         connect = partial(
             transport.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None
         )
@@ -307,6 +256,7 @@ def serve(
             write_report(directory)
             write_card(directory)
         except Exception as error:
+            # Stored, so that `silodp deploy status` can say why this process has ended.
             told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
             status.try_write(error=told)
             raise

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.plugins import is_reference, split_reference
@@ -20,33 +17,24 @@ from silodp.data.federation import Federation
 from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
-from silodp.deploy import IDENTITY, LOCK, POLICY, TLS_KEY
-from silodp.deploy.certificates import Authority, make_request
-from silodp.deploy.consortium import (
-    AUTHORITY,
-    CERTIFICATES,
-    ROSTER,
-    Consortium,
-    Roster,
-    check_party_name,
-    encode_json,
-    format_digest,
-    write_public,
-)
-from silodp.deploy.history import PersonKey
-from silodp.deploy.lifetime import compute_lifetime_cost
-from silodp.deploy.policy import Policy, accept_digest
+from silodp.deploy import AUTHORITY, CERTIFICATES, IDENTITY, LOCK, TLS_KEY
+from silodp.deploy.acceptance import accept
+from silodp.deploy.certificates import Authority, find_certificate, make_request
+from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name
+from silodp.deploy.policy import accept_digest
+from silodp.deploy.public_files import encode_json
 from silodp.deploy.records import check_index, save_records
-from silodp.deploy.silo import check_participation, find_name, save_identity
-from silodp.errors import SilodpError
+from silodp.deploy.silo import save_identity
+from silodp.errors import SilodpError, require
 from silodp.methods.base import supports_separate
 from silodp.parsing import UNSOUND, parse_json
-from silodp.runtime.guarantees import derive_guarantees, plan_charges
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
+PUBLIC, REQUESTS = "public", "requests"
+"""In the coordinator's folder: the public folder, and the requests that all parties have sent."""
 REQUEST_ENDING = ".request.json"
 _AUTHORITY_KEY = "authority.key"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -77,6 +65,7 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
             code="argument.missing",
             field="users",
         )
+    # Names become paths of certificates and folders.
     for name in data.silos:
         check_party_name(name)
     if resolved.config.separate is None and supports_separate(type(resolved.method)):
@@ -86,11 +75,14 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     if resolved.config.data["source"] == "tables":
         _check_held_out(resolved, check_index(resolved, spec))
         _check_budgets(resolved, data)
+    # A folder that is half written would be sent to the parties as if it were whole.
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        write_public(draft, _without_private_paths(resolved, draft).to_toml(), data, spec)
+        write_durably(draft / CONFIG, _without_private_paths(resolved, draft).to_toml().encode())
+        write_durably(draft / DATA, encode_json(data.to_dict()))
+        write_durably(draft / SPEC, spec.to_json().encode())
         Consortium.load(draft)  # what every party would refuse is refused here
         draft.replace(folder)
     finally:
@@ -135,6 +127,7 @@ def _without_private_paths(resolved: ResolvedRun, folder: Path) -> RunConfig:
     """Return the configuration with no path of a silo's data, and copy the public list of users beside it."""
     config = resolved.config
     data = {key: value for key, value in config.data.items() if key != "root"}
+    # Paths at the coordinator say something about its machine, and no other party needs them.
     if "files" in data:
         data["files"] = {name: f"{name}.csv" for name in resolved.silos}
     schema = data.get("schema")
@@ -184,20 +177,21 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
     if name != SERVER:
         check_party_name(name)
     path, has_keys = folder / f"{name}{REQUEST_ENDING}", (folder / IDENTITY).exists()
-    if again and not has_keys:
-        raise SilodpError(
-            f"{folder} has no keys to replace: give the party's one folder, which has its ledgers, and without a key "
-            "there leave --again out.",
-            code="deploy.key",
-        )
+    # Neither message advises another folder: it has no ledgers, so what earlier runs have spent would not be counted.
+    require(
+        has_keys or not again,
+        f"{folder} has no keys to replace: give the party's one folder, which has its ledgers, and without a key "
+        "there leave --again out.",
+        code="deploy.key",
+    )
+    require(
+        again or not has_keys,
+        f"{folder} has keys, which serve for every run: send the coordinator {path} again; if the keys were lost or "
+        "others know them, 'silodp deploy keys --again' replaces them, and the ledgers in the folder stay.",
+        code="deploy.key",
+    )
     make_private_folder(folder)
-    # Never advise another folder: it has no ledgers, so what earlier runs have spent would not be counted.
-    if has_keys and not again:
-        raise SilodpError(
-            f"{folder} has keys, which serve for every run: send the coordinator {path} again; if the keys were lost "
-            "or others know them, 'silodp deploy keys --again' replaces them, and the ledgers in the folder stay.",
-            code="deploy.key",
-        )
+    # No process may use the old key while it is replaced: its answers would not verify any more.
     with hold_lock(folder / LOCK, folder):
         identity = Identity.fresh(name)
         key, request = make_request(name)
@@ -212,8 +206,8 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     """Copy the requests of the parties of an earlier consortium that take part in a new one: their keys stay.
 
     Args:
-        earlier: The folder with the earlier requests.
-        later: The folder of the new requests; it is made where it does not exist.
+        earlier: The folder of the earlier consortium, with requests/.
+        later: The folder of the new one, where requests/ is made if it is not there.
         silos: Names of the silos of the new consortium.
 
     Returns:
@@ -222,36 +216,28 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
     Raises:
         SilodpError: An earlier request is damaged (code deploy.request).
     """
-    names, found = (SERVER, *silos), _read_requests(earlier)
+    names, found = (SERVER, *silos), _read_requests(earlier / REQUESTS)
     if SERVER not in found:
-        raise SilodpError(
-            f"{earlier} has no request of the server: give the folder of an earlier consortium, with requests/.",
-            code="deploy.request",
-            field="after",
+        raise _refuse_request(
+            f"{earlier / REQUESTS} has no request of the server: give the folder of an earlier consortium, with "
+            "requests/.",
+            "after",
         )
-    later.mkdir(parents=True, exist_ok=True)
+    (later / REQUESTS).mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in found:
-            write_durably(later / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
+            write_durably(later / REQUESTS / f"{name}{REQUEST_ENDING}", encode_json(found[name]))
     return [name for name in names if name not in found]
 
 
 def seal_public(
-    folder: Path,
-    requests: Path,
-    private: Path,
-    host: str,
-    port: int,
-    *,
-    for_tests: bool = False,
-    again: bool = False,
+    folder: Path, host: str, port: int, *, for_tests: bool = False, again: bool = False
 ) -> Consortium:
     """Sign the requests of all parties, and write roster and certificates into the public folder.
 
     Args:
-        folder: The public folder.
-        requests: The folder with the request of every silo and of the server.
-        private: The folder of the coordinator, where the authority's key is kept.
+        folder: Folder of the coordinator with public/, requests/ (of every silo and the server), and coordinator/,
+            where the key of the authority is kept; the last one is made if it is not there.
         host: Name or address of the server, as silos reach it.
         port: Port of the server, 1 to 65535.
         for_tests: Whether the keys of all parties were made on one machine.
@@ -271,10 +257,11 @@ def seal_public(
             code="argument.value",
             field="host",
         )
-    consortium = Consortium.load(folder)
+    public, requests, private = folder / PUBLIC, folder / REQUESTS, folder / "coordinator"
+    consortium = Consortium.load(public)
     if consortium.roster is not None and not again:
         raise SilodpError(
-            f"{folder} is sealed: parties that have accepted it would have to accept it again; with --again it is "
+            f"{public} is sealed: parties that have accepted it would have to accept it again; with --again it is "
             "sealed anew.",
             code="deploy.sealed",
             field="again",
@@ -283,29 +270,29 @@ def seal_public(
     found = _read_requests(requests)
     if set(found) != set(names):
         missing, unknown = sorted(set(names) - set(found)), sorted(set(found) - set(names))
-        raise SilodpError(
+        raise _refuse_request(
             f"{requests} should hold one request for each of {', '.join(names)}"
             + (f"; missing: {', '.join(missing)}" if missing else "")
             + (f"; not expected: {', '.join(unknown)}" if unknown else "")
             + ".",
-            code="deploy.request",
         )
+    # One key for two parties would let one of them answer for both.
     keys = {name: bytes.fromhex(found[name]["identity"]) for name in names}
     if len(set(keys.values())) < len(keys):
-        raise SilodpError(
+        raise _refuse_request(
             f"two requests in {requests} have the same key: every party makes its own with 'silodp deploy keys'.",
-            code="deploy.request",
         )
     make_private_folder(private)
-    authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
-    (folder / CERTIFICATES).mkdir(exist_ok=True)
+    authority = _get_authority(public / AUTHORITY, private / _AUTHORITY_KEY, consortium.resolved.config.name)
+    (public / CERTIFICATES).mkdir(exist_ok=True)
     for name in names:
+        # Silos of a test, and health checks on the server's own machine, reach it as localhost.
         hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
-        write_durably(consortium.certificate(name), certificate)
+        write_durably(find_certificate(public, name), certificate)
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
-    write_durably(folder / ROSTER, roster.to_json().encode())
-    return Consortium.load(folder)
+    write_durably(public / ROSTER, roster.to_json())
+    return Consortium.load(public)
 
 
 def _is_host(text: str) -> bool:
@@ -314,6 +301,7 @@ def _is_host(text: str) -> bool:
         address = ipaddress.ip_address(text)
     except ValueError:
         return _HOST.fullmatch(text) is not None
+    # fe80::1%eth0 names an interface of one machine (RFC 4007, section 11).
     return getattr(address, "scope_id", None) is None
 
 
@@ -337,165 +325,15 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
         except (OSError, *UNSOUND):
-            raise SilodpError(
+            raise _refuse_request(
                 f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",
-                code="deploy.request",
             ) from None
         found[request["name"]] = request
     return found
 
 
-def describe_agreement(consortium: Consortium) -> dict[str, Any]:
-    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
-    spec, roster = consortium.stated_spec, consortium.sealed
-    derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
-    all_answer = spec.min_silos == len(spec.names)
-    schema = consortium.resolved.table_schema
-    persons = PersonKey.of(consortium)
-    profile = None if schema is None else schema.read_identity()
-    # A method with one bounded row per silo computes no person; sums of counts do.
-    computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation
-    return {
-        "name": consortium.resolved.config.name,
-        "method": spec.method.name,
-        "settings": describe_settings(spec.method),
-        "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
-        "unit": spec.method.unit,
-        "aggregator": spec.aggregator.name,
-        "aggregation": describe_settings(spec.aggregator),
-        "rounds": spec.rounds,
-        "delta": spec.delta,
-        "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
-        "budget": None if spec.budget is None else asdict(spec.budget),
-        "separate": spec.separate if computes_persons else None,
-        "evaluation": None if spec.evaluation is None else spec.evaluation.across,
-        "evaluations": spec.evaluations,
-        "columns": list(spec.data.features),
-        "labels": list(consortium.labels),
-        "references": {
-            field: reference.removeprefix(f"{consortium.folder.resolve()}/")
-            for field, reference in consortium.references.items()
-        },
-        "files": {name: asdict(file) for name, file in consortium.other_files.items()},
-        "mappings": {} if schema is None else {silo: asdict(one) for silo, one in schema.silos.items()},
-        "users": spec.data.users,
-        "persons": {
-            **asdict(persons),
-            "digest": persons.digest,
-            "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
-        },
-        "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
-        "server": {"address": roster.address, "key": format_key(roster.server)},
-        "silos": {name: format_key(key) for name, key in roster.silos.items()},
-        "visibility": [
-            {"party": one.party, "sees": one.sees, "not_seen": one.not_seen}
-            for one in spec.aggregator.visibility
-        ],
-        "secret": spec.is_secret,
-        "for_tests": roster.for_tests,
-        "digest": consortium.digest,
-        "code": consortium.code,
-    }
-
-
-def describe_settings(part: Any) -> dict[str, str]:
-    """Return the settings of a method, an aggregator or a part of one, by name, as text.
-
-    Settings that are None are left out, and those that an agreement states elsewhere (name, unit, needs_counts).
-    """
-    found = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if value is None or not field.compare or field.name in ("name", "unit", "needs_counts"):
-            continue
-        if is_dataclass(value):
-            text = ", ".join(f"{name} {inner}" for name, inner in describe_settings(value).items())
-        elif isinstance(value, bool):
-            text = "yes" if value else "no"
-        else:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-        found[field.name.replace("_", " ")] = text
-    return found
-
-
-def format_key(key: bytes) -> str:
-    """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
-    return format_digest(key.hex(), 16)
-
-
-def accept(
-    folder: Path,
-    consortium: Consortium,
-    data: str,
-    lifetime_epsilon: float | None = None,
-    *,
-    index: str = "",
-    allow_counts: bool = False,
-    allow_seed: bool = False,
-) -> Policy:
-    """Write the policy of a silo, or add the digest to the one that is there.
-
-    Args:
-        folder: Folder of the silo.
-        consortium: The public folder, whose digest the operator has compared.
-        data: Path of the file with the silo's records.
-        lifetime_epsilon: For a new policy, the largest ε against each adversary that all runs together may spend, at
-            the run's δ; None: as much as this run needs.
-        index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
-        allow_counts: Whether the run may ask for the number of records of each person in clear.
-        allow_seed: For tests: whether the run may have a seed.
-
-    Returns:
-        The policy that was written.
-
-    Raises:
-        SilodpError: The roster does not list the silo's key, the policy does not allow the run, or a person is
-            somebody else in it than in earlier runs of the folder (code policy.persons).
-    """
-    name = find_name(folder, consortium)
-    path = folder / POLICY
-    if path.exists():
-        if lifetime_epsilon is not None:
-            raise SilodpError(
-                f"{path} has limits already, which hold for all runs together: change lifetime_epsilon there, and "
-                "leave the option out.",
-                code="argument.conflict",
-                field="lifetime_epsilon",
-            )
-        policy = Policy.load(path)
-        digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
-        changes = {"accepted": digests, "data": data, "index": index}
-        policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
-    else:
-        spec = consortium.stated_spec
-        needed = compute_lifetime_cost(spec, name, spec.delta)
-        policy = Policy(
-            accepted=[consortium.digest],
-            data=data,
-            index=index,
-            delta=spec.delta,
-            lifetime_epsilon={
-                adversary: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
-                for adversary, e in needed.items()
-            },
-            methods=[spec.method.name],
-            aggregators=[spec.aggregator.name],
-            evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
-            columns=list(spec.data.features),
-            labels=list(consortium.labels),
-            allow_counts=allow_counts,
-            require_separate=spec.separate,
-            min_silos=spec.min_silos,
-            allow_seed=allow_seed,
-        )
-    check_participation(folder, consortium, policy)
-    write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
-    return policy
-
-
-def _round_up(epsilon: float) -> float:
-    """Return ε with four digits after the point, not below the value."""
-    return math.ceil(epsilon * 10_000 + 1e-6) / 10_000
+def _refuse_request(problem: str, field: str | None = None) -> SilodpError:
+    return SilodpError(problem, code="deploy.request", field=field)
 
 
 def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port: int) -> Consortium:
@@ -508,25 +346,16 @@ def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port
         port: Port of the server on 127.0.0.1.
     """
     data = federation.public(with_records=resolved.method.unit == "record")
-    draft_public(resolved, folder / "public", data)
-    requests = folder / "requests"
-    requests.mkdir(parents=True)
+    draft_public(resolved, folder / PUBLIC, data)
+    (folder / REQUESTS).mkdir(parents=True)
     homes = {SERVER: folder / SERVER, **{name: folder / "silos" / name for name in data.silos}}
     for name, home in homes.items():
-        shutil.copy(make_keys(home, name), requests)
-    consortium = seal_public(
-        folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
-    )
+        shutil.copy(make_keys(home, name), folder / REQUESTS)
+    consortium = seal_public(folder, "127.0.0.1", port, for_tests=True)
     accept_digest(homes[SERVER], consortium.digest)
-    needs_counts = consortium.stated_spec.method.needs_counts
+    needs_counts, has_seed = consortium.stated_spec.method.needs_counts, resolved.config.seed is not None
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        accept(
-            home,
-            consortium,
-            "records.npz",
-            allow_counts=needs_counts,
-            allow_seed=consortium.resolved.config.seed is not None,
-        )
+        accept(home, consortium, "records.npz", allow_counts=needs_counts, allow_seed=has_seed)
     return consortium

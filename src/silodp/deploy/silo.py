@@ -33,18 +33,18 @@ from silodp.aggregators.evaluation import find_run
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
-from silodp.deploy import AUDIT, IDENTITY, LOCK, POLICY
-from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
+from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
+from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
 from silodp.deploy.lifetime import LifetimeLedger
 from silodp.deploy.limits import SiloLimits
-from silodp.deploy.policy import Policy
+from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import EvaluatedSilo, make_silo
-from silodp.runtime.lock import hold_lock
+from silodp.runtime.run_directory import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably
@@ -87,13 +87,14 @@ class SiloService:
         # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
         import torch._dynamo  # noqa: F401
 
-        check_policy(policy, consortium)
+        check_participation(folder, consortium, policy)
         self.name, self._folder = name, folder
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
-        self._store = DirectoryStore(folder / "store")
+        self._store = DirectoryStore(folder / STORE)
+        # ε of a person and ε of a record cannot be added up: the first run decides for the folder.
         if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
@@ -103,22 +104,16 @@ class SiloService:
                 field="methods",
             )
         self._script = self._spec.aggregator.script(self._spec, name)
-        evaluation = self._spec.evaluation_spec
-        scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
-        self.max_bytes = max(JOIN_BYTES, *(script.max_bytes for script in scripts))
+        self.max_bytes = find_max_bytes(self._spec, name)
         self._digest = consortium.digest
-        audit = folder / AUDIT
-        files = (folder / "store", folder / "ledgers", audit)
-        self._limits = SiloLimits(name, policy, self._store, files, audit, self.max_bytes)
+        self._limits = SiloLimits(folder, name, policy, self._store, self.max_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._max_runs = policy.most_runs
-        ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
+        ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
         self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
-        if self._persons is not None:
-            check_persons(self._store, folder, self._persons, policy.persons)
 
     @property
     def answers(self) -> int:
@@ -131,12 +126,14 @@ class SiloService:
         Raises:
             SilodpError: The server did not sign the request, or the silo refuses it.
         """
+        # Signature, limits, gate, answer, signature, audit log: an answer leaves last, when its line is on disk.
         request = verify(data, self._server, "the server", self.name, max_bytes=self.max_bytes)
         if request.kind == JOIN.name:
             self._limits.check_join(request)
             answer = answer_join(request, self.name, self._digest)
         else:
             answer = self._silo_of(request).answer(request)
+        # Bound to the request: a courier cannot pass the answer of one round off as that of another.
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
         self._tell_round(request)
@@ -167,23 +164,18 @@ class SiloService:
         """Return the silo of the run that a request names; it is set up at the first request of the run."""
         run = find_run(request.run)
         if RUN_ID.fullmatch(run) is None:
-            raise SilodpError(
-                f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
-                code="gate.run",
-            )
+            raise self._refuse("was asked in a run whose id is not 32 hexadecimal digits")
         self._limits.check(request, run)
         if run not in self._silos:
+            # The server chooses the id of a run. Whatever it chooses, the run is counted in the limits for all runs.
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
                 self._forget_uncharged_runs()
-                path = self._folder / "ledgers" / f"{run}.jsonl"
+                path = self._folder / LEDGERS / f"{run}.jsonl"
                 self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
-                raise SilodpError(
-                    f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
-                    code="gate.run",
-                )
+                raise self._refuse(f"took part in run {run} with other settings")
             self._limits.begin(run)
             self._silos[run] = make_silo(
                 self._data,
@@ -204,17 +196,15 @@ class SiloService:
         """Check that a request may begin a new run, before anything is stored for it."""
         first = self._script.setup[0]
         if request.kind != first.name or request.run != find_run(request.run):
-            raise SilodpError(
-                f"silo '{self.name}' was asked '{request.kind}' in a run that it does not know: it expects "
-                f"'{first.name}'; nothing was sent.",
-                code="gate.order",
+            raise self._refuse(
+                f"was asked '{request.kind}' in a run that it does not know: it expects '{first.name}'",
+                "gate.order",
             )
         first.request.check(request, f"the server of silo '{self.name}'")
+        # Its keys and random streams are gone: begun anew, it would give other answers to the same requests.
         if self._limits.answers[request.run]:
-            raise SilodpError(
-                f"silo '{self.name}' has forgotten run {request.run}, in which nothing was charged, for later ones: "
-                "begin a new run; nothing was sent.",
-                code="gate.run",
+            raise self._refuse(
+                f"has forgotten run {request.run}, in which nothing was charged, for later ones: begin a new run"
             )
         self._check_run_count()
 
@@ -224,13 +214,14 @@ class SiloService:
         A deleted run has released nothing. It cannot begin again, since the audit log lists its answers.
         """
         uncharged = [run for run, ledger in self.lifetime.runs.items() if not ledger.history]
+        # The oldest first: the newest may be the one that the server is setting up now.
         uncharged.sort(key=self._limits.find_begin)
         for run in uncharged[: max(0, len(uncharged) - _MAX_UNCHARGED + 1)]:
             self._silos.pop(run, None)
             self._limits.forget(run)
             self.lifetime.runs.pop(run).close()
             # The ledger is deleted last: entries in the store without a ledger are refused as ledger.missing.
-            (self._folder / "ledgers" / f"{run}.jsonl").unlink()
+            (self._folder / LEDGERS / f"{run}.jsonl").unlink()
             _log.info("forgot run %s, which was begun and never charged", run)
 
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
@@ -256,12 +247,13 @@ class SiloService:
             SilodpError: The policy allows no further run (code gate.run).
         """
         if self.lifetime.charged_runs >= self._max_runs:
-            raise SilodpError(
-                f"silo '{self.name}' was charged in {pluralize(self.lifetime.charged_runs, 'run')}; its policy allows "
-                f"{self._max_runs} (most_runs); nothing was sent.",
-                code="gate.run",
-                field="most_runs",
+            runs = pluralize(self.lifetime.charged_runs, "run")
+            raise self._refuse(
+                f"was charged in {runs}; its policy allows {self._max_runs} (most_runs)", field="most_runs"
             )
+
+    def _refuse(self, problem: str, code: str = "gate.run", field: str | None = None) -> SilodpError:
+        return SilodpError(f"silo '{self.name}' {problem}; nothing was sent.", code=code, field=field)
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append a line about an answer to the audit log; it is on disk before the answer leaves."""
@@ -302,6 +294,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
     check_policy(policy, consortium)  # before a record is read
+    # Two processes with the same folder would each charge a ledger that the other does not see.
     with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
         data = load_records(folder / policy.data, name, consortium, index)
@@ -331,8 +324,8 @@ def check_participation(folder: Path, consortium: Consortium, policy: Policy) ->
         SilodpError: As `check_policy` and `check_persons`.
     """
     check_policy(policy, consortium)
-    if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
-        check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
+    if consortium.stated_spec.method.unit == "user" and (folder / STORE).exists():
+        check_persons(DirectoryStore(folder / STORE), folder, PersonKey.of(consortium), policy.persons)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:
@@ -341,15 +334,16 @@ def find_name(folder: Path, consortium: Consortium) -> str:
     Raises:
         SilodpError: The roster does not list the key (code deploy.key).
     """
+    # By the key and not by a name that somebody typed: the key decides whose messages these are.
     public = load_identity(folder, "").public
-    for name, key in consortium.sealed.silos.items():
-        if key == public:
-            return name
-    raise SilodpError(
+    names = {key: name for name, key in consortium.sealed.silos.items()}
+    require(
+        public in names,
         f"the roster does not list the key in {folder / IDENTITY}: use the silo's one folder, which has its ledgers, "
         "and send the request in it to the coordinator.",
         code="deploy.key",
     )
+    return names[public]
 
 
 def load_identity(folder: Path, name: str) -> Identity:
@@ -359,6 +353,7 @@ def load_identity(folder: Path, name: str) -> Identity:
         SilodpError: There is no key in the folder (code deploy.key).
     """
     try:
+        # The 32 bytes from which the key pair follows (RFC 8032, section 5.1.5).
         seed = bytes.fromhex((folder / IDENTITY).read_text())
     except (OSError, ValueError):
         seed = b""

@@ -7,21 +7,22 @@ authenticated by its signature.
 
 from __future__ import annotations
 
-import grp
 import logging
 import os
 import queue
 import re
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from silodp.deploy.courier import Reply, receive_bytes, receive_header, send_frame
+from silodp.deploy.courier import Reply, receive_frame, send_frame
 from silodp.deploy.mailbox import Exchange, Mailbox, answer_request
 from silodp.errors import SilodpError
 from silodp.wire.transport import Endpoint
@@ -64,6 +65,7 @@ class _Listener:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # The order matters: `_accept` sees a socket that was shut down, and must find the stop already set.
         self._stop.set()
         self._path.unlink(missing_ok=True)
         self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -71,6 +73,7 @@ class _Listener:
 
     def _accept(self) -> None:
         while not self._stop.is_set():
+            # Before `accept`: connections beyond the bound wait in the queue of the system, and take no thread.
             self._free.acquire()
             try:
                 connection, _ = self._socket.accept()
@@ -87,7 +90,7 @@ class _Listener:
             with connection:
                 connection.settimeout(_READ_SECONDS)
                 self._serve(connection)
-        except (OSError, SilodpError) as error:  # the courier may call again
+        except OSError as error:  # the courier may call again
             _log.info("a courier's call failed: %s", error)
         finally:
             self._free.release()
@@ -105,17 +108,16 @@ def _listen(path: Path, group: str | None) -> socket.socket:
         if group is not None:
             _give_to_group(path, group)
         listener.listen(64)
-    except OSError as error:
+    except (OSError, SilodpError) as error:
         listener.close()
+        if isinstance(error, SilodpError):
+            raise
         raise SilodpError(
             f"no socket can be made at {path} ({error.strerror or error}): choose a path of at most 100 characters, in "
             "a folder that exists and that this user may write to.",
             code="deploy.address",
             field="socket",
         ) from error
-    except SilodpError:
-        listener.close()
-        raise
     return listener
 
 
@@ -123,6 +125,7 @@ def _remove_abandoned(path: Path) -> None:
     """Delete a socket at which nobody listens any more; refuse to replace anything else."""
     if not path.exists():
         return
+    # After a crash the file of the socket stays. Only a refused connection proves that nobody listens any more.
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -141,49 +144,23 @@ def _remove_abandoned(path: Path) -> None:
 def _give_to_group(path: Path, group: str) -> None:
     """Let the members of a group connect."""
     try:
-        os.chown(path, -1, _find_group(group))
-    except PermissionError as error:
-        raise SilodpError(
-            f"socket_group = '{group}': this user may not give the socket {path} to the group ({error.strerror}): "
-            "make the user a member of it, and log in again.",
-            code="argument.value",
-            field="socket_group",
+        shutil.chown(path, group=group)
+    except (LookupError, PermissionError) as error:
+        if isinstance(error, LookupError):
+            raise _refuse_group(group, "this machine has no such group") from None
+        raise _refuse_group(
+            group,
+            f"this user may not give the socket {path} to the group ({error.strerror}): make the user a member of it, "
+            "and log in again",
         ) from error
     path.chmod(0o660)
 
 
-def _find_group(name: str) -> int:
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise SilodpError(
-            f"socket_group = '{name}': this machine has no such group.",
-            code="argument.value",
-            field="socket_group",
-        ) from None
-
-
-def _receive_frame(connection: socket.socket, max_bytes: int) -> tuple[dict[str, str], bytes]:
-    """Receive a frame whose body is not longer than any message of the run; a longer one is not read."""
-    header, size = receive_header(connection)
-    if size > max_bytes:
-        raise SilodpError(
-            f"a courier brought {size:,} bytes, more than any message of this run has: nothing was read.",
-            code="message.too_large",
-        )
-    return header, receive_bytes(connection, size)
+def _refuse_group(group: str, problem: str) -> SilodpError:
+    return SilodpError(f"socket_group = '{group}': {problem}.", code="argument.value", field="socket_group")
 
 
 # --- a silo's end ---
-
-
-@dataclass
-class _Waiting:
-    """A request that a courier has brought, and the reply that it waits for."""
-
-    request: bytes
-    reply: Reply | None = None
-    answered: threading.Event = field(default_factory=threading.Event)
 
 
 class SiloSocket:
@@ -198,7 +175,7 @@ class SiloSocket:
 
     def __init__(self, path: Path, endpoint: Endpoint, max_bytes: int, group: str | None = None) -> None:
         self._endpoint, self._max_bytes = endpoint, max_bytes
-        self._requests: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[bytes, Future[Reply]]] = queue.SimpleQueue()
         self._listener = _Listener(path, group, _MAX_REQUESTS, self._serve)
 
     def run(self, stop: threading.Event) -> None:
@@ -212,51 +189,61 @@ class SiloSocket:
                     self._answer_one()
 
     def _answer_one(self) -> None:
-        waiting = self._requests.get(timeout=0.2)
-        waiting.reply = answer_request(self._endpoint, waiting.request)
-        waiting.answered.set()
+        # A function of its own: variables of the loop would keep a long request and its answer until the next one.
+        request, reply = self._requests.get(timeout=0.2)
+        reply.set_result(answer_request(self._endpoint, request))
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = _receive_frame(connection, self._max_bytes)
+        # In a thread for each courier, while one thread answers: a slow courier does not keep the silo from others.
+        header, body = receive_frame(connection, self._max_bytes)
         if header.get("do") != "answer":
             raise ConnectionError("a call that a silo does not know")
-        waiting = _Waiting(body)
-        self._requests.put(waiting)
-        waiting.answered.wait()
-        assert waiting.reply is not None
-        send_frame(connection, {"refused": waiting.reply.refused}, waiting.reply.body)
+        reply: Future[Reply] = Future()
+        self._requests.put((body, reply))
+        send_frame(connection, {"refused": reply.result().refused}, reply.result().body)
 
 
 # --- the server's end ---
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """Where couriers of somebody's own meet the server (docs/couriers.md).
+
+    Attributes:
+        path: Path of the Unix socket.
+        group: Name of the group whose members may connect too; None: this user alone.
+        repeat: Seconds after which a request without an answer is offered to couriers again.
+    """
+
+    path: Path
+    group: str | None = None
+    repeat: float = 30.0
 
 
 class ServerSocket(Mailbox):
     """The server's end: a mailbox that listens for couriers while it is entered as a context manager.
 
     Args:
-        path: Path of the socket.
+        options: Where couriers meet the server.
         silos: Names of the silos.
         answer_timeout: Seconds that a silo has for an answer.
         max_bytes: Bytes of the longest answer. A longer one is not read.
-        repeat: Seconds after which a request without an answer is offered again.
-        group: Name of the group whose members may connect too; None: this user alone.
         answers: Number of answers that have left each silo, see `Mailbox`. They are not counted here.
     """
 
     def __init__(
         self,
-        path: Path,
+        options: SocketOptions,
         silos: Iterable[str],
         *,
         answer_timeout: float,
         max_bytes: int,
-        repeat: float = 30.0,
-        group: str | None = None,
         answers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(silos, answer_timeout, answers)
-        self._max_bytes, self._repeat = max_bytes, repeat
-        self._listener = _Listener(path, group, _MAX_CALLS, self._serve)
+        self._max_bytes, self._repeat = max_bytes, options.repeat
+        self._listener = _Listener(options.path, options.group, _MAX_CALLS, self._serve)
 
     def __enter__(self) -> Self:
         self._listener.__enter__()
@@ -266,7 +253,7 @@ class ServerSocket(Mailbox):
         self._listener.__exit__(*error)
 
     def _serve(self, connection: socket.socket) -> None:
-        header, body = _receive_frame(connection, self._max_bytes)
+        header, body = receive_frame(connection, self._max_bytes)
         if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
             self._offer(connection, min(float(header["wait"]), _MAX_WAIT))
         elif header.get("do") == "give":
@@ -277,6 +264,7 @@ class ServerSocket(Mailbox):
 
     def _offer(self, connection: socket.socket, wait: float) -> None:
         exchange = self._take_due(wait)
+        # An empty frame: a courier calls again, and needs no connection that is open for hours.
         if exchange is None:
             send_frame(connection, {})
             return
@@ -292,6 +280,7 @@ class ServerSocket(Mailbox):
         """Return a request that is due, and have it offered again later; None where none is within `wait` seconds."""
         end = time.monotonic() + wait
         with self._changed:
+            # The lock is held from the look to the new due time, so that two couriers never take the same request.
             while True:
                 now = time.monotonic()
                 exchange = min(self.find_pending(), key=lambda one: one.due, default=None)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from pydantic import BaseModel, FiniteFloat
+
+from silodp.parsing import parse_json, refuse_unsound
 from silodp.wire.files import write_durably
 
 STATUS = "status.json"
@@ -21,40 +22,37 @@ _STATUS_SECONDS = 10.0
 """Longest time until status.json says anew when a silo was seen."""
 
 
+@dataclass(eq=False)
 class StatusFile:
     """The file that `silodp deploy status` reads; the thread of the run and that of the connections write it.
 
-    Args:
+    Attributes:
         path: Path of the file.
         seconds_since_seen: Returns for each silo the seconds since its last call; None before its first.
         rounds: Number of rounds of the run, T.
         answers: Returns for each silo how many answers have left it, at least.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        seconds_since_seen: Callable[[], Mapping[str, float | None]],
-        rounds: int,
-        answers: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        self._path, self._seconds_since_seen, self._answers = path, seconds_since_seen, answers
-        self._fields: dict[str, Any] = {"round": 0, "rounds": rounds, "epsilon": {}, "error": None}
+    path: Path
+    seconds_since_seen: Callable[[], Mapping[str, float | None]]
+    rounds: int
+    answers: Callable[[], Mapping[str, int]] = dict
+
+    def __post_init__(self) -> None:
+        self._fields: dict[str, Any] = {"round": 0, "rounds": self.rounds, "epsilon": {}, "error": None}
         self._lock = threading.Lock()
 
     def write(self, **changes: Any) -> None:
         """Write the file with some fields changed."""
+        # Both threads write the same temporary file before it is renamed: one at a time.
         with self._lock:
             self._fields.update(changes)
-            since = self._seconds_since_seen()
+            # "written" is the clock of the day, which another process can compare; the rest are differences of time.
+            since = self.seconds_since_seen()
             seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
-            content = {
-                "written": time.time(),
-                **self._fields,
-                "seconds_since_seen": seen,
-                "answers": dict(self._answers()),
-            }
-            write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
+            content = {"written": time.time(), **self._fields, "seconds_since_seen": seen}
+            content["answers"] = dict(self.answers())
+            write_durably(self.path, (json.dumps(content, indent=1) + "\n").encode())
 
     def try_write(self, **changes: Any) -> None:
         """Write the file with some fields changed; a full disk, which ends a run elsewhere, is no error here."""
@@ -83,39 +81,40 @@ class StatusFile:
             thread.join()
 
 
+class _Status(BaseModel, strict=True):
+    """The entries of status.json that are read; strict, so that true is no number."""
+
+    written: FiniteFloat = 0.0
+    round: FiniteFloat = 0.0
+    rounds: FiniteFloat = 0.0
+    error: str | None = None
+    epsilon: dict[str, FiniteFloat | None] = {}
+    seconds_since_seen: dict[str, FiniteFloat | None] = {}
+    answers: dict[str, int] = {}
+
+
+def describe_seen(seconds: float | None) -> str:
+    """Return when a silo was last seen, in words; None is a silo that was not seen yet."""
+    return "not connected yet" if seconds is None else f"last seen {seconds:.0f} s ago"
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """Read status.json.
 
     Returns:
         "written" (seconds since 1970), "round", "rounds", "epsilon" by adversary (None: no guarantee), "error" (None:
         there was none), "seconds_since_seen" by silo (None: not seen yet) and "answers" by silo, besides others; the
-        answers alone where an operator wrote nothing else.
+        answers alone where an operator wrote nothing else. {} where there is no such file.
 
     Raises:
-        FileNotFoundError: There is no such file.
         SilodpError: The file is damaged (code checkpoint.damaged).
     """
-    try:
-        found = parse_json(path.read_bytes())
-        is_sound = (
-            all(_is_number(found[name]) for name in ("written", "round", "rounds") if name in found)
-            and isinstance(found.get("error"), str | None)
-            and all(_is_number(value, True) for value in found.get("epsilon", {}).values())
-            and all(_is_number(value, True) for value in found.get("seconds_since_seen", {}).values())
-            and all(type(count) is int for count in found.get("answers", {}).values())
-        )
-    except UNSOUND:
-        is_sound = False
-    if not is_sound:
-        raise SilodpError(
-            f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
-            code="checkpoint.damaged",
-        )
-    return cast(dict[str, Any], found)
-
-
-def _is_number(value: object, or_none: bool = False) -> bool:
-    # True is an int for Python, and no number here.
-    if value is None or isinstance(value, bool):
-        return value is None and or_none
-    return isinstance(value, int | float) and math.isfinite(value)
+    if not path.exists():
+        return {}
+    with refuse_unsound(
+        f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
+        code="checkpoint.damaged",
+    ):
+        found: dict[str, Any] = parse_json(path.read_bytes())
+        _Status.model_validate(found)
+    return found

@@ -248,10 +248,12 @@ def clip_rows(
     """
     import torch
 
+    # In double precision: rounded to single precision a norm may be too small, and the row would leave the ball.
     norms = compute_norms(rows)
     radius = clip * (1 - _MARGIN)
     radii = radius if clip_fraction is None else radius * clip_fraction.to(norms)
     factors = radii / norms.clamp_min(_MIN_NORM if min_norm is None else max(min_norm, _MIN_NORM))
+    # A row inside the ball stays as it is; normalized rows may grow, never beyond the radius.
     factors = factors.clamp(max=1.0) if min_norm is None else factors
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip, norms)
 
@@ -264,7 +266,7 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
     Args:
         stream: The clipped rows of one silo.
         weights: The weight of each owner, float64 in [0, 1]. Over all that one unit owns, here and in other silos,
-            they add to at most 1, as `methods.weights.validate_weights` checks. They count only where the stream is
+            they add to at most 1, as `methods.roles.validate_weights` checks. They count only where the stream is
             `weighted`.
 
     Raises:
@@ -276,9 +278,11 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
         raise SilodpError(
             "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
         )
+    # The chunks are summed as they come: all rows of a silo together may not fit its memory.
     value = torch.zeros(stream.size, dtype=torch.float64)
     refused = 0
     for chunk in stream.chunks:
+        # The noise is scaled to the declared clip, so longer rows would be covered by too little of it.
         if chunk.clip > stream.bounds.clip:
             raise SilodpError(
                 f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared.",
@@ -298,6 +302,7 @@ def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     Rows that are not finite or longer than the clip count as zero, whichever method gave the factors: an error would
     tell that somebody has such a row.
     """
+    # Checked here and not only in `clip_rows`: a method of somebody's own may give factors of its own.
     within = chunk.find_within_clip()
     rows = chunk.rows
     if not bool(within.all()):
@@ -328,6 +333,7 @@ def add_noise(
     total = torch.zeros(update.size, dtype=torch.float64)
 
     def release(stream: ClippedRowStream) -> tuple[Tensor, float, int]:
+        # The method continues from the noisy sum that leaves the silo, and sees nothing else.
         share = add_step(stream)
         total.add_(share.value)
         return share.value, share.noise_std, share.refused

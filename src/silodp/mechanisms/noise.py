@@ -1,4 +1,4 @@
-"""Random streams of a run, one for each purpose; Gaussian and Skellam noise.
+"""Random streams of a run, one for each purpose; Gaussian and Skellam noise, and Poisson samples.
 
 Each purpose ("noise", "sample", "batches") has its own stream, so that no two draws share bits and a repeated round
 repeats exactly the draws it made before. Streams are ChaCha20 keyed with 256 bits: from the operating system for a run
@@ -68,6 +68,7 @@ class Randomness:
         import torch
 
         generator = torch.Generator(device)
+        # torch takes a signed seed of 64 bits.
         return generator.manual_seed(int.from_bytes(self.derive_key(*purpose)[:8], "little") >> 1)
 
     def derive_key(self, *purpose: str | int) -> bytes:
@@ -75,8 +76,10 @@ class Randomness:
 
         Source: keyed BLAKE2b (RFC 7693) of the purpose. JSON separates the words, so that no two purposes collide.
         """
+        # Fresh at every call: if noise could be drawn again, the difference of two releases would be free of it.
         if self.key is None:
             return secrets.token_bytes(32)
+        # `person` separates these keys from any other use of the same secret.
         return hashlib.blake2b(
             json.dumps([*self.prefix, *purpose]).encode(),
             key=self.key,
@@ -89,6 +92,7 @@ def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.T
     """Draw `size` independent values of N(0, std²), float64; `std` is in units of the sum that they are added to."""
     import torch
 
+    # By numpy from the ChaCha20 stream: generators of torch have 64 bits of seed, which can be searched.
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 
@@ -112,5 +116,20 @@ def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDA
             f"{MAX_SKELLAM_VARIANCE:.0e}).",
             code="argument.grid",
         )
+    # The difference of two Poisson draws, exactly an integer: no low bits as those of floating-point noise.
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)
     return draws
+
+
+def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    """Draw a sample (count,) bool, each True independently with probability q (to within 2⁻⁵³).
+
+    Args:
+        count: The number of units.
+        q: One probability for all units, or (count,) one for each.
+        stream: The random numbers; secret ones where the sample is private.
+
+    Source: the samples ("lots") of Abadi et al. 2016, "Deep Learning with Differential Privacy", section 3.1.
+    """
+    # One draw for every unit, whatever its q is, so that whether a unit is drawn does not depend on another's q.
+    return stream.random(count) < q

@@ -64,6 +64,7 @@ class Quantizer:
         at_fault = "noise_multiplier" if units is None else "units"
         if units is None:
             units = 1 << int(math.log2(min(finest, MAX_UNITS))) if finest >= 1 else 0
+        # With a power of two, clip/units and all products with it are exact in floating point.
         if units & (units - 1):
             raise SilodpError(
                 f"units = {units}: set a power of two, of grid steps to the clip.",
@@ -92,6 +93,7 @@ class Quantizer:
         """
         import torch
 
+        # The comparison is of integers, so that rounding of the factors cannot let a row be longer than charged.
         coefficients, longest = self._coefficients(chunk, weights)
         whole = _truncate(chunk.tensor, coefficients)
         within = torch.linalg.vecdot(whole, whole).sqrt() <= longest
@@ -113,6 +115,7 @@ class Quantizer:
         coefficients, longest = self._coefficients(chunk, weights)
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
         for some, cuts in cut_blocks(rows, _COLUMNS):
+            # First the norms, which need all columns of a row, then the sum: a row that is too long counts as zero.
             squares = torch.zeros_like(coefficients[some])
             for columns in cuts:
                 whole = _truncate(rows[some, columns], coefficients[some])
@@ -136,6 +139,7 @@ class Quantizer:
                     f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.",
                     code="method.rows",
                 )
+            # Outer products are multiplied out in groups, as truncation needs the numbers themselves.
             for part in chunk.cut():
                 own = weights[part.owners.to(weights.device)] if stream.weighted else None
                 value += self._add(part, own).to(torch.int64).cpu().numpy()
@@ -239,6 +243,7 @@ def choose_ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
     Raises:
         SilodpError: 64 bits are too few. Wrap-around would cost accuracy, never privacy.
     """
+    # Shares of noise are independent, so variances add; twice the sum, as it may have either sign.
     largest = bounds.total / bounds.clip * grid.units + _TAIL * math.sqrt(
         silos * compute_noise_variance(bounds, grid)
     )
@@ -262,6 +267,7 @@ def to_fixed_point(value: Tensor, silos: int) -> Integers:
     """
     import torch
 
+    # Two bits are left of 64: the sign, and one that the sum over all silos may not reach.
     room = 2.0 ** (62 - _FRACTION) / silos
     bounded = torch.nan_to_num(value.double(), nan=0.0, posinf=room, neginf=-room).clamp(-room, room)
     result: Integers = np.trunc(bounded.cpu().numpy() * 2.0**_FRACTION).astype(np.int64)

@@ -99,6 +99,7 @@ def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
             else _compute_norms_in_blocks(piece)
             for piece in rows.pieces
         ]
+        # A block of outer products a⊗b has the norm ‖a‖·‖b‖; blocks are parts of one row, so their squares add up.
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         return whole
     return _compute_norms_in_blocks(rows)
@@ -107,6 +108,7 @@ def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
 def _compute_norms_in_blocks(rows: Tensor, columns: int | None = None) -> Tensor:
     import torch
 
+    # In double precision: squares of float32 overflow from 2·10¹⁹ on, and the norm would be infinite.
     squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for some, cuts in cut_blocks(rows, columns):
         for piece in cuts:

@@ -11,10 +11,7 @@ from silodp._lazy import Registry, export_lazily
 
 if TYPE_CHECKING:
     from silodp.methods.base import LocalContext, Method
-    from silodp.methods.ddp.method import Ddp
-    from silodp.methods.fedavg import Default
-    from silodp.methods.group import UldpGroup
-    from silodp.methods.naive import UldpNaive
+    from silodp.methods.ddp import Ddp
     from silodp.methods.roles import (
         FederationSize,
         PublicState,
@@ -23,26 +20,26 @@ if TYPE_CHECKING:
         UnitBudgets,
         UserWeights,
     )
-    from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
-    from silodp.methods.rpdp.method import Rpdp
+    from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
     from silodp.methods.rpdp.renyi_filter import RpdpFilter
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
     from silodp.methods.uldp import UldpAvg, UldpSgd
+    from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
     from silodp.methods.user_budgets import UserBudgets
 
 METHODS: Registry[type[Method]] = Registry(
     "methods",
     {
-        "default": "silodp.methods.fedavg:Default",
-        "uldp-naive": "silodp.methods.naive:UldpNaive",
-        "uldp-group": "silodp.methods.group:UldpGroup",
+        "default": "silodp.methods.uldp_baselines:Default",
+        "uldp-naive": "silodp.methods.uldp_baselines:UldpNaive",
+        "uldp-group": "silodp.methods.uldp_baselines:UldpGroup",
         "uldp-sgd": "silodp.methods.uldp:UldpSgd",
         "uldp-avg": "silodp.methods.uldp:UldpAvg",
         "rpdp": "silodp.methods.rpdp.method:Rpdp",
-        "rpdp-minimum": "silodp.methods.rpdp.baselines:RpdpMinimum",
-        "rpdp-dropout": "silodp.methods.rpdp.baselines:RpdpDropout",
+        "rpdp-minimum": "silodp.methods.rpdp.method:RpdpMinimum",
+        "rpdp-dropout": "silodp.methods.rpdp.method:RpdpDropout",
         "rpdp-filter": "silodp.methods.rpdp.renyi_filter:RpdpFilter",
-        "ddp": "silodp.methods.ddp.method:Ddp",
+        "ddp": "silodp.methods.ddp:Ddp",
     },
 )
 """The methods by their names in a configuration."""
@@ -77,16 +74,13 @@ __getattr__ = export_lazily(
     __name__,
     {
         "base": ("LocalContext", "Method"),
-        "ddp.method": ("Ddp",),
-        "fedavg": ("Default",),
-        "group": ("UldpGroup",),
-        "naive": ("UldpNaive",),
+        "ddp": ("Ddp",),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
-        "rpdp.baselines": ("RpdpDropout", "RpdpMinimum"),
-        "rpdp.method": ("Rpdp",),
+        "rpdp.method": ("Rpdp", "RpdpDropout", "RpdpMinimum"),
         "rpdp.renyi_filter": ("RpdpFilter",),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "uldp": ("UldpAvg", "UldpSgd"),
+        "uldp_baselines": ("Default", "UldpGroup", "UldpNaive"),
         "user_budgets": ("UserBudgets",),
     },
 )

@@ -19,19 +19,10 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods.roles import (
-    NO_BUDGETS,
-    EventsBySurvivors,
-    FederationSize,
-    MethodState,
-    PublicState,
-    Sampling,
-    ServerStep,
-    UnitBudgets,
-    UserWeights,
-)
+from silodp.methods import roles
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
 from silodp.settings import Momentum, Positive, Settings, check_value
+from silodp.training import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +38,19 @@ OMIT_NONE: Mapping[str, bool] = {"omit_none": True}
 
 ALL_NOISE_KNOWN = NonPrivate("no silo is left whose noise the colluding silos do not know")
 """The event where `View.unknown_shares` is below 1."""
+NO_NOISE = NonPrivate("noise_multiplier is 0")
+
+
+def conflict_error(problem: str, field: str) -> SilodpError:
+    """Return the error about a setting that excludes another one."""
+    return SilodpError(problem, code="argument.conflict", field=field)
+
+
+def count_honest_shares(view: View) -> int:
+    """Return the most shares in a round's sum that come from silos which do not collude with the adversary."""
+    # Colluding silos may have dropped out of the sum, and still see the models.
+    honest = view.silos - view.colluding if view.adversary == "silo" else view.shares_in_sum
+    return min(honest, view.shares_in_sum)
 
 
 _RENAMED = {
@@ -69,19 +73,19 @@ class LocalContext:
     """All that a silo's part of one round depends on.
 
     Attributes:
-        task: the model and its loss.
-        params: (d,), the global model.
-        x, y: (n, ...), the records that were selected.
-        user: (n,) int64, whose record each is.
-        weights: (U,) float64, this silo's weight of each user, 0 for those not sampled; 1 where a method has none.
-        population: the public size of the federation.
-        randomness: this silo's streams for this round.
-        silo: its place in the public order.
-        budget: (n,) float64, the ε of each record; None where records have none.
-        memory: what this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
-        round: counted from 0.
-        state: the method's state in this round (see `PublicState.initial_state`).
-        separate: whether every unit is computed alone (see `Method.can_separate`).
+        task: The model and its loss.
+        params: The global model (d,).
+        x, y: The records (n, ...) that were selected.
+        user: The user (n,) int64 of each record.
+        weights: This silo's weight (U,) float64 of each user, 0 for those not sampled; 1 where a method has none.
+        population: The public size of the federation.
+        randomness: The silo's random streams for this round.
+        silo: The silo's place in the public order, counted from 0.
+        budget: The ε (n,) float64 of each record; None where records have none.
+        memory: What this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
+        round: The number of the round, counted from 0.
+        state: The method's state in this round (see `PublicState.initial_state`).
+        separate: Whether every unit is computed alone (see `Method.can_separate`).
     """
 
     task: Task
@@ -90,14 +94,19 @@ class LocalContext:
     y: Tensor
     user: Tensor
     weights: Tensor
-    population: FederationSize
+    population: roles.FederationSize
     randomness: Randomness
     silo: int = 0
     budget: Tensor | None = None
     memory: np.ndarray | None = None
     round: int = 0
-    state: MethodState = field(default_factory=dict)
+    state: roles.MethodState = field(default_factory=dict)
     separate: bool = False
+
+    def make_record_gradients(self, steps: int) -> sgd.RecordGradients:
+        """Return the gradients of single records, for so many batches of this silo's records."""
+        dropout = self.randomness.torch("dropout")
+        return sgd.RecordGradients(self.task, self.x, self.y, steps, dropout, separate=self.separate)
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,9 @@ class LinkageCase:
     """One way in which the records of a person are not filed under one id of their own.
 
     Attributes:
-        case: for people.
-        event: what a round costs such a person.
-        is_estimate: whether the event is believed, and computed for many cases, but not proven to cover them all.
+        case: The case in words for users.
+        event: The event that a round costs such a person.
+        is_estimate: Whether the event is believed, and computed for many cases, but not proven to cover them all.
     """
 
     case: str
@@ -129,11 +138,11 @@ def supports_separate(method: type[Method]) -> bool:
 
 
 @dataclass(frozen=True, repr=False)
-class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
+class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, roles.PublicState, ABC):
     """Base class of methods: the core, and the roles of `silodp.methods.roles` with their defaults.
 
     Attributes:
-        server_optimizer: takes the server's steps; None: `ServerSgd` with `server_momentum`.
+        server_optimizer: The optimizer of the server's steps; None stands for `ServerSgd` with `server_momentum`.
     """
 
     server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True, metadata=OMIT_NONE)
@@ -163,26 +172,26 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
     @property
     @abstractmethod
     def unit(self) -> Unit | None:
-        """Whom it protects: "user", "record", or None for nobody."""
+        """The unit that the method protects: "user", "record", or None for nobody."""
 
     @abstractmethod
     def local_update(self, context: LocalContext) -> Update:
         """Train on a silo's records, and clip.
 
         Returns:
-            clipped rows of d + `extra_coordinates` numbers each (`ClippedRowStream`), which the aggregator weights,
+            Clipped rows of d + `extra_coordinates` numbers each (`ClippedRowStream`), which the aggregator weights,
             sums and adds this silo's share of noise to; the same in several steps (`MultiStepUpdate`); or an update
             whose noise is in it already (`LocallyNoisedUpdate`).
         """
 
     @abstractmethod
-    def bounds(self, population: FederationSize) -> Bounds | None:
+    def bounds(self, population: roles.FederationSize) -> Bounds | None:
         """Return what holds for the rows of `local_update` in every round.
 
         Clip, sensitivity and noise are constants of a run. A method whose clip changes scales its rows to a unit clip.
 
         Args:
-            population: the public numbers of silos and users.
+            population: The public numbers of silos and users.
 
         Returns:
             Clip C, sensitivity, noise multiplier σ and the largest sum; None where silos add the noise themselves.
@@ -195,8 +204,8 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         Where units have their own budgets, it is what the round costs any of them at most.
 
         Args:
-            view: how many noise shares are in the sum, how many of them the adversary knows, and whether the adversary
-                knows the sample.
+            view: The adversary's view: how many noise shares are in the sum, how many of them the adversary knows, and
+                whether the adversary knows the sample.
 
         Returns:
             The event, with noise in units of how far emptying one unit moves what the adversary sees; or
@@ -222,7 +231,7 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee rests on beyond what every method's does, one clause each."""
+        """The assumptions of the guarantee beyond those of every method, one clause each."""
         return ()
 
     @property
@@ -244,8 +253,8 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         """Return what a round costs a person whom silos do not recognize as one, or confuse with another.
 
         Args:
-            event: what the round costs a person who is recognized.
-            view: of the adversary.
+            event: The event of a person who is recognized.
+            view: The adversary's view.
         """
         return ()
 
@@ -258,19 +267,21 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
     """Whether every record is sampled with a probability that follows from its own budget."""
 
     @property
-    def budgets(self) -> UnitBudgets:
+    def budgets(self) -> roles.UnitBudgets:
         """The budgets of single units that the method keeps, with these settings; by default none."""
-        return NO_BUDGETS
+        return roles.NO_BUDGETS
 
-    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
+    def calibrate(
+        self, costs: roles.EventsBySurvivors, population: roles.FederationSize, delta: float
+    ) -> Self:
         """Return the method with what the units' own budgets allow, found from what a round costs.
 
         It is called where `budgets.max_rounds` is a number.
 
         Args:
-            costs: by adversary, with the noise that is drawn.
-            population: with the budgets.
-            delta: δ of the accounting.
+            costs: What a round costs, with the noise that is drawn, by adversary.
+            population: The public size of the federation, with the budgets.
+            delta: The δ of the accounting.
         """
         return self
 
@@ -298,14 +309,14 @@ class Method(Settings, ServerStep, Sampling, UserWeights, PublicState, ABC):
         check_value("server_learning_rate", self.server_learning_rate, Positive)
         check_value("server_momentum", self.server_momentum, Momentum)
         if self.server_optimizer is not None and self.server_momentum != 0:
-            raise SilodpError(
+            raise conflict_error(
                 f"server_momentum = {self.server_momentum} and server_optimizer: set the momentum in one of them.",
-                code="argument.conflict",
-                field="server_momentum",
+                "server_momentum",
             )
 
     def __repr__(self) -> str:
         # Ledgers, guarantees and fingerprints hold this text: settings of later versions are left out where unused.
+        # Stable: fields keep their order, and those that are left out where unused come last.
         named = sorted((f for f in fields(self) if f.repr), key=lambda f: bool(f.metadata))
         shown = [f.name for f in named if not f.metadata or getattr(self, f.name) is not None]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"

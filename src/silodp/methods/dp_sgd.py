@@ -9,38 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 
+from silodp._lazy import torch
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import (
-    Bounds,
-    ClippedRows,
-    ClippedRowStream,
-    LocallyNoisedUpdate,
-    add_weighted_rows,
-    clip_rows,
-)
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms import clipping
+from silodp.mechanisms.noise import draw_poisson_sample
 from silodp.methods.base import LocalContext
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
 from silodp.text import pluralize
+from silodp.training import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from silodp.training.sgd import RecordGradients
-
 
 Optimizer = Literal["sgd", "adam"]
 LocalSteps = Annotated[
-    int,
-    Whole(what="DP-SGD steps"),
-    Help("DP-SGD steps per round, for uldp-group, rpdp methods and ddp."),
+    int, Whole(what="DP-SGD steps"), Help("DP-SGD steps per round, for uldp-group, rpdp methods and ddp.")
 ]
 RecordSampling = Annotated[
     Probability, Help("Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp.")
 ]
 
-Keep = Callable[[ClippedRows], ClippedRows]
+Keep = Callable[[clipping.ClippedRows], clipping.ClippedRows]
 """From a step's clipped gradients to those that count, decided record by record (see `rpdp.renyi_filter`)."""
 
 
@@ -51,14 +42,15 @@ class DpSgd(Settings):
     Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients.
 
     Attributes:
-        noise_multiplier: σ, in units of the clip.
-        clip: C, the 2-norm that every record's gradient is clipped to.
-        local_steps: the number of steps of a round.
-        expected_batch_size: the constant that divides every sum; the realized batch size is private, and not used.
-        local_learning_rate: the learning rate of the noisy mean gradient.
-        optimizer: the optimizer that takes the steps.
+        noise_multiplier: The noise multiplier σ, in units of the clip.
+        clip: The 2-norm C that every record's gradient is clipped to.
+        local_steps: The number of steps of a round.
+        expected_batch_size: The constant that divides every sum; the realized batch size is private, and not used.
+        local_learning_rate: The learning rate of the noisy mean gradient.
+        optimizer: The optimizer that takes the steps.
 
-    Source: Abadi et al. 2016 (Deep learning with differential privacy), Algorithm 1, with Poisson samples.
+    Source: Abadi et al. 2016 (Deep Learning with Differential Privacy), Algorithm 1, with Poisson samples, and with the
+    expected batch size as the divisor.
     """
 
     noise_multiplier: NoiseMultiplier
@@ -74,54 +66,54 @@ class DpSgd(Settings):
         return cls(**{f.name: getattr(method, f.name) for f in fields(cls) if hasattr(method, f.name)})
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> clipping.Bounds:
         """The bounds of one step; all records may be drawn, so no public constant bounds the sum."""
-        return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
+        return clipping.Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
 
     def train(
         self, context: LocalContext, rates: float | np.ndarray, keep: Keep | None = None
-    ) -> LocallyNoisedUpdate:
+    ) -> clipping.LocallyNoisedUpdate:
         """Take `local_steps` steps from the global model.
 
         Local models are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
         whatever it does is post-processing.
 
         Args:
-            context: the silo's records, the model and the randomness.
-            rates: the probability with which each record is drawn into each step's batch, one or (n,).
-            keep: see `Keep`.
+            context: The silo's records, the model and the randomness.
+            rates: The probability with which each record is drawn into each step's batch, one or (n,).
+            keep: Drops records from a step (see `Keep`).
 
         Returns:
             The local model minus the global one, whose noise is inside.
         """
-        import torch
-
         params = context.params.clone()
         batches, noise = context.randomness.stream("batches"), context.randomness.stream("noise")
-        dropout = context.randomness.torch("dropout")
-        from silodp.training.sgd import RecordGradients
-
-        gradients = RecordGradients(
-            context.task, context.x, context.y, self.local_steps, dropout, separate=context.separate
-        )
+        gradients = context.make_record_gradients(self.local_steps)
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
         for _ in range(self.local_steps):
             # A fresh Poisson sample in every step, never a shuffled epoch: the accountant's amplification is of that.
-            batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
+            batch = draw_batch(len(context.user), rates, batches)
             clipped = self._clip_gradients(gradients, params, batch, keep)
-            step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
-            noisy = add_weighted_rows(step).add_noise(self.noise_multiplier, noise)
+            step = clipping.ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
+            # Noise also where the batch is empty: a step without it would show that nobody was drawn.
+            noisy = clipping.add_weighted_rows(step).add_noise(self.noise_multiplier, noise)
+            # The divisor is public: dividing by the realized batch size would release it without noise.
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
-        return LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
+        return clipping.LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
 
     def _clip_gradients(
-        self, gradients: RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None
-    ) -> Iterator[ClippedRows]:
+        self, gradients: sgd.RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None
+    ) -> Iterator[clipping.ClippedRows]:
         for records, rows in gradients.of(params, batch):
-            clipped = clip_rows(records, rows, self.clip)
+            clipped = clipping.clip_rows(records, rows, self.clip)
             yield clipped if keep is None else keep(clipped)
+
+
+def draw_batch(count: int, rates: float | np.ndarray, stream: np.random.Generator) -> Tensor:
+    """Draw the record numbers (b,) int64 of a batch: each of `count` records with its own probability."""
+    return torch.from_numpy(np.flatnonzero(draw_poisson_sample(count, rates, stream)))
 
 
 def check_batch(data: PublicData, batch: float) -> None:
@@ -142,12 +134,8 @@ def check_batch(data: PublicData, batch: float) -> None:
             )
 
 
-class _Sgd:
-    def __init__(self, learning_rate: float) -> None:
-        self._learning_rate = learning_rate
-
-    def __call__(self, total: Tensor, divisor: float) -> Tensor:
-        return self._learning_rate / divisor * total
+def _make_sgd(learning_rate: float) -> Callable[[Tensor, float], Tensor]:
+    return lambda total, divisor: learning_rate / divisor * total
 
 
 class _Adam:
@@ -159,12 +147,11 @@ class _Adam:
     _BETAS, _ADAPTIVITY = (0.9, 0.999), 1e-8
 
     def __init__(self, learning_rate: float) -> None:
-        import torch
-
         self._learning_rate = learning_rate
         self._steps, self._mean, self._square = 0, torch.zeros(()), torch.zeros(())
 
     def __call__(self, total: Tensor, divisor: float) -> Tensor:
+        # Of the noisy sum alone, so that moments and their square roots are post-processing.
         gradient, (first, second) = total / divisor, self._BETAS
         self._steps += 1
         self._mean = first * self._mean + (1 - first) * gradient
@@ -174,4 +161,4 @@ class _Adam:
         return self._learning_rate * mean / scale
 
 
-_STEPS: dict[str, Callable[[float], Callable[[Tensor, float], Tensor]]] = {"sgd": _Sgd, "adam": _Adam}
+_STEPS: dict[str, Callable[[float], Callable[[Tensor, float], Tensor]]] = {"sgd": _make_sgd, "adam": _Adam}

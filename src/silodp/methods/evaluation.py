@@ -14,11 +14,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from silodp.accounting.events import Composed, Event, Gaussian, NonPrivate
+from silodp._lazy import torch
+from silodp.accounting.events import Composed, Event, Gaussian
 from silodp.accounting.views import Unit, View
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
-from silodp.methods.base import ALL_NOISE_KNOWN, LocalContext, Method
+from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
 from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
@@ -40,14 +41,15 @@ class Evaluation(Settings, prefix="evaluation."):
     """How a model is evaluated on the held-out records of the silos; all of it is public.
 
     Attributes:
-        across: "none"; "local": every silo evaluates the released models on its records, and sends nothing; "sums":
-            noisy sums of counts over all silos, which are charged.
-        every: rounds from one evaluation to the next; None: only after the last round.
-        noise_multiplier: σ of an evaluation by sums, in units of `clip`.
-        epsilon: instead of `noise_multiplier`: ε that one evaluation costs by itself, against whoever sees the metrics.
-        clip: C, the 2-norm that one unit's counts are clipped to; with 1, one record of a person counts in full.
-        bins: bins of scores, an even number.
-        times: edges between bins of survival times.
+        across: The kind of evaluation: "none"; "local", where every silo evaluates the released models on its records
+            and sends nothing; "sums", noisy sums of counts over all silos, which are charged.
+        every: The number of rounds from one evaluation to the next; None evaluates only after the last round.
+        noise_multiplier: The multiplier σ of an evaluation by sums, in units of `clip`.
+        epsilon: The ε that one evaluation costs by itself, against whoever sees the metrics; it is given instead of
+            `noise_multiplier`.
+        clip: The 2-norm C that one unit's counts are clipped to; with 1, one record of a person counts in full.
+        bins: The number of bins of scores, which is even.
+        times: The edges between bins of survival times, ascending.
     """
 
     across: Annotated[Across, Named("across")]
@@ -60,7 +62,9 @@ class Evaluation(Settings, prefix="evaluation."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A configuration gives a list; the table of cells compares and hashes a tuple.
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        # Made only to check bins and times, with the messages of the class that uses them.
         CountTable("survival", bins=self.bins, times=self.times)
         self._check_used()
         given = self.noise_multiplier is not None, self.epsilon is not None
@@ -106,7 +110,7 @@ class EvaluationMethod(Method):
     """Base of both kinds of evaluation: a request carries the model, and how many rounds led to it.
 
     Attributes:
-        unit: whom the run protects.
+        unit: The unit that the run protects.
     """
 
     unit: Unit | None = "user"
@@ -130,8 +134,6 @@ class LocalEvaluation(EvaluationMethod):
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Return an empty update; the silo writes its metrics to its folder (`runtime.evaluation`)."""
-        import torch
-
         return LocallyNoisedUpdate(torch.zeros(0, dtype=torch.float64))
 
     def bounds(self, population: FederationSize) -> None:
@@ -151,9 +153,9 @@ class EvaluationSums(EvaluationMethod):
     a record is one unit vector; its event is that of `ddp` with one step, all records and equal clients.
 
     Attributes:
-        noise_multiplier: σ.
-        clip: C.
-        table: the cells.
+        noise_multiplier: The multiplier σ of the sum, in units of the clip.
+        clip: The 2-norm C that one unit's counts are clipped to.
+        table: The cells that are counted.
     """
 
     noise_multiplier: float = 0.0
@@ -168,7 +170,7 @@ class EvaluationSums(EvaluationMethod):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the charge of an evaluation rests on."""
+        """The assumptions under which the charge of an evaluation holds."""
         whose = (
             "a silo knows all held-out records of a person by one id"
             if self.unit == "user"
@@ -185,6 +187,7 @@ class EvaluationSums(EvaluationMethod):
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
+        # `population.users` counts persons who train; others may have held-out records.
         total = max(population.users, _ROOM) * self.clip
         return replace(bounds, total=total, silos_sharing_weight=self.spread(population))
 
@@ -193,8 +196,9 @@ class EvaluationSums(EvaluationMethod):
         if self.unit == "user":
             return UldpAvg(self.noise_multiplier, self.clip).dp_event(view)
         if self.noise_multiplier == 0:
-            return NonPrivate("noise_multiplier is 0")
+            return NO_NOISE
         # A record lies in one silo and moves the sum by at most C, under the noise that the adversary does not know.
+        # Whoever sees each share sees the record under the noise of its own silo alone.
         unknown = 1 if view.sees_shares else view.unknown_shares
         if unknown < 1:
             return ALL_NOISE_KNOWN
@@ -202,6 +206,7 @@ class EvaluationSums(EvaluationMethod):
 
     def count_std(self, population: FederationSize) -> float:
         """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
+        # All S silos may answer, each with a share sized for m of them: that is the most noise.
         share = self.noise_multiplier * self.clip / math.sqrt(population.min_survivors)
         return share * math.sqrt(population.silos) * self.spread(population)
 
@@ -212,8 +217,6 @@ class EvaluationSums(EvaluationMethod):
         )
 
     def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
-        import torch
-
         if len(context.x) == 0:
             return
         from silodp.training.sgd.separate import predict_rows
@@ -225,12 +228,14 @@ class EvaluationSums(EvaluationMethod):
         else:
             unit = torch.arange(len(cells))
         spread = self.spread(context.population)
+        # Sorted by unit, so that a chunk of units is a slice, and rows are made for few units at a time.
         order = torch.argsort(unit, stable=True)
         unit, cells = unit[order], cells[order]
         for first in range(0, int(unit[-1]) + 1, _UNITS_AT_ONCE):
             here = (unit >= first) & (unit < first + _UNITS_AT_ONCE)
             owners = torch.arange(first, min(first + _UNITS_AT_ONCE, int(unit[-1]) + 1))
             rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
+            # `accumulate` adds up the records of a unit that fall into one cell.
             rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
             clipped = clip_rows(owners, rows, self.clip)
             # The weight is a public constant and becomes a part of the factor, so the server sends no weights.

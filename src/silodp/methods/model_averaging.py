@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from silodp._lazy import torch
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.assumptions import NOT_COVERED
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Gaussian, PoissonSampled
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.errors import SilodpError
-from silodp.methods.ddp.method import CLAIM
+from silodp.methods.ddp import CLAIM
 from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value
 from silodp.text import pluralize
 
@@ -60,13 +60,14 @@ def average_models(
 
     Args:
         models: N modules, state dicts or vectors (d,), all of one kind and shape.
-        noise_multiplier: σ_i of each step of each party's training, in units of the clip; one for all, or one each.
-        local_steps: J, how many steps each was trained.
-        record_sampling: q, with which a record was in a step's batch.
-        clients: how many parties' noise whoever sees the mean does not know (None: all N; N − t for t parties that
-            pool what they know).
-        delta: δ of the guarantee.
-        accountant: a name or an object, see `silodp.Accountant`.
+        noise_multiplier: The multiplier σ_i of each step of each party's training, in units of the clip; one for all,
+            or one each.
+        local_steps: The number J of steps that each model was trained.
+        record_sampling: The probability q with which a record was in the batch of a step.
+        clients: The number of parties whose noise is unknown to whoever sees the mean: None for all N, N − t for t
+            parties that pool what they know.
+        delta: The δ of the guarantee.
+        accountant: A name or an object, see `silodp.Accountant`.
 
     The guarantee is for a record of any party against whoever sees only the mean: with one step the noise of all
     `clients` adds up; with more, only a party's own noise is proven to protect its records (the largest ε over the
@@ -74,6 +75,8 @@ def average_models(
 
     Raises:
         SilodpError: the models differ in kind, names, shapes or counters, or a setting is out of range.
+
+    Source: DDP (Heikkilä), section 5, "Improved Privacy from Model Averaging"; of its Theorem 4.6 only a claim is made.
     """
     # A tensor without dimensions can be iterated by its type alone.
     given = list(models) if isinstance(models, Iterable) and bool(getattr(models, "ndim", True)) else []
@@ -83,10 +86,9 @@ def average_models(
             code="argument.value",
             field="models",
         )
-    noise: list[Any]
     if isinstance(noise_multiplier, Sequence | np.ndarray) and np.ndim(noise_multiplier):
         check_list("noise_multiplier", list(noise_multiplier), Real)
-        noise = [float(sigma) for sigma in noise_multiplier]
+        noise: list[Any] = [float(sigma) for sigma in noise_multiplier]
     else:
         noise = [noise_multiplier] * len(given)
     if len(noise) != len(given):
@@ -109,14 +111,17 @@ def average_models(
             code="argument.value",
             field="clients",
         )
-    together = _compute_joint_noise(noise, unknown)
+    # Of all parties, those whose noise adds least: the worst that a record can have around it.
+    joint = math.sqrt(sum(sigma**2 for sigma in sorted(noise)[:unknown]))
     own, whole = (
         compute_cost(
             [(PoissonSampled(record_sampling, Gaussian(sigma)), local_steps)], delta, accountant
         ).epsilon
-        for sigma in (min(noise), together)
+        for sigma in (min(noise), joint)
     )
+    # With several steps each local model moves with its own party's noise alone, which is all that is proven.
     spent = whole if local_steps == 1 else own
+    # The claim is listed only where it says more than what is proven.
     claimed = local_steps > 1 and whole is not None and (own is None or whole < own)
     guarantee = Guarantee(
         adversary="released",
@@ -136,25 +141,18 @@ def average_models(
     return AveragedModel(_average(given), guarantee)
 
 
-def _compute_joint_noise(noise: Sequence[float], unknown: int) -> float:
-    """σ_total of a record's own party and of those others that add the least; the worst over the parties."""
-    least = sorted(noise)
-    return math.sqrt(sum(sigma**2 for sigma in least[:unknown]))
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(problem, code="model.not_averageable", field="models")
 
 
 def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
     """Average models of the first one's kind, names and shapes; `buffers` names what no gradient has trained."""
-    from torch import Tensor, nn
-
     first = models[0]
-    if isinstance(first, nn.Module):
+    if isinstance(first, torch.nn.Module):
         if not all(type(model) is type(first) for model in models):
             kinds = ", ".join(sorted({type(model).__name__ for model in models}))
-            raise SilodpError(
-                f"models are of different kinds ({kinds}): give models of one kind.",
-                code="model.not_averageable",
-                field="models",
-            )
+            raise _refuse(f"models are of different kinds ({kinds}): give models of one kind.")
+        # A copy of the first model would release its hidden tensors as they are, without noise.
         _refuse_hidden_state(first)
         result = copy.deepcopy(first)
         buffers = frozenset(name for name, _ in first.named_buffers())
@@ -162,15 +160,11 @@ def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> An
         return result.eval()
     if isinstance(first, Mapping):
         if not all(isinstance(model, Mapping) and list(model) == list(first) for model in models):
-            raise SilodpError(
-                "models have different parameter names: give state dicts of one model.",
-                code="model.not_averageable",
-                field="models",
-            )
+            raise _refuse("models have different parameter names: give state dicts of one model.")
         return {
             name: _average_values(name, [model[name] for model in models], name in buffers) for name in first
         }
-    if isinstance(first, Tensor | np.ndarray):
+    if isinstance(first, torch.Tensor | np.ndarray):
         return _average_values("the vector", models)
     raise SilodpError(
         f"models[0] is a {type(first).__name__}: give torch modules, state dicts, or vectors of parameters.",
@@ -181,58 +175,39 @@ def _average(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> An
 
 def _refuse_hidden_state(module: nn.Module) -> None:
     """Refuse tensors that a module keeps beside its state dict: they would be released as they are."""
-    from torch import Tensor
-
     for place, part in module.named_modules():
         hidden = [*part._non_persistent_buffers_set]
-        hidden += [name for name, value in vars(part).items() if isinstance(value, Tensor)]
+        hidden += [name for name, value in vars(part).items() if isinstance(value, torch.Tensor)]
         if hidden:
             where = ".".join(filter(None, [place, hidden[0]]))
-            raise SilodpError(
+            raise _refuse(
                 f"{where} is kept outside the state dict, where nothing averages it or says what it holds: give state "
-                "dicts of parameters instead of modules.",
-                code="model.not_averageable",
-                field="models",
+                "dicts of parameters instead of modules."
             )
 
 
 def _average_values(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
     """Average in double precision; buffers, and what is no real number, must be the same everywhere."""
-    import torch
-    from torch import Tensor
-
-    if not all(isinstance(value, Tensor | np.ndarray) for value in values):
-        raise SilodpError(
-            f"{name} is no tensor in every model: give parameters only.",
-            code="model.not_averageable",
-            field="models",
-        )
+    if not all(isinstance(value, torch.Tensor | np.ndarray) for value in values):
+        raise _refuse(f"{name} is no tensor in every model: give parameters only.")
     tensors = [torch.as_tensor(value).detach() for value in values]
     first = tensors[0]
     tensors = [tensor.to(first.device) for tensor in tensors]
     if not all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in tensors):
         shapes = ", ".join(sorted({f"{tuple(t.shape)} {t.dtype}" for t in tensors}))
-        raise SilodpError(
-            f"{name} differs between the models ({shapes}): give models of one shape and type.",
-            code="model.not_averageable",
-            field="models",
-        )
-    if buffer or name.endswith(("running_mean", "running_var")) or not first.is_floating_point():
-        alone = len(tensors) == 1 and name.endswith(("running_mean", "running_var"))
+        raise _refuse(f"{name} differs between the models ({shapes}): give models of one shape and type.")
+    is_statistic = name.endswith(("running_mean", "running_var"))
+    if buffer or is_statistic or not first.is_floating_point():
+        # What no gradient has trained got no noise. All parties may have one public constant; statistics never are.
+        alone = len(tensors) == 1 and is_statistic
         if alone or not all(torch.equal(tensor, first) for tensor in tensors):
             what = "comes from one model alone" if alone else "differs between the models"
-            raise SilodpError(
+            raise _refuse(
                 f"{name} {what}: what training has left there carries no noise, so it cannot be released; train "
-                "without batch statistics and counters.",
-                code="model.not_averageable",
-                field="models",
+                "without batch statistics and counters."
             )
         return first.clone()
     mean = torch.stack([tensor.double() for tensor in tensors]).mean(dim=0)
     if not bool(torch.isfinite(mean).all()):
-        raise SilodpError(
-            f"{name} is not finite in every model: leave out those that diverged.",
-            code="model.not_averageable",
-            field="models",
-        )
+        raise _refuse(f"{name} is not finite in every model: leave out those that diverged.")
     return mean.to(first.dtype)

@@ -2,7 +2,8 @@
 
 `Method` derives from `ServerStep`, `Sampling`, `UserWeights` and `PublicState`. By their defaults all take part, with
 equal weights and without state; a method overrides the members of the role that it needs. Few methods have budgets of
-single units, so that role is an object of its own: `Method.budgets`.
+single units, so that role is an object of its own: `Method.budgets`. The functions at the end compute users' weights,
+and check that nobody's add to more than 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
+from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +30,10 @@ class FederationSize:
     """The public size of a federation.
 
     Attributes:
-        silos: S.
-        users: U, the length of the public list of ids.
-        noise_sized_for: the number of silos that noise shares are sized for; None: all.
-        budgets: (U,) the users' own ε, as public as the list of ids; None where nobody has one.
+        silos: The number S of silos.
+        users: The number U of users, the length of the public list of ids.
+        noise_sized_for: The number of silos that noise shares are sized for; None stands for all.
+        budgets: The users' own ε (U,), as public as the list of ids; None where nobody has one.
     """
 
     silos: int
@@ -41,7 +43,7 @@ class FederationSize:
 
     @property
     def min_survivors(self) -> int:
-        """m, the fewest silos whose answers may be added up."""
+        """The fewest silos m whose answers may be added up."""
         return self.silos if self.noise_sized_for is None else self.noise_sized_for
 
 
@@ -58,12 +60,12 @@ class ServerStep:
 
     @property
     def server_learning_rate(self) -> float:
-        """η_g, above 0."""
+        """The server's learning rate η_g, above 0."""
         return 1.0
 
     @property
     def server_momentum(self) -> float:
-        """Heavy-ball momentum of the default server optimizer, in [0, 1)."""
+        """The heavy-ball momentum of the default server optimizer, in [0, 1)."""
         return 0.0
 
     def server_scale(self, population: FederationSize) -> float:
@@ -79,7 +81,7 @@ class Sampling:
 
     @property
     def common_sampling_rate(self) -> float | None:
-        """q, in (0, 1], with which every user takes part in a round; None where users have rates of their own.
+        """The probability q in (0, 1] with which a user takes part in a round; None where users have their own rates.
 
         An aggregator that hides the sample needs it before the size of the federation is known.
         """
@@ -121,11 +123,11 @@ class Sampling:
         """Draw, once for the run, which records of a silo take part: (n,) bool; by default all.
 
         Args:
-            user: (n,) int64, whose record each is.
-            place: of the silo in the public order, counted from 0.
-            population: the public size of the federation.
-            stream: the silo's own.
-            budget: (n,) the records' own ε; None where they have none.
+            user: The user (n,) int64 of each record.
+            place: The silo's place in the public order, counted from 0.
+            population: The public size of the federation.
+            stream: The silo's random stream.
+            budget: The records' own ε (n,); None where they have none.
         """
         return np.ones(len(user), dtype=bool)
 
@@ -147,10 +149,10 @@ class UserWeights:
         """Return what a silo says of its counts where `needs_counts`: by default all of them.
 
         Args:
-            counts: (U,) int64, n[s,u] of one silo.
+            counts: The numbers n[s,u] of one silo, (U,) int64.
 
         Returns:
-            c[s,u], (U,) int64, above 0 where n[s,u] is.
+            The numbers c[s,u], (U,) int64, above 0 where n[s,u] is.
         """
         return counts
 
@@ -161,9 +163,10 @@ class UserWeights:
         itself. Otherwise the server computes them, and sends each silo its own.
 
         Args:
-            counts: (S, U) int64, `count_for_weights` of every silo; None unless `needs_counts`.
-            population: the public size of the federation.
+            counts: The `count_for_weights` of every silo, (S, U) int64; None unless `needs_counts`.
+            population: The public size of the federation.
         """
+        # Broadcast: S·U equal numbers take the memory of one.
         return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
     def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
@@ -172,12 +175,13 @@ class UserWeights:
         A silo sees its own weights only, so it cannot check that a user's weights add to at most 1 over all silos.
 
         Args:
-            weights: (U,) float64, finite.
-            counts: (U,) int64, `count_for_weights` of the silo.
+            weights: The silo's finite weights (U,) float64.
+            counts: The `count_for_weights` of the silo, (U,) int64.
 
         Returns:
-            what is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
+            What is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
         """
+        # NaN compares as False, so it is refused as well.
         within = (weights >= 0) & (weights <= 1)
         return None if within.all() else "is not between 0 and 1"
 
@@ -204,7 +208,7 @@ class PublicState:
         """Check the values that the server sends, of the right types and shapes and finite, on the silo's side.
 
         Returns:
-            what is wrong, as the end of a sentence ("is not …"); None if they are values that the state can take.
+            What is wrong, as the end of a sentence ("is not …"); None if they are values that the state can take.
         """
         return None
 
@@ -214,12 +218,12 @@ class PublicState:
         """Split a round's noisy sum into the update of the model and the next state.
 
         Args:
-            total: (d + `extra_coordinates`,) float64.
-            state: of this round.
-            population: the public size of the federation.
+            total: The noisy sum (d + `extra_coordinates`,) float64.
+            state: The state of this round.
+            population: The public size of the federation.
 
         Returns:
-            the sum of the updates (d,) float64, and the state of the next round.
+            The sum of the updates (d,) float64, and the state of the next round.
         """
         return total, dict(state)
 
@@ -232,11 +236,12 @@ class UnitBudgets:
     are those of a method whose units have none.
 
     Attributes:
-        unit: whose budgets the method needs, with its settings; None: nobody's.
-        adversary: the adversary against which budgets are met; None: each one that the run's budget is met against.
-        max_rounds: the number of rounds that the budgets are met over, each released once; None: no limit.
-        planned_rounds: the number of rounds that the budgets are spread over; None where there are no budgets.
-        retires_after: the number of rounds after which units leave one by one, as their budgets are used up; None: they
+        unit: The unit whose budgets the method needs, with its settings; None stands for nobody.
+        adversary: The adversary against which budgets are met; None stands for each one that the run's budget is met
+            against.
+        max_rounds: The number of rounds that the budgets are met over, each released once; None sets no limit.
+        planned_rounds: The number of rounds that the budgets are spread over; None where there are no budgets.
+        retires_after: The number of rounds after which units leave one by one, as their budgets are used up; None: they
             do not.
     """
 
@@ -250,8 +255,8 @@ class UnitBudgets:
         """Return what a round costs the unit with the largest budget.
 
         Args:
-            event: what the round costs any unit at most, with the noise that is drawn.
-            view: of the adversary.
+            event: The event that a round costs any unit at most, with the noise that is drawn.
+            view: The adversary's view.
         """
         return event
 
@@ -267,15 +272,15 @@ class UnitBudgets:
         """Return one entry for each budget: what was asked for, and what was charged.
 
         Args:
-            view: the adversary.
-            budgets: of the records of each silo (n_s,), or of all users ((U,), once); public.
-            joined: (S,), the number of rounds each silo took part in.
-            rounds: the number of rounds that were run.
-            delta: δ.
-            accountant: the run's.
+            view: The adversary's view.
+            budgets: The budgets of the records of each silo (n_s,), or of all users ((U,), once); public.
+            joined: The number of rounds that each silo took part in, (S,).
+            rounds: The number of rounds that were run.
+            delta: The δ of the accounting.
+            accountant: The run's accountant.
 
         Returns:
-            entries {"budget", "units", "planned", "realized", ...}, the last two being ε at δ.
+            Entries {"budget", "units", "planned", "realized", ...}, the last two being ε at δ.
         """
         return ()
 
@@ -285,12 +290,12 @@ class UnitBudgets:
         """Return the accounts of a silo's own records; they stay in the silo.
 
         Args:
-            budget: (n,) the ε of the selected records; None where they have none.
-            rounds: the number of rounds so far.
-            memory: what the silo keeps (see `LocalContext.memory`).
+            budget: The ε (n,) of the selected records; None where they have none.
+            rounds: The number of rounds so far.
+            memory: What the silo keeps (see `LocalContext.memory`).
 
         Returns:
-            arrays (n,) by name.
+            Arrays (n,) by name.
         """
         return {}
 
@@ -309,3 +314,92 @@ class UnitBudgets:
 
 NO_BUDGETS = UnitBudgets()
 """No unit has a budget of its own."""
+
+
+# --- Users' weights -----------------------------------------------------------------------------------------------
+
+
+def compute_user_weights(
+    method: UserWeights, counts: np.ndarray | None, population: FederationSize
+) -> np.ndarray:
+    """Return a method's weights, checked: whoever wrote it, noise is sized for users whose weights add to at most 1.
+
+    Args:
+        method: The method, see `UserWeights.user_weights`.
+        counts: The numbers of records (S, U) int64, or None.
+        population: The public size of the federation.
+
+    Returns:
+        The weights w[s,u], (S, U) float64.
+
+    Raises:
+        SilodpError: the weights have another shape, one is negative or not finite, or a user's total is above 1.
+    """
+    weights = np.asarray(method.user_weights(counts, population), dtype=np.float64)
+    if np.shape(weights) != (population.silos, population.users):
+        raise SilodpError(
+            f"{type(method).__name__}.user_weights returns shape {np.shape(weights)}: return one weight for each of "
+            f"{population.silos} silos and {population.users} users.",
+            code="argument.shape",
+            field="weights",
+        )
+    if weights.strides[1] == 0:
+        # The same for all users (`np.broadcast_to`): one column says all, and S·U numbers need not be made.
+        return np.broadcast_to(validate_weights(weights[:, :1]), weights.shape)
+    return validate_weights(weights)
+
+
+def uniform_weight(silos: int) -> float:
+    """Return w[s,u] = 1/S, which needs to know nothing about anyone.
+
+    Source: ULDP-FL (Kato et al. 2024), Algorithm 3, line 16.
+    """
+    return float(validate_weights(np.full((silos, 2), 1.0 / silos))[0, 0])
+
+
+def weigh_by_records(counts: np.ndarray) -> np.ndarray:
+    """Return w[s,u] = n[s,u]/N[u], (S, U), 0 for a person without records.
+
+    Args:
+        counts: The numbers of records n[s,u], (S, U) int64.
+
+    Source: ULDP-FL (Kato et al. 2024), Eq. 3, "ULDP-AVG-w".
+    """
+    # A person without records has the total 0 and only weights of 0: divide by 1 in place of 0.
+    totals = counts.sum(axis=0)
+    return validate_weights(counts / np.maximum(totals, 1))
+
+
+def weigh_at_home(counts: np.ndarray) -> np.ndarray:
+    """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U) float64.
+
+    Args:
+        counts: The numbers of records n[s,u], (S, U) int64.
+    """
+    home = np.zeros(counts.shape)
+    # argmax takes the first of equals, so that every party finds the same home.
+    home[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
+    return validate_weights(np.where(counts > 0, home, 0.0))
+
+
+def validate_weights(weights: np.ndarray) -> np.ndarray:
+    """Return the weights (S, U), scaled down where rounding pushed a person's total above 1.
+
+    Soundness needs Σ_s w[s,u] ≤ 1 for every person u (docs/privacy.md, section 2), since noise is sized for that.
+
+    Raises:
+        SilodpError: a weight is negative or not finite, or a person's total is really above 1.
+    """
+    totals = weights.sum(axis=0)
+    # 1e-9 is far above what summing S numbers rounds by, and is scaled away below: noise is sized for exactly 1.
+    if (weights < 0).any() or (totals > 1 + 1e-9).any() or not np.isfinite(weights).all():
+        # The message names the user with the largest total; a total that is no number counts as the largest.
+        user = int(np.argmax(np.where(np.isfinite(totals), totals, np.inf)))
+        raise SilodpError(
+            f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "
+            "since noise is sized for that.",
+            code="argument.value",
+            field="weights",
+        )
+    scaled: np.ndarray = weights / np.maximum(totals, 1.0)
+    return scaled

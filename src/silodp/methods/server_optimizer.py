@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from silodp._lazy import Registry
+from silodp._lazy import Registry, torch
 from silodp.settings import Momentum, Positive, Settings, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 State = Mapping[str, "Tensor"]
 
@@ -36,10 +35,10 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
         """Return the state before the first round.
 
         Args:
-            params: (d,), the untrained model.
+            params: The untrained model (d,).
 
         Returns:
-            tensors by name, whose names, types and shapes stay the same; none by default. The name "params" and names
+            Tensors by name, whose names, types and shapes stay the same; none by default. The name "params" and names
             that begin with "method/" are taken.
         """
         return {}
@@ -51,14 +50,14 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
         """Return the next model and the next state; neither argument is changed in place.
 
         Args:
-            params: (d,), the present model, on its device and of its type.
-            total: (d,) float64 on the CPU, the noisy sum of the silos' updates, which points downhill.
-            state: what `initial_state` or the last step returned.
-            learning_rate: η_g, the method's `server_learning_rate`.
-            scale: the method's `server_scale`; scale·total is the mean update.
+            params: The present model (d,), on its device and of its type.
+            total: The noisy sum (d,) of the silos' updates, float64 on the CPU, which points downhill.
+            state: The state that `initial_state` or the last step returned.
+            learning_rate: The method's `server_learning_rate` η_g.
+            scale: The method's `server_scale`; scale·total is the mean update.
 
         Returns:
-            the model (d,), and the state.
+            The model (d,), and the state.
         """
 
     def output_params(self, params: Tensor, state: State) -> Tensor:
@@ -71,21 +70,22 @@ class ServerSgd(ServerOptimizer):
     """Gradient descent with heavy-ball momentum: v ← momentum·v + total, x ← x + η_g·scale·v.
 
     Attributes:
-        momentum: in [0, 1).
+        momentum: The factor in [0, 1) of the velocity that is kept from round to round.
+
+    Source: FedAvgM, Hsu, Qi and Brown 2019 (Measuring the Effects of Non-Identical Data Distribution).
     """
 
     momentum: Momentum = 0.0
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no velocity yet: {"velocity": (d,) float64}."""
-        import torch
-
         return {"velocity": torch.zeros(params.numel(), dtype=torch.float64)}
 
     def step(
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
+        # In float64, as the noisy sum: only the finished move is rounded to the type of the model.
         velocity = self.momentum * state["velocity"] + total
         rate = learning_rate * scale
         return params + (rate * velocity).to(params), {"velocity": velocity}
@@ -98,8 +98,8 @@ class ServerAdam(ServerOptimizer):
     There is no bias correction, and v begins at τ², as published.
 
     Attributes:
-        beta1, beta2: in [0, 1).
-        adaptivity: τ, above 0, in units of the mean update; the smaller, the more adaptive.
+        beta1, beta2: The factors in [0, 1) of the moments that are kept from round to round.
+        adaptivity: The constant τ above 0, in units of the mean update; the smaller, the more adaptive.
 
     Source: Reddi et al., Adaptive Federated Optimization, 2021, Algorithm 2.
     """
@@ -110,8 +110,7 @@ class ServerAdam(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
-        import torch
-
+        # v begins at τ² and not at 0, so that the first steps are not divided by τ alone.
         zeros = torch.zeros(params.numel(), dtype=torch.float64)
         return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
 
@@ -119,6 +118,7 @@ class ServerAdam(ServerOptimizer):
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step (see `ServerOptimizer.step`)."""
+        # Of the mean update, so that τ keeps its meaning whatever the number of silos.
         update = scale * total
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * update
         square = self.beta2 * state["square"] + (1 - self.beta2) * update**2
@@ -134,8 +134,10 @@ class TailAverage(ServerOptimizer):
     costs no ε. The checkpoint grows by `last` models.
 
     Attributes:
-        last: the number of rounds whose models are averaged; fewer, where fewer were run.
-        optimizer: what takes the steps.
+        last: The number of rounds whose models are averaged; fewer, where fewer were run.
+        optimizer: The optimizer that takes the steps.
+
+    Source: tail averaging of Jain et al. 2018 (Parallelizing Stochastic Gradient Descent for Least Squares Regression).
     """
 
     last: Annotated[int, Whole(limit=10_000, what="rounds")]
@@ -143,8 +145,6 @@ class TailAverage(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
-        import torch
-
         inner = {f"optimizer/{name}": value for name, value in self.optimizer.initial_state(params).items()}
         models = torch.zeros(self.last, params.numel(), dtype=params.dtype)
         return {**inner, "models": models, "rounds": torch.zeros((), dtype=torch.int64)}
@@ -153,17 +153,17 @@ class TailAverage(ServerOptimizer):
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step of `optimizer`, and keep its model."""
-        import torch
-
         prefix = "optimizer/"
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         params, inner = self.optimizer.step(params, total, inner, learning_rate, scale)
+        # A ring of fixed shape, newest last: shapes of the state must not change from round to round.
         models = torch.cat([state["models"][1:], params.detach().cpu()[None]])
         kept = {prefix + name: value for name, value in inner.items()}
         return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
 
     def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the average of the models kept, in double precision and back: (d,)."""
+        # The first rows are zeros until so many rounds were run, and are left out.
         kept = min(int(state["rounds"]), self.last)
         return params if kept == 0 else state["models"][-kept:].double().mean(dim=0).to(params)
 

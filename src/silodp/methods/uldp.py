@@ -8,26 +8,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 
-from silodp.accounting.events import (
-    Event,
-    Gaussian,
-    NonPrivate,
-    PoissonSampled,
-    RevealedSample,
-    SampledReplacement,
-    explain_not_private,
-    replace_unit,
-    scale_shift,
-)
+from silodp._lazy import torch
+from silodp.accounting import events
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.methods.base import ALL_NOISE_KNOWN, OMIT_NONE, LinkageCase, LocalContext, Method
-from silodp.methods.roles import NO_BUDGETS, EventsBySurvivors, FederationSize, UnitBudgets
+from silodp.methods import base, roles
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
-from silodp.methods.weights import uniform_weight, weigh_at_home, weigh_by_records
 from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability
+from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
@@ -51,7 +41,7 @@ _DISCLOSED = {
 
 
 @dataclass(frozen=True, repr=False)
-class UldpAvg(Method):
+class UldpAvg(base.Method):
     """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²).
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC.
@@ -62,17 +52,19 @@ class UldpAvg(Method):
     server_learning_rate·clip/S.
 
     Attributes:
-        noise_multiplier: σ of the sum over all silos, in units of the clip.
-        clip: C, the 2-norm that a person's update is clipped to; 1 with `step`.
-        local: the training on one person's records.
-        weighting: "uniform": w[s,u] = 1/S; "present": 1 over the number of silos in which u has records, in these
-            silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's records (the first of equals).
-        user_sampling: q, one coin per person and round, for all silos together.
-        personal: how every person's own budget is met, by their own q_u or clip; None: all are treated alike.
-        step: the longest move of the model in a round, in its parameters' units: that of a round for which all
+        noise_multiplier: The multiplier σ of the sum over all silos, in units of the clip.
+        clip: The 2-norm C that a person's update is clipped to; 1 with `step`.
+        local: The training on one person's records.
+        weighting: How a person's weight of 1 is divided. "uniform": w[s,u] = 1/S; "present": 1 over the number of silos
+            in which u has records, in these silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's
+            records (the first of equals).
+        user_sampling: The probability q of the coin for every person and round, one for all silos together.
+        personal: How every person's own budget is met, by their own q_u or clip; None treats all alike.
+        step: The longest move of the model in a round, in its parameters' units: that of a round for which all
             persons' updates have one direction. 1 if neither `step` nor `clip` is given.
 
-    Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4; ν: Bu et al., Automatic Clipping, 2023.
+    Source: ULDP-FL (Kato et al. 2024), Algorithms 3 and 4, weights by records: Eq. 3; .01 is the γ of AUTO-S (Bu et al.
+    2023, Automatic Clipping). The events against silos and shares are not in the paper: docs/privacy.md, section 3.
     """
 
     noise_multiplier: NoiseMultiplier
@@ -83,7 +75,7 @@ class UldpAvg(Method):
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
     personal: UserBudgets | None = None
-    step: Positive | None = field(default=None, metadata=OMIT_NONE)
+    step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -94,28 +86,25 @@ class UldpAvg(Method):
         super().__post_init__()
         if self.clip is None and self.step is None:
             if self.server_learning_rate != 1:
-                raise SilodpError(
+                raise base.conflict_error(
                     f"server_learning_rate = {self.server_learning_rate:g} without clip: give clip as well, or step "
                     "instead of both.",
-                    code="argument.conflict",
-                    field="clip",
+                    "clip",
                 )
             object.__setattr__(self, "step", 1.0)
         if self.step is not None:
             if self.clip not in (None, 1.0) or self.server_learning_rate != 1:
-                raise SilodpError(
+                raise base.conflict_error(
                     f"step = {self.step:g} and {'clip' if self.clip not in (None, 1.0) else 'server_learning_rate'}: "
                     "give step alone, or clip and server_learning_rate without it.",
-                    code="argument.conflict",
-                    field="step",
+                    "step",
                 )
             object.__setattr__(self, "clip", 1.0)
         if self._own_rates and self.user_sampling != 1:
-            raise SilodpError(
+            raise base.conflict_error(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
                 "every person has their own rate (their mean is personal.mean_sampling).",
-                code="argument.conflict",
-                field="user_sampling",
+                "user_sampling",
             )
 
     @property
@@ -124,7 +113,7 @@ class UldpAvg(Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Who learns what of persons' budgets."""
+        """The assumptions about who learns what of persons' budgets."""
         return () if self.personal is None else self.personal.assumptions
 
     # --- Budgets of single persons ---
@@ -133,11 +122,11 @@ class UldpAvg(Method):
     can_separate: ClassVar[bool] = True
 
     @property
-    def budgets(self) -> UnitBudgets:
+    def budgets(self) -> roles.UnitBudgets:
         """The persons' budgets, where `personal` is set."""
         if self.personal is None:
-            return NO_BUDGETS
-        return self.budget_calibration or UnitBudgets(**self.personal.role)
+            return roles.NO_BUDGETS
+        return self.budget_calibration or roles.UnitBudgets(**self.personal.role)
 
     def without_budgets(self) -> Self:
         """Return the method without `personal`."""
@@ -155,24 +144,26 @@ class UldpAvg(Method):
                 field="personal",
             )
         if rounds > self.personal.rounds:
-            raise SilodpError(
+            raise base.conflict_error(
                 f"rounds = {rounds}: persons' budgets are met over {self.personal.rounds}; take no more, or raise "
                 "personal.rounds, which every budget then has to last for.",
-                code="argument.conflict",
-                field="rounds",
+                "rounds",
             )
 
-    def calibrate(self, costs: EventsBySurvivors, population: FederationSize, delta: float) -> Self:
+    def calibrate(
+        self, costs: roles.EventsBySurvivors, population: roles.FederationSize, delta: float
+    ) -> Self:
         """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
+        # A copy, because frozen: `replace` leaves the calibration out, which is set below.
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
         found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
         object.__setattr__(method, "budget_calibration", found)
         return method
 
-    def _find_own_parameters(self, population: FederationSize) -> np.ndarray:
+    def _find_own_parameters(self, population: roles.FederationSize) -> np.ndarray:
         if self.budget_calibration is None or population.budgets is None:
             raise SilodpError(
                 "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
@@ -197,17 +188,19 @@ class UldpAvg(Method):
         """Return the counts, or 1 for each that is above 0 where only presence matters."""
         return np.minimum(counts, 1) if self.weighting == "present" else counts
 
-    def user_weights(self, counts: np.ndarray | None, population: FederationSize) -> np.ndarray:
+    def user_weights(self, counts: np.ndarray | None, population: roles.FederationSize) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
-            return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
+            return np.broadcast_to(
+                roles.uniform_weight(population.silos), (population.silos, population.users)
+            )
         if counts is None:
             raise SilodpError(
                 f"weighting = '{self.weighting}' needs the record counts of every silo: none were given.",
                 code="method.not_set_up",
             )
         counted = self.count_for_weights(counts)
-        return weigh_at_home(counted) if self.weighting == "home" else weigh_by_records(counted)
+        return roles.weigh_at_home(counted) if self.weighting == "home" else roles.weigh_by_records(counted)
 
     def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
@@ -220,27 +213,24 @@ class UldpAvg(Method):
 
     @property
     def common_sampling_rate(self) -> float | None:
-        """q; None where everyone has their own."""
+        """The probability q; None where everyone has their own."""
         return None if self._own_rates else self.user_sampling
 
-    def sampling_rates(self, population: FederationSize) -> float | np.ndarray:
+    def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
         return self._find_own_parameters(population) if self._own_rates else self.user_sampling
 
     # --- A round ---
 
-    def local_update(self, context: LocalContext) -> ClippedRowStream:
+    def local_update(self, context: base.LocalContext) -> ClippedRowStream:
         """Train for every person, and clip to C or their own clip; those of weight or clip 0 are left out."""
-        import torch
-
+        # Nobody trains for users who are not in the sample: their rows would be multiplied by 0.
         present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
             own = torch.from_numpy(self._find_own_parameters(context.population))
             present = present & (own > 0)[context.user]
-        from silodp.training.sgd import user_updates
-
-        deltas = user_updates(
+        deltas = sgd.user_updates(
             context.task,
             context.params,
             context.x[present],
@@ -262,9 +252,10 @@ class UldpAvg(Method):
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
-    def bounds(self, population: FederationSize) -> Bounds:
+    def bounds(self, population: roles.FederationSize) -> Bounds:
         """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
         share = self.share_multiplier(population.min_survivors)
+        # Uniform weights put 1/S of a person's clip into every silo; others may put all of it into one.
         sharing, total = population.silos if self.weighting == "uniform" else 1, population.users * self.clip
         return Bounds(self.clip, self.clip, share, total, silos_sharing_weight=sharing)
 
@@ -272,7 +263,7 @@ class UldpAvg(Method):
         """Return one silo's noise in units of C, such that m shares add to σ."""
         return self.noise_multiplier / math.sqrt(noise_sized_for)
 
-    def server_scale(self, population: FederationSize) -> float:
+    def server_scale(self, population: roles.FederationSize) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
         The sum is not divided by the realized number of participants, which is private, nor by the mean of all q_u,
@@ -284,73 +275,68 @@ class UldpAvg(Method):
             return self.step / (q * population.users)
         return 1.0 / (q * population.users * population.silos)
 
-    def dp_event(self, view: View) -> Event:
+    def dp_event(self, view: View) -> events.Event:
         """Return the event of one round (docs/privacy.md, section 3).
 
         With per-user budgets it is the event of a person who takes part in every round with the full clip.
         """
         if self.noise_multiplier == 0:
-            return NonPrivate("noise_multiplier is 0")
+            return base.NO_NOISE
         if view.counts_disclosed and self.needs_counts:
             by = "by records" if self.weighting == "records" else f"'{self.weighting}'"
-            return NonPrivate(
+            return events.NonPrivate(
                 f"counts disclosed: weighting {by} in clear shows it {_DISCLOSED[self.weighting]}"
             )
-        share = self.share_multiplier(view.min_survivors)
-        uniform = self.weighting == "uniform"
-        if view.adversary == "silo":
-            others = view.unknown_shares
-            if others < 1:
-                return ALL_NOISE_KNOWN
-            if uniform:
-                # The part of the sum that colluding silos do not know moves by others/S at most. That is largest where
-                # the colluding silos are not in the sum themselves.
-                others = min(view.shares_in_sum, view.silos - view.colluding)
-                reach = others / view.silos
-            else:
-                # Removing a person's records from the other silos raises the weight of their update in the colluding
-                # silo, which that silo knows: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
-                if (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
-                    return SampledReplacement(self.user_sampling, Gaussian(share * math.sqrt(others)))
-                reach = 2.0
-            seen = Gaussian(share * math.sqrt(others) / reach)
-        elif view.sees_shares:
+        if view.unknown_shares < 1:
+            return base.ALL_NOISE_KNOWN
+        share, is_silo = self.share_multiplier(view.min_survivors), view.adversary == "silo"
+        if view.sees_shares and not is_silo:
             # √Σ_s w[s,u]²: 1/√S for uniform weights; 1 when all of someone's records lie in one silo.
-            spread = 1 / math.sqrt(view.silos) if uniform else 1.0
-            seen = Gaussian(share / spread)
+            spread = 1 / math.sqrt(view.silos) if self.weighting == "uniform" else 1.0
+            seen = events.Gaussian(share / spread)
+        elif self.weighting == "uniform":
+            # Each silo in the sum carries 1/S of the clip. Colluding silos know their own parts, so that what they do
+            # not know moves farthest, by others/S, where they are not in the sum themselves.
+            others = base.count_honest_shares(view)
+            seen = events.Gaussian(share * math.sqrt(others) / (others / view.silos))
         else:
-            # Uniform weights: each of the n silos in the sum carries 1/S of the clip. By records, one may carry all.
-            reach = view.shares_in_sum / view.silos if uniform else 1.0
-            seen = Gaussian(share * math.sqrt(view.shares_in_sum) / reach)
+            # One silo may carry a person's whole clip. Removing their records from the other silos raises the weight of
+            # their update in a colluding silo, which knows it: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2 clips.
+            hidden = share * math.sqrt(view.unknown_shares)
+            if is_silo and (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
+                return events.SampledReplacement(self.user_sampling, events.Gaussian(hidden))
+            seen = events.Gaussian(hidden / 2 if is_silo else hidden)
         if self.user_sampling == 1:
             return seen
-        sampled = RevealedSample if view.knows_sample else PoissonSampled
+        sampled = events.RevealedSample if view.knows_sample else events.PoissonSampled
         return sampled(self.user_sampling, seen)
 
-    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
+    def linkage_cases(self, event: events.Event, view: View) -> tuple[base.LinkageCase, ...]:
         """Return the cases of docs/privacy.md, section 10; every further id is another person, with another coin."""
-        if explain_not_private(event) is not None:
+        if events.explain_not_private(event) is not None:
             return ()
         if self.weighting == "uniform":
-            others = view.silos - view.colluding if view.adversary == "silo" else view.shares_in_sum
-            in_sum = min(others, view.shares_in_sum)
+            in_sum = base.count_honest_shares(view)
             # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
             one = math.sqrt((view.silos + 3) / view.silos) if view.sees_shares else (in_sum + 1) / in_sum
             factors = {"two ids in one silo": one, "two ids in every silo": 2.0}
         else:
             factors = {f"{ids} ids over all silos": float(ids) for ids in (2, 3, 4)}
         several = [
-            LinkageCase(case, scale_shift(event, factor), self.samples_users)
+            base.LinkageCase(case, events.scale_shift(event, factor), self.samples_users)
             for case, factor in factors.items()
         ]
-        return (*several, LinkageCase("records filed under another person's id", replace_unit(event)))
+        return (
+            *several,
+            base.LinkageCase("records filed under another person's id", events.replace_unit(event)),
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class UldpSgd(UldpAvg):
     """ULDP-SGD is ULDP-AVG with one full-batch step of unit size: Δ[s,u] = −∇ on u's records in s.
 
-    Source: ULDP-FL (Kato et al. 2024), Algorithm 3.
+    Source: ULDP-FL (Kato et al. 2024), Algorithm 3, "ULDP-SGD".
     """
 
     local: LocalTraining = field(

@@ -6,24 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from silodp.accounting import events
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.charges import compute_cost
-from silodp.accounting.events import (
-    Event,
-    Gaussian,
-    NonPrivate,
-    PoissonSampled,
-    RevealedSample,
-    SampledReplacement,
-    Skellam,
-    find_costliest_event,
-    list_nested,
-)
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary, View
 from silodp.errors import SilodpError
 from silodp.methods.roles import EventsBySurvivors, UnitBudgets
@@ -34,21 +24,27 @@ if TYPE_CHECKING:
     from silodp.accounting.budget_curve import EpsilonCurve
 
 By = Literal["sampling", "clip"]
+_Release = events.Gaussian | events.Skellam
+_WHAT = {"sampling": "sampling rate", "clip": "clip"}
+_ALL = {"sampling": "being in every round", "clip": "the whole clip"}
 _MIN_PARAMETER = 1e-4  # a rate or clip below is as good as none
 _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
 
 @dataclass(frozen=True)
 class UserBudgets(Settings, prefix="personal."):
-    """How persons' budgets are met: public constants.
+    """How persons' budgets are met; all of it is public.
 
     Attributes:
         by: "sampling": person u is sampled with their own q_u; "clip": their rows are clipped to c_u·C, c_u ≤ 1.
-        rounds: T that the budgets are for; a run has no more, and no second release of a round.
-        largest_budget: the ε that the run is charged as; larger budgets are treated as this one.
-        adversary: against which the budgets are met; ε against the others is reported.
-        mean_sampling: q̄, a public guess of the mean of q_u, for the scale of a step; only, and always, by sampling.
-        accountant: None: the tightest one for the noise that is drawn.
+        rounds: The number T of rounds that the budgets are for; a run has no more, and no second release of a round.
+        largest_budget: The ε that the run is charged as; larger budgets are treated as this one.
+        adversary: The adversary against which the budgets are met; ε against the others is reported.
+        mean_sampling: A public guess of the mean of q_u, for the scale of a step; set it always by sampling, and only
+            there.
+        accountant: The accountant of the budgets; None takes the tightest one for the noise that is drawn.
+
+    Source: Boenisch et al. 2023 (Have it your way), "Sample" and "Scale", here for persons in place of records.
 
     Raises:
         SilodpError: a constant is out of range.
@@ -87,7 +83,7 @@ class UserBudgets(Settings, prefix="personal."):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Who learns what, and what ε is about."""
+        """The assumptions: what others learn of a person's budget, and which person ε is about."""
         learns = {
             "sampling": "the rate they are sampled with: every round's sample is drawn with these rates",
             "clip": "their own clip: every silo clips their rows to it",
@@ -105,75 +101,86 @@ class FullParticipationCost:
     """What a round costs, against one adversary, a person who is always in it with the whole clip.
 
     Attributes:
-        event: the event of a round, with the noise that is drawn.
-        extra: by how much more than in real numbers they can move the sum of integers, in clips; rounding adds it, so
-            it does not shrink with their clip.
-        knows_sample: whether the adversary sees who was sampled.
+        event: The event of a round, with the noise that is drawn.
+        extra: How much farther than in real numbers a person can move the sum of integers, in clips. Rounding adds it,
+            so it does not shrink with their clip.
+        knows_sample: Whether the adversary sees who was sampled.
     """
 
-    event: Event
+    event: events.Event
     extra: float
     knows_sample: bool
 
     @classmethod
-    def of(cls, event: Event, exact: Event, view: View) -> FullParticipationCost:
+    def of(cls, event: events.Event, exact: events.Event, view: View) -> Self:
         """Return the cost of `event`, which is `exact` with the noise of integers (see `Method.dp_event`)."""
-        extra = 0.0 if isinstance(event, NonPrivate) else max(0.0, _noise(exact) / _noise(event) - 1)
+        # The noise of integers is smaller in units of what a person moves: rounding lets them move the sum farther.
+        extra = (
+            0.0
+            if isinstance(event, events.NonPrivate)
+            else max(0.0, _find_noise(exact) / _find_noise(event) - 1)
+        )
         return cls(event, extra, view.knows_sample)
 
-    def at(self, by: By, parameter: float) -> Event:
-        """Return the event of a person with this q_u, or c_u, in [0, 1]."""
-        if isinstance(self.event, NonPrivate):
-            return self.event
-        return (
-            self._with_sampling(parameter)
-            if by == "sampling"
-            else _with_smaller_clip(self.event, self.extra, parameter)
+    @classmethod
+    def of_all(
+        cls, known: Sequence[tuple[View, events.Event]], exact_event: Callable[[View], events.Event]
+    ) -> Self:
+        """Return what covers a round, however many silos answer it."""
+        wholes = [cls.of(event, exact_event(view), view) for view, event in known]
+        event = events.find_costliest_event([whole.event for whole in wholes])
+        return cls(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)
+
+    def at(self, by: By, parameter: float) -> events.Event:
+        """Return the event of a person with this q_u, or c_u, in [0, 1].
+
+        Raises:
+            SilodpError: the event is of a kind that cannot be sampled again, or has no smaller clip.
+        """
+        match self.event:
+            case events.NonPrivate():
+                return self.event
+            case events.Gaussian() | events.Skellam() if by == "sampling":
+                return (events.RevealedSample if self.knows_sample else events.PoissonSampled)(
+                    parameter, self.event
+                )
+            case events.SampledReplacement(1, _) if by == "sampling":
+                return replace(self.event, sampling_probability=parameter)
+            case _ if by == "sampling":
+                raise SilodpError(
+                    f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.",
+                    code="argument.conflict",
+                    field="user_sampling",
+                )
+            case events.Gaussian() | events.Skellam():
+                return self._shrink_clip(self.event, parameter)
+            case events.PoissonSampled() | events.SampledReplacement() | events.RevealedSample() if (
+                isinstance(self.event.event, _Release)
+            ):
+                return replace(self.event, event=self._shrink_clip(self.event.event, parameter))
+        raise SilodpError(
+            f"the accountant knows no smaller clip for a single person in {self.event!r}.",
+            code="accounting.unsupported",
         )
 
-    def _with_sampling(self, q: float) -> Event:
-        if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
-            return replace(self.event, sampling_probability=q)
-        if not isinstance(self.event, Gaussian | Skellam):
-            raise SilodpError(
-                f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.",
-                code="argument.conflict",
-                field="user_sampling",
-            )
-        return (RevealedSample if self.knows_sample else PoissonSampled)(q, self.event)
+    def _shrink_clip(self, release: _Release, part: float) -> _Release:
+        """Return the same release for a person whose rows have `part` of the clip."""
+        # A person whose rows are clipped to 0 moves nothing, not even by rounding: they are left out.
+        if part == 0:
+            return events.Gaussian(math.inf)
+        moved = (part + self.extra) / (1 + self.extra)
+        noise = release.noise_multiplier / moved
+        if isinstance(release, events.Gaussian):
+            return events.Gaussian(noise)
+        # Integers cost more where they move by fewer steps at the same multiplier, so the steps shrink with the clip.
+        return events.Skellam(noise, max(1, math.floor(release.units * moved)), release.dimension)
 
 
-def _noise(event: Event) -> float:
+def _find_noise(event: events.Event) -> float:
     """Return the noise multiplier of the one release that is in an event of this method."""
-    noise = [inner.noise_multiplier for inner in list_nested(event) if isinstance(inner, Gaussian | Skellam)]
+    # `list_nested` gives outer events first, so the release is the last one.
+    noise = [inner.noise_multiplier for inner in events.list_nested(event) if isinstance(inner, _Release)]
     return noise[-1]
-
-
-def _with_smaller_clip(event: Event, extra: float, part: float) -> Event:
-    """Return the same release for a person whose rows have `part` of the clip.
-
-    A release of integers costs more where it moves by fewer steps at the same multiplier, so steps shrink as well.
-    """
-    match event:
-        case PoissonSampled(_, inner) | SampledReplacement(_, inner) | RevealedSample(_, inner) if isinstance(
-            inner, Gaussian | Skellam
-        ):
-            return replace(event, event=_release_with_smaller_clip(inner, extra, part))
-        case Gaussian() | Skellam():
-            return _release_with_smaller_clip(event, extra, part)
-    raise SilodpError(
-        f"the accountant knows no smaller clip for a single person in {event!r}.",
-        code="accounting.unsupported",
-    )
-
-
-def _release_with_smaller_clip(event: Gaussian | Skellam, extra: float, part: float) -> Gaussian | Skellam:
-    if part == 0:
-        return Gaussian(math.inf)
-    moved = (part + extra) / (1 + extra)
-    if isinstance(event, Gaussian):
-        return Gaussian(event.noise_multiplier / moved)
-    return Skellam(event.noise_multiplier / moved, max(1, math.floor(event.units * moved)), event.dimension)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -183,44 +190,47 @@ class BudgetCalibration(UnitBudgets):
     It is a function of public constants alone, so that every party finds the same.
 
     Attributes:
-        personal: the public constants that say how budgets are met.
-        curve: the curve of ε against the rate or clip.
-        largest: the rate or clip of the largest budget.
-        wholes: by adversary, what a round costs a person who is always in it with the whole clip.
-        exact_event: returns what a round costs them against a view, with noise in real numbers (`Method.dp_event`).
+        personal: The public constants that say how budgets are met.
+        curve: The curve of ε against the rate or clip.
+        largest: The rate or clip of the largest budget.
+        wholes: For each adversary, what a round costs a person who is always in it with the whole clip.
+        exact_event: Returns what a round costs such a person against a view, with noise in real numbers
+            (`Method.dp_event`).
     """
 
     personal: UserBudgets
     curve: EpsilonCurve
     largest: float
     wholes: Mapping[Adversary, FullParticipationCost]
-    exact_event: Callable[[View], Event]
+    exact_event: Callable[[View], events.Event]
 
     @classmethod
     def of(
         cls,
         personal: UserBudgets,
         costs: EventsBySurvivors,
-        exact_event: Callable[[View], Event],
+        exact_event: Callable[[View], events.Event],
         budgets: np.ndarray | None,
         delta: float,
     ) -> BudgetCalibration:
         """Find the curve.
 
         Args:
-            personal: how budgets are met.
-            costs: by adversary, with the noise that is drawn.
-            exact_event: see the attribute.
-            budgets: (U,), where they are known already: they say where the curve needs points.
-            delta: δ of the accounting.
+            personal: How budgets are met.
+            costs: What a round costs, with the noise that is drawn, by adversary.
+            exact_event: See the attribute.
+            budgets: The budgets (U,), where they are known already: they say where the curve needs points.
+            delta: The δ of the accounting.
 
         Raises:
             SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
                 meets the largest budget.
         """
-        wholes = {adversary: _costliest(known, exact_event) for adversary, known in costs.items()}
+        wholes = {
+            adversary: FullParticipationCost.of_all(known, exact_event) for adversary, known in costs.items()
+        }
         whole = wholes[personal.adversary]
-        if isinstance(whole.event, NonPrivate):
+        if isinstance(whole.event, events.NonPrivate):
             raise SilodpError(
                 f"personal.adversary = '{personal.adversary}': no budget can be met against it "
                 f"({whole.event.reason}); name another adversary, or change that.",
@@ -232,7 +242,8 @@ class BudgetCalibration(UnitBudgets):
         wanted = np.array([personal.largest_budget])
         if budgets is not None:
             wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))
-        curve = _curve(partial(whole.at, personal.by), personal.rounds, delta, accountant, wanted)
+        # Budgets that are known already say where the curve needs points; the largest one is always among them.
+        curve = _compute_curve(partial(whole.at, personal.by), personal.rounds, delta, accountant, wanted)
         largest = float(curve.parameter_for(wanted[-1:])[0])
         if largest == 0:
             raise SilodpError(
@@ -252,13 +263,14 @@ class BudgetCalibration(UnitBudgets):
 
     def parameters(self, budgets: np.ndarray) -> np.ndarray:
         """Return q_u, or c_u, (U,) float64 in [0, 1] for budgets (U,); 0 where even the smallest costs more."""
+        # The run is charged as the largest budget, so nobody may have a larger rate or clip than that one gives.
         return np.minimum(self.curve.parameter_for(budgets), self.largest)
 
     def count_infeasible(self, budgets: np.ndarray) -> int:
         """Return how many of the budgets (n,) get no rate or clip."""
         return int((self.parameters(budgets) == 0).sum())
 
-    def event_for_largest_budget(self, event: Event, view: View) -> Event:
+    def event_for_largest_budget(self, event: events.Event, view: View) -> events.Event:
         """Return the event of a person with the largest budget, by their q_u or C_u."""
         cost = FullParticipationCost.of(event, self.exact_event(view), view)
         return cost.at(self.personal.by, self.largest)
@@ -278,32 +290,31 @@ class BudgetCalibration(UnitBudgets):
         """
         from silodp.accounting.budget_curve import group_budgets
 
-        everyone, adversary = np.concatenate(budgets), view.adversary
+        everyone, by = np.concatenate(budgets), self.personal.by
         distinct = group_budgets(everyone)
         place = np.searchsorted(distinct, everyone)
         entries = []
         for i, budget in enumerate(distinct.tolist()):
             own = float(self.parameters(np.array([budget]))[0])
-            event = self.wholes[adversary].at(self.personal.by, own)
+            event = self.wholes[view.adversary].at(by, own)
             planned, realized = (
                 compute_cost([(event, count)], delta, accountant).epsilon
                 for count in (self.personal.rounds, rounds)
             )
-            entry = {
-                "budget": budget,
-                "units": int((place == i).sum()),
-                "planned": planned,
-                "realized": realized,
-                _SHOWN[self.personal.by]: own,
-            }
-            least = float(everyone[place == i].min())
-            if least < budget:
+            inside = everyone[place == i]
+            entry = {"budget": budget, "units": len(inside), "planned": planned, "realized": realized}
+            entry["q" if by == "sampling" else "clip"] = own
+            if (least := float(inside.min())) < budget:
                 entry["least"] = least
-            note = self._note(adversary, budget, own, planned)
-            entries.append(entry | ({"note": note} if note else {}))
+            if note := self._find_note(view.adversary, budget, own, planned):
+                entry["note"] = note
+            entries.append(entry)
         return tuple(entries)
 
-    def _note(self, adversary: Adversary, budget: float, own: float, planned: float | None) -> str | None:
+    def _find_note(
+        self, adversary: Adversary, budget: float, own: float, planned: float | None
+    ) -> str | None:
+        # Against adversaries for whom the budgets were not found, more than the budget may be charged: say why.
         if planned is None or planned > budget:
             return f"budgets are met against '{self.personal.adversary}'"
         if own == 0:
@@ -321,13 +332,12 @@ class BudgetCalibration(UnitBudgets):
         return None
 
 
-_WHAT = {"sampling": "sampling rate", "clip": "clip"}
-_SHOWN = {"sampling": "q", "clip": "clip"}
-_ALL = {"sampling": "being in every round", "clip": "the whole clip"}
-
-
-def _curve(
-    cost: Callable[[float], Event], rounds: int, delta: float, accountant: Accountant, budgets: np.ndarray
+def _compute_curve(
+    cost: Callable[[float], events.Event],
+    rounds: int,
+    delta: float,
+    accountant: Accountant,
+    budgets: np.ndarray,
 ) -> EpsilonCurve:
     """Return ε from the smallest of the budgets (ascending) on: few are met up to 1e-3, many on steps of 1 %."""
     from silodp.accounting.budget_curve import EpsilonCurve
@@ -335,14 +345,6 @@ def _curve(
     # The first curve only finds where the second one has to begin: points below the smallest budget serve nobody.
     first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_MIN_PARAMETER, budgets=budgets[:1])
     start = max(_MIN_PARAMETER, float(first.parameter_for(budgets[:1])[0]))
+    # Steps of 1 % in the parameter: a budget between two points is met by the smaller of their parameters.
     points = 2 + math.ceil(math.log(1 / start) / _STEP)
     return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
-
-
-def _costliest(
-    known: Sequence[tuple[View, Event]], exact_event: Callable[[View], Event]
-) -> FullParticipationCost:
-    """Return what covers a round however many silos answer it."""
-    wholes = [FullParticipationCost.of(event, exact_event(view), view) for view, event in known]
-    event = find_costliest_event([whole.event for whole in wholes])
-    return FullParticipationCost(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

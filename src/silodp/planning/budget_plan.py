@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,8 +15,8 @@ from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import View
-from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.report.guarantee_text import format_requested
@@ -58,6 +58,7 @@ def plan_budgets(
     """
     if distribution is None:
         return None
+    # Drawn from the public distribution, never read from tables: a plan reads no data.
     budgets = distribution.draw(users if distribution.unit == "user" else REPRESENTATIVE_RECORDS)
     unreachable = method.budgets.count_infeasible(budgets)
     if unreachable is None:
@@ -88,7 +89,7 @@ def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
-        spent = "0" if level["epsilon"] == 0 else format_epsilon(level["epsilon"])
+        spent = format_epsilon(level["epsilon"])
         over = "  MORE THAN REQUESTED" if (level["epsilon"] or 0) > level["budget"] else ""
         lines.append(
             f"  requested {format_requested(level)} by {share:>6}: {given}, charged ε = {spent}{over}{note}"
@@ -133,14 +134,23 @@ def draw_epsilon_by_sampling(
     from silodp.report.plots import plot_epsilon_by_sampling
 
     check_picture_path(path)
-    curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in _vary_noise(method)]
+    noise = get_noise_multiplier(method)
+    if noise == 0:  # and so is every multiple of it
+        raise SilodpError(
+            f"method {method.name} has no noise, so there is no ε to draw: choose another, or set its noise.",
+            code="argument.value",
+            field="method",
+        )
+    varied = [with_noise_multiplier(method, noise * factor) for factor in _FACTORS]
+    curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in varied]
     levels = distribution.list_levels() if distribution is not None else []
+    # More lines than this cannot be told apart in a picture: the smallest, a middle and the largest stand for all.
     if len(levels) > _MAX_LEVELS:
         levels = [levels[0], levels[len(levels) // 2], levels[-1]]
     figure = plot_epsilon_by_sampling(
         curves,
         levels,
-        f"{_sampling_field(method).replace('_', ' ')} probability q",
+        f"{_get_sampling_field(method).replace('_', ' ')} probability q",
         f"ε after {pluralize(rounds, 'round')}, accountant {accountant.name}",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,17 +173,7 @@ def get_noise_multiplier(method: Method) -> float:
     return max(present) if isinstance(present, tuple) else present
 
 
-def _vary_noise(method: Method) -> Sequence[Method]:
-    if get_noise_multiplier(method) == 0:
-        raise SilodpError(
-            f"method {method.name} has no noise, so there is no ε to draw: choose another, or set its noise.",
-            code="argument.value",
-            field="method",
-        )
-    return [with_noise_multiplier(method, get_noise_multiplier(method) * factor) for factor in _FACTORS]
-
-
-def _sampling_field(method: Method) -> str:
+def _get_sampling_field(method: Method) -> str:
     """Return the name of the sampling probability."""
     if method.samples_by_budget:
         return "record_sampling"
@@ -196,7 +196,8 @@ def _compute_curve(
     if method.samples_by_budget:
         curve = method.budgets.sampling_curve(rounds, accountant, _POINTS, _MIN_SAMPLING)
     else:
-        field = _sampling_field(method)
+        field = _get_sampling_field(method)
+        # With budgets ε follows from these, and not from the sampling probability that is varied here.
         plain: Any = method.without_budgets()
 
         def at(q: float) -> Event:

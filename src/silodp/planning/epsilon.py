@@ -13,8 +13,7 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.arguments import get_fields, validate_arguments
-from silodp.config.build import build_aggregator, find_method_class
+from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
@@ -51,6 +50,7 @@ class _Question(RunSpec):
         views = super().views(survivors, round_)
         view = views[self.adversary]
         known = view.knows_sample or self.knows_sample
+        # The other views stay as in a run: guarantees against them are derived, and not shown.
         return {**views, self.adversary: replace(view, colluding=self.colluding, knows_sample=known)}
 
     def event(self, view: View) -> Event:
@@ -115,6 +115,7 @@ def answer_question(
     chosen_aggregator = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
     wanted = None if accountant is None else find_accountant(accountant)
+    # Where the number of silos does not matter, any stands for all: `_check_question` asks for it where it does.
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     asked = cast(Adversary, adversary)  # checked above
     spec = _Question(
@@ -133,6 +134,7 @@ def answer_question(
     chosen_aggregator.check(spec)
     spec = cast(_Question, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
+    # Whether the tightest accountant knows the noise is only seen in the event, which the aggregator may have changed.
     chosen = wanted or choose_accountant([spec.round_events()[asked]])
     charges = replace(plan_charges(spec, chosen), is_beyond_plan=knows_sample)
     found = derive_guarantees(spec, charges)[asked]
@@ -201,27 +203,25 @@ def _build_method(
 ) -> tuple[Method, float | None]:
     """Return the method, and the sampling probability where the question is about one record with a budget."""
     maker = find_method_class(name, "method")
-    given = {key: value for key, value in fields.items() if key != "record_sampling"}
-    personal = maker.samples_by_budget
-    if not personal:
-        given = dict(fields)
-    elif "record_sampling" not in fields:
-        raise SilodpError(
-            f"record_sampling is missing: {name} draws every record with a different probability, so name one.",
-            code="argument.missing",
-            field="record_sampling",
-        )
-    elif "largest_budget" in fields:
+    given, sampling = dict(fields), None
+    if maker.samples_by_budget:
+        if "record_sampling" not in given:
+            raise _missing_error(
+                "record_sampling", f"{name} draws every record with a different probability, so name one"
+            )
+        sampling = given.pop("record_sampling")
+    if sampling is not None and "largest_budget" in fields:
         raise SilodpError(
             f"largest_budget = {fields['largest_budget']} beside record_sampling: ε is that of a record which is drawn "
             "with record_sampling, whatever its budget; leave largest_budget out.",
             code="argument.conflict",
             field="largest_budget",
         )
+    # Constants that ε does not depend on, such as learning rates, are filled in: nobody should have to invent them.
     run = {**maker.epsilon_ignores, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in get_fields(maker)}
     made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))
-    return made, fields["record_sampling"] if personal else None
+    return made, sampling
 
 
 def _reveal_samples(event: Event, method: Method) -> Event:
@@ -240,24 +240,16 @@ def _reveal_samples(event: Event, method: Method) -> Event:
 
 def _check_question(method: Method, adversary: str, silos: int | None, colluding: int) -> None:
     check_choice("adversary", adversary, ADVERSARIES)
-    if silos is None and adversary == "silo" and method.unit == "user":
-        raise SilodpError(
-            "silos is missing: ε against another silo depends on their number.",
-            code="argument.missing",
-            field="silos",
-        )
-    if silos is None and method.unit == "user" and method.bounds(FederationSize(1, 1)) is None:
-        raise SilodpError(
-            f"silos is missing: {method.name} splits a person's records over the silos, so ε depends on their number.",
-            code="argument.missing",
-            field="silos",
-        )
-    if silos is None and method.unit == "record" and method.bounds(FederationSize(1, 1)) is not None:
-        raise SilodpError(
-            f"clients is missing: in {method.name} the noise of all clients adds up, so ε depends on their number.",
-            code="argument.missing",
-            field="clients",
-        )
+    if silos is None and method.unit is not None:
+        if adversary == "silo" and method.unit == "user":
+            raise _missing_error("silos", "ε against another silo depends on their number")
+        has_bounds_alone = method.bounds(FederationSize(1, 1)) is not None
+        if method.unit == "user" and not has_bounds_alone:
+            why = f"{method.name} splits a person's records over the silos, so ε depends on their number"
+            raise _missing_error("silos", why)
+        if method.unit == "record" and has_bounds_alone:
+            why = f"in {method.name} the noise of all clients adds up, so ε depends on their number"
+            raise _missing_error("clients", why)
     if silos is not None:
         Whole(limit=MAX_SILOS).check("silos", silos)
     Whole(what="silos that pool what they know").check("colluding", colluding)
@@ -267,3 +259,7 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
             code="argument.conflict",
             field="colluding",
         )
+
+
+def _missing_error(field: str, why: str) -> SilodpError:
+    return SilodpError(f"{field} is missing: {why}.", code="argument.missing", field=field)

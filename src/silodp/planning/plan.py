@@ -17,8 +17,8 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import EvaluationSums
@@ -83,6 +83,7 @@ def plan_run(
     derived = derive_guarantees(spec, plan_charges(spec, accountant))
     fewest = None  # None where all silos must answer
     if spec.min_silos < spec.population.silos:
+        # With fewer survivors less noise is in the sum, as every silo adds a share for the required number only.
         least = plan_charges(spec, accountant, spec.min_silos).compute_cost("released")
         fewest = {"silos": spec.min_silos, "epsilon": least.epsilon if rounds else None}
     result: dict[str, Any] = {
@@ -171,6 +172,7 @@ def _solve(
     ended at its limit: the target does not restrict them.
     """
 
+    # Each setting is solved with the others as configured, so the results are alternatives, not one set of settings.
     def with_field(name: str) -> Callable[[float], Event]:
         def make_event(value: float) -> Event:
             if name == "noise_multiplier":
@@ -185,35 +187,32 @@ def _solve(
 
     limits = (rounds, target, delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
-    fields = get_fields(type(method))
-    if "noise_multiplier" in fields:
-        solvers["noise_multiplier"] = partial(
-            calibration.calibrate_noise_multiplier, with_field("noise_multiplier"), *limits
-        )
     by_budget = method.samples_by_budget
+    fields = [*get_fields(type(method)), *(["record_sampling"] if by_budget else [])]
+    if "noise_multiplier" in fields:
+        find_noise = calibration.calibrate_noise_multiplier
+        solvers["noise_multiplier"] = partial(find_noise, with_field("noise_multiplier"), *limits)
     event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MAX_ROUNDS)
-    for name in [*fields, *(["record_sampling"] if by_budget else [])]:
-        if name.endswith("_sampling"):
-            solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
-    found: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    refused: list[SilodpError] = []
+    for name in (field for field in fields if field.endswith("_sampling")):
+        solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
+    found: dict[str, float | None] = {}
+    refused: dict[str, SilodpError] = {}
     for name, solve in solvers.items():
         try:
             found[name] = solve()
         except SilodpError as error:
-            found[name], reasons[name] = None, str(error)
-            refused.append(error)
+            found[name], refused[name] = None, error
+    # One that works is enough for a plan; the others are listed with their reasons.
     if len(refused) == len(solvers):
-        raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
+        raise next(iter(refused.values()))
     ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
     unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
         "unlimited": unlimited,
-        "reasons": reasons,
+        "reasons": {name: str(error) for name, error in refused.items()},
     }
 
 
@@ -248,6 +247,7 @@ def _describe_limit(
         return epsilon is not None and epsilon <= limit
 
     event, most = spec.round_events(survivors)[adversary], 0
+    # Without a guarantee no number of rounds fits, not even 1.
     if not isinstance(event, NonPrivate):
         most = (
             calibration.calibrate_rounds(event, limit, delta, accountant)
@@ -262,6 +262,7 @@ def _describe_limit(
 def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
     """Return the most rounds that fit with their evaluations."""
 
+    # Doubling, then bisection: more rounds never cost less, and each question composes a whole run.
     beyond = 1
     while beyond <= MAX_ROUNDS and fits(beyond):
         beyond *= 2
@@ -282,15 +283,16 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
             f"  if all {result['silos']} silos answer; released ε = {format_epsilon(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
-    if (evaluation := result.get("evaluation")) is not None:
-        lines += _format_evaluation(evaluation)
+    lines += _format_evaluation(result["evaluation"]) if "evaluation" in result else []
     if result.get("separate"):
         lines.append("the row of every person (or record) is computed alone: separate = true")
-    if result["budget"] is not None:
-        lines.append(_format_limit("budget", result["budget"]))
-    lines += [_format_limit("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
-    if (budgets := result["budgets"]) is not None:
-        lines += format_budget_plan(budgets)
+    limits = [("budget", result["budget"])] if result["budget"] is not None else []
+    limits += [("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
+    for name, limit in limits:
+        enough = f"enough for {pluralize(limit['rounds'], 'round')}"
+        more = " or more" if limit["rounds"] == MAX_ROUNDS else ""
+        lines.append(f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}{more}")
+    lines += format_budget_plan(result["budgets"]) if result["budgets"] is not None else []
     if (target := result["target"]) is not None:
         whose = f" for {target['of']}" if target["of"] else ""
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
@@ -303,12 +305,6 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     return lines + [
         format_claim(claim["epsilon"], claim["why"], f" ({claim['adversary']})") for claim in result["claims"]
     ]
-
-
-def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
-    most = limit["rounds"]
-    enough = f"enough for {pluralize(most, 'round')}" + (" or more" if most == MAX_ROUNDS else "")
-    return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 
 def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
@@ -357,5 +353,6 @@ def round_safely(value: float, up: bool) -> float:
     """Return five figures, rounded to the side with the smaller ε."""
     if isinstance(value, int) or value == 0:
         return value
+    # Up for noise, down for rounds and sampling: what is printed, typed in again, still meets the target.
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)
     return (math.ceil(value / unit) if up else math.floor(value / unit)) * unit

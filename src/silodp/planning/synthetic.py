@@ -7,6 +7,7 @@ federation, so that settings that do well on all of them do not depend on one gu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +18,25 @@ from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
+from silodp.settings import Named, Positive, Range, Settings
 
 _TEST_RECORDS = 2000
+Share = Annotated[float, Range(least=0.005, most=0.995, what="share of the second class")]
 
 
 @dataclass(frozen=True)
-class SyntheticSettings:
+class SyntheticSettings(Settings):
     """Assumed properties of private records; each is a public constant that somebody wrote down.
 
     Attributes:
-        records: The mean number of records of a person over all silos, above 0.
-        spread: The standard deviation of a scaled numeric column.
-        prevalence: The share of the second of two classes; None draws one from .1 to .5 for each federation.
+        records: The mean number of records of a person over all silos.
+        prevalence: The share of the second of two classes; None draws one from .1 to .5 for each federation. A smaller
+            one than .005 may leave no record of the class among the held-out ones.
         typical_time: The typical time of an event, in the unit that the loss expects; for survival.
     """
 
-    records: float = 10.0
-    spread: float = 1.0
-    prevalence: float | None = None
+    records: Annotated[Positive, Named("records_per_person")] = 10.0
+    prevalence: Share | None = None
     typical_time: float = 1.0
 
 
@@ -71,7 +73,7 @@ def draw_federation(
     records = max(1, round(guess.records * users))
     user, silo = zipf(records, users, len(public.silos), generator)
     owner = np.concatenate([user, users + np.arange(_TEST_RECORDS)])
-    x, codes = _draw_features(public, guess.spread, owner, generator)
+    x, codes = _draw_features(public, owner, generator)
     y = _draw_labels(public, guess, x, codes, generator)
     inputs = _name_arrays(x, codes) if public.has_codes else x
     silos = tuple(
@@ -80,6 +82,7 @@ def draw_federation(
         )
         for s, name in enumerate(public.silos)
     )
+    # Held-out records are drawn for further persons, none of whom takes part: −1 for "nobody".
     nobody = np.full(_TEST_RECORDS, -1, np.int64)
     test = SiloData("test", inputs[records:], y[records:], nobody, labels=public.labels)
     return Federation(
@@ -98,7 +101,7 @@ def _name_arrays(x: NDArray[np.float32], codes: NDArray[np.int64]) -> NamedArray
 
 
 def _draw_features(
-    public: PublicData, spread: float, owner: NDArray[np.int64], generator: np.random.Generator
+    public: PublicData, owner: NDArray[np.int64], generator: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Draw (n, d): numeric columns with a few common factors, and one category of each one-hot group; and (n, k) codes.
 
@@ -106,6 +109,7 @@ def _draw_features(
     """
     sizes, real = _list_sizes(public), public.feature_count
     n, d = len(owner), real + len(sizes)
+    # Drawn, as a schema says nothing of it: settings must do well however strongly columns and persons hang together.
     alike = generator.choice([0.0, 0.3, 0.6])  # share of the variance that a person's records have in common
     factors = generator.standard_normal((max(1, d // 5), d)) * generator.choice([0.0, 0.5, 1.0])
 
@@ -115,7 +119,7 @@ def _draw_features(
 
     # A shared and an individual part whose variances add up to 1, so `alike` is the correlation within a person.
     scores = np.sqrt(alike) * draw_scores(owner.max() + 1)[owner] + np.sqrt(1 - alike) * draw_scores(n)
-    x = np.asarray(np.clip(scores * spread, -4, 4), dtype=np.float32)
+    x = np.asarray(np.clip(scores, -4, 4), dtype=np.float32)
     for columns in _group_categories(public.features):
         chosen = (scores[:, columns] + generator.standard_normal(len(columns))).argmax(axis=1)
         x[:, columns] = np.eye(len(columns), dtype=np.float32)[chosen]
@@ -145,10 +149,12 @@ def _draw_labels(
 ) -> NDArray[np.int64] | NDArray[np.float32]:
     """Draw labels of the declared kind from scores linear in numbers and categories."""
     outputs = public.targets or max(1, public.classes or 1)
+    # A factor with heavy tails for each column makes a few of them important, as in real tables.
     effects = generator.standard_normal((x.shape[1], outputs)) * generator.exponential(size=(x.shape[1], 1))
     scores = (x - x.mean(axis=0)) @ effects
     for column, size in zip(codes.T, _list_sizes(public), strict=True):
         scores += (generator.standard_normal((size, outputs)) * generator.exponential())[column]
+    # The strength of the signal: standard deviation of the scores against the unit of the noise that is added below.
     scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
     if public.targets is not None:
         scores += generator.logistic(size=scores.shape)

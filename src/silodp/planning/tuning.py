@@ -6,12 +6,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
+from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -28,6 +30,7 @@ from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSg
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import SyntheticSettings, draw_federation
+from silodp.report.formatting import make_environment
 from silodp.settings import check_choice
 from silodp.text import pluralize
 from silodp.training.metrics import ERRORS
@@ -47,6 +50,8 @@ LOCAL_EPOCHS = 5
 MAX_USERS = 2000
 """Of a synthetic federation: with more persons, fewer are drawn, and their noise is made smaller in proportion."""
 FEDERATIONS = 6
+_SEED = 0
+"""Of the synthetic federations and the trainings on them; nothing of it is in the run."""
 _FIRST_FEDERATIONS = 2
 """Federations on which every candidate is tried."""
 _MAX_FINALISTS = 8
@@ -94,8 +99,6 @@ def tune(
     *,
     guess: SyntheticSettings | None = None,
     federations: int = FEDERATIONS,
-    seed: int = 0,
-    accountant: Accountant | str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     give_up: Sequence[Adversary] = (),
 ) -> dict[str, Any]:
@@ -109,13 +112,12 @@ def tune(
     the silos' own limits, too.
 
     Args:
-        resolved: its model and metric are tried.
+        resolved: its model and metric are tried, and ε is computed by its accountant; where it names none, by the
+            tightest that knows the noise.
         spec: its `build_public_spec()`.
         target: ε against the adversary of the budget, or "released".
         guess: what the schema does not say; None for the defaults of `SyntheticSettings`.
         federations: how many are drawn, at least 2.
-        seed: of the federations and the trainings; nothing of it is in the run.
-        accountant: None takes the tightest that knows the noise.
         on_progress: called with the number of trainings done and planned.
         give_up: adversaries against whom the settings need no ε.
 
@@ -146,12 +148,18 @@ def tune(
         check_choice("give_up", adversary, ADVERSARIES)
     options = resolved.config.task.loss_options or {}
     guess = replace(guess or SyntheticSettings(), typical_time=float(options.get("typical_time", 1.0)))
-    tuner = _Tuner(resolved, spec, target, guess, federations, seed, accountant, on_progress, give_up)
-    return tuner.run()
+    return _Tuner(resolved, spec, target, guess, federations, on_progress, give_up).run()
 
 
 class _Tuner:
-    """The candidates tried so far, and their metric on each federation."""
+    """The candidates tried so far, and their metric on each federation.
+
+    Attributes:
+        scores: The metric by candidate and number of the federation; larger is better, so a loss is negated.
+        sigma: Returns σ with which T rounds under a weighting and a model meet the target and the limits.
+        users: The number of persons in a synthetic federation, which may be smaller than U.
+        limits: The largest ε by adversary: the target, and the limits of the silos.
+    """
 
     def __init__(
         self,
@@ -160,26 +168,25 @@ class _Tuner:
         target: float,
         guess: SyntheticSettings,
         federations: int,
-        seed: int,
-        accountant: Accountant | str | None,
         on_progress: Callable[[int, int], None] | None,
-        give_up: Sequence[Adversary] = (),
+        give_up: Sequence[Adversary],
     ) -> None:
-        self.spec, self.target, self.seed = spec, target, seed
+        self.spec, self.target = spec, target
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
         limits = dict(spec.silo_limits)
         self.limits = limits | {self.adversary: min(target, limits.get(self.adversary, target))}
         self.users = min(MAX_USERS, spec.population.users)
         self.federations = [  # before a model is built: it refuses what is no table
-            draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
+            draw_federation(spec.data, guess, self.users, np.random.default_rng([_SEED, number]))
             for number in range(max(2, federations))
         ]
         self.tasks = _build_tasks(resolved, spec)
         self.metric = _choose_metric(self.tasks["configured"])
-        events = spec.list_events()
-        self.accountant = choose_accountant(events) if accountant is None else find_accountant(accountant)
+        self.accountant = resolved.accountant or choose_accountant(spec.list_events())
         self.scores: dict[Candidate, dict[int, float]] = {}
-        self._sigmas: dict[tuple[int, Weighting, str], float] = {}
+        self.sigma = cache(
+            self._compute_sigma
+        )  # by T, weighting and model: a calibration takes a tenth of a second
         self._on_progress = on_progress
         self._done = 0
         self._give_up = set(give_up)
@@ -198,6 +205,7 @@ class _Tuner:
             # The noise of all rounds moves the parameters by step·T times the noise of one round.
             if step * rounds * self._signal(rounds, first, model) <= _MAX_TOTAL_NOISE or step == STEPS[0]
         ]
+        # Fewer and fewer candidates on more and more federations: a training takes seconds, and the grid has sixty.
         everywhere = range(len(self.federations))
         self._try(grid, range(_FIRST_FEDERATIONS))
         best = self._rank(grid)[:_MAX_FINALISTS]
@@ -229,6 +237,7 @@ class _Tuner:
 
     def _select_weightings(self, possible: Sequence[Weighting]) -> list[Weighting]:
         """Return those that cost an ε against nobody whom another one has an ε against, but those to be given up."""
+        # Against an adversary who has no ε under any weighting, none can be lost.
         missing = {weighting: set(self._list_without_guarantee(weighting)) for weighting in possible}
         unavoidable = set.intersection(*missing.values())
         found = [weighting for weighting in possible if missing[weighting] <= unavoidable | self._give_up]
@@ -236,12 +245,16 @@ class _Tuner:
 
     def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
+        # A training that diverged on some federation has −∞ there, and no mean.
         if not math.isfinite(sum(self.scores[other].values())):
             return True
-        gains = [self.scores[candidate][number] - score for number, score in self.scores[other].items()]
-        return float(np.mean(gains)) > _MIN_STANDARD_ERRORS * float(np.std(gains, ddof=1)) / math.sqrt(
-            len(gains)
-        )
+        gains = self._list_gains(candidate, other)
+        standard_error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+        return float(np.mean(gains)) > _MIN_STANDARD_ERRORS * standard_error
+
+    def _list_gains(self, candidate: Candidate, other: Candidate) -> list[float]:
+        """Return by how much a candidate is better than another on each federation that the other was tried on."""
+        return [self.scores[candidate][number] - score for number, score in self.scores[other].items()]
 
     def _list_weightings(self) -> list[Weighting]:
         """Return the weightings that the aggregator has, with an ε against everyone whom the run or a silo limits."""
@@ -272,26 +285,25 @@ class _Tuner:
         events = self._spec_of(UldpSgd(1.0, weighting=weighting)).round_events()
         return [adversary for adversary, event in events.items() if explain_not_private(event) is not None]
 
-    def sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
+    def _compute_sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return σ with which T rounds meet the target and the limits of the silos."""
-        if (rounds, weighting, model) not in self._sigmas:
 
-            def calibrate(adversary: Adversary, limit: float) -> float:
-                def make_event(sigma: float) -> Event:
-                    spec = self._spec_of(UldpSgd(sigma, weighting=weighting), model)
-                    # A silo cannot know which others answer, so its own ledger charges for the fewest.
-                    is_of_silos = adversary in spec.silo_limits
-                    return (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
+        def make_event(adversary: Adversary, sigma: float) -> Event:
+            spec = self._spec_of(UldpSgd(sigma, weighting=weighting), model)
+            # A silo cannot know which others answer, so its own ledger charges for the fewest.
+            is_of_silos = adversary in spec.silo_limits
+            return (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
 
-                return calibrate_noise_multiplier(
-                    make_event, rounds, limit, self.spec.noise_delta, self.accountant
-                )
-
-            self._sigmas[rounds, weighting, model] = max(calibrate(*limit) for limit in self.limits.items())
-        return self._sigmas[rounds, weighting, model]
+        return max(
+            calibrate_noise_multiplier(
+                partial(make_event, adversary), rounds, limit, self.spec.noise_delta, self.accountant
+            )
+            for adversary, limit in self.limits.items()
+        )
 
     def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
         """Return the specification of a run of the method alone."""
+        # The evaluation is left out: `check_target` has refused one that costs ε.
         size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
         return replace(self.spec, method=method, model=size, budget=None, evaluation=None)
 
@@ -309,7 +321,7 @@ class _Tuner:
             sigma = self.sigma(candidate.rounds, candidate.weighting, candidate.model)
             method = candidate.method(sigma * self.users / self.spec.population.users)
             task, federation = self.tasks[candidate.model], self.federations[number]
-            randomness = Randomness.from_seed(self.seed).child("tune", number)
+            randomness = Randomness.from_seed(_SEED).child("tune", number)
             params = train_without_parties(method, task, federation, candidate.rounds, randomness)
             self.scores[candidate][number] = measure(task, params, federation, self.metric)
             self._done += 1
@@ -329,6 +341,7 @@ class _Tuner:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         missing = {w: self._list_without_guarantee(w) for w in {c.weighting for c in complete}}
+        # How far the choice is behind on each federation: what it may lose by serving all of them.
         loss = table.max(axis=0) - table[complete.index(chosen)]
         sign = -1 if self.metric == "loss" else 1  # scores are negated losses
         linear = None if chosen.model == "configured" else _name_linear(self.spec)
@@ -371,10 +384,9 @@ class _Tuner:
     def _describe_declined(self, chosen: Candidate, declined: Sequence[Candidate]) -> dict[str, Any] | None:
         """Return what the best weighting would gain that has no ε against an adversary whom the chosen one covers."""
         for other in self._rank(declined)[:1]:
-            gains = [self.scores[other][number] - score for number, score in self.scores[chosen].items()]
             return {
                 "weighting": other.weighting,
-                "gain": float(np.mean(gains)),
+                "gain": float(np.mean(self._list_gains(other, chosen))),
                 "no_guarantee": self._list_without_guarantee(other.weighting),
             }
         return None
@@ -405,6 +417,7 @@ def _name_linear(spec: RunSpec) -> str:
 
 def _choose_metric(task: Task) -> str:
     """Return the metric to rank by: one that needs no threshold if there is one; "loss" without metrics."""
+    # An error is smaller for the better model, so ranking takes the loss instead, whose sign is turned.
     for name in ("roc_auc", "concordance", "r2", "accuracy", *task.metrics):
         if name in task.metrics and name not in ERRORS:
             return name
@@ -459,78 +472,17 @@ def measure(task: Task, params: Tensor, federation: Federation, metric: str) -> 
 
 def format_tuning(result: Mapping[str, Any]) -> list[str]:
     """Return the choice as lines of text, with the tables of a configuration that make it."""
-    chosen, loss, metric = result["chosen"], result["loss"], result["metric"]
-    lines = [
-        f"tuned for ε = {result['epsilon']:g} ({result['adversary']}) by {pluralize(result['trainings'], 'training')} "
-        f"on {result['federations']} synthetic federations of the declared schema (U = {result['users']:,}); no "
-        "private row was read",
-        f"  expected shortfall in {metric} against the best settings of each federation: {loss['mean']:.3f}, at most "
-        f"{loss['largest']:.3f} there",
-    ]
-    for name, signal in result["signal"].items():
-        which = "configured model" if name == "configured" else "linear model"
-        lines.append(
-            f"  noise to signal √d/(μU), {which} of {signal['parameters']:,} parameters: {signal['ratio']:.3g}"
-        )
-    if result["signal"]["configured"]["ratio"] > _MAX_NOISE_TO_SIGNAL:
-        lines.append(_advise(result))
-    lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
-    lines += [f"    {_format_candidate(c)}" for c in result["candidates"][:5]]
-    if result["default_kept"]:
-        lines.append(
-            f"  the best is not clearly better than T = {DEFAULT_ROUNDS}, step = {DEFAULT_STEP:g}: the gain is within "
-            f"{_MIN_STANDARD_ERRORS:g} standard errors, so these are kept"
-        )
-    if result["dropped_weighting"]:
-        lines.append(
-            f"  weighting {result['dropped_weighting']} is not clearly better than {chosen['weighting']}, and has no ε "
-            f"against some adversary, so {chosen['weighting']} is chosen"
-        )
-    declined = result["declined"]
-    if declined and declined["gain"] > 0:
-        against = declined["no_guarantee"]
-        lines.append(
-            f"  weighting {declined['weighting']} would change {metric} by {declined['gain']:.3f} for the better, and "
-            f"gives no ε against {' and '.join(against)}: to allow it, add "
-            f"{' '.join(f'--give-up {adversary}' for adversary in against)}"
-        )
-    if result["no_guarantee"]:
-        lines.append(
-            f"  weighting {chosen['weighting']} under this aggregator gives no ε against "
-            f"{' and '.join(result['no_guarantee'])}"
-        )
-        complete = next((c for c in result["candidates"] if not c["no_guarantee"]), None)
-        if complete is not None:
-            lines.append(f"  best candidate with an ε against everyone: {_format_candidate(complete)}")
-    lines += ["", f"rounds = {chosen['rounds']}"]
-    if chosen["model"]:
-        lines += ["[task]", f'model = "{chosen["model"]}"']
-    lines += [
-        "[method]",
-        f'name = "{chosen["method"]}"',
-        f"noise_multiplier = {round_safely(chosen['noise_multiplier'], up=True):g}",
-        f"step = {chosen['step']:g}",
-        f'weighting = "{chosen["weighting"]}"',
-    ]
-    if chosen["local_epochs"]:
-        lines += ["[method.local]", "learning_rate = 0.1", f"epochs = {chosen['local_epochs']}"]
-    return lines
-
-
-def _format_candidate(candidate: Mapping[str, Any]) -> str:
-    rounds, step, weighting, epochs = (candidate[name] for name in ("rounds", "step", "weighting", "epochs"))
-    method = f"uldp-avg, {epochs} local epochs" if epochs else "uldp-sgd"
-    which = "" if candidate["model"] == "configured" else ", linear model"
-    found = f"{candidate['mean']:.3f} ± {candidate['sd']:.3f}"
-    return f"T = {rounds}, step = {step:g}, {method}, weighting {weighting}{which}: {found}"
-
-
-def _advise(result: Mapping[str, Any]) -> str:
-    """Return what to do where the noise is longer than the signal in every round."""
-    linear = result["signal"].get("linear")
-    remedy = (
-        f"take the linear model ({linear['parameters']:,} parameters)"
-        if linear is not None
-        else "use fewer columns, more persons, or a larger ε"
+    environment = make_environment(Path(__file__).parent)
+    environment.filters |= {
+        "plural": pluralize,
+        "round_up": partial(round_safely, up=True),
+        "thousands": "{:,}".format,
+    }
+    text = environment.get_template("tuning.jinja").render(
+        **result,
+        DEFAULT_ROUNDS=DEFAULT_ROUNDS,
+        DEFAULT_STEP=DEFAULT_STEP,
+        MAX_NOISE_TO_SIGNAL=_MAX_NOISE_TO_SIGNAL,
+        MIN_STANDARD_ERRORS=_MIN_STANDARD_ERRORS,
     )
-    return f"  above {_MAX_NOISE_TO_SIGNAL:g} the noise of every round is longer than its signal: {remedy}"
+    return text.rstrip("\n").split("\n")

@@ -19,19 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant, Composition, EventCount, MembershipAttack
-from silodp.accounting.assumptions import LOCAL_INDEX, PUBLIC_INDEX, list_not_covered
-from silodp.accounting.charges import ChargeCounts, Cost
+from silodp.accounting.charges import PERSONS_RECORDS, ChargeCounts, Cost
 from silodp.accounting.events import Event
-from silodp.accounting.group_privacy import PERSONS_RECORDS
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import LOCAL_INDEX, PUBLIC_INDEX, Guarantee, list_not_covered
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
-from silodp.report.comparison import find_contradiction, is_covered
-from silodp.report.rederive import JOINED, rederive_guarantees
-from silodp.runtime.run_files import CONFIG, LEDGER, METRICS, MetricsRow, find_changed_file
+from silodp.report.rederive import JOINED, find_contradiction, is_covered, rederive_guarantees
+from silodp.runtime.run_files import CONFIG, GUARANTEE, LEDGER, METRICS, MetricsRow, find_changed_file
 from silodp.text import pluralize
 
 UNBOUND = (
@@ -99,8 +96,7 @@ def audit_run(
         promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
         if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
             wrong = f"it says private = {summary['private']} of the run, and not of its released model"
-        if wrong is not None:
-            raise _contradicted(directory, "ledger", wrong)
+        _refuse(wrong, directory / GUARANTEE, _BY_LEDGER)
         again, charges = rederive_guarantees(directory, aggregator, ledger), ledger.to_counts()
         delta_share = aggregator.delta_share if aggregator else 1.0
         measured = any(row.get("loss") is not None for row in rows or ())
@@ -109,36 +105,21 @@ def audit_run(
             derived = _take_from_ledger(guarantee, known, ledger.subject, charges, delta_share, measured)
             unknown = ("realized",) if JOINED in again.unchecked else ()
             wrong = find_contradiction(guarantee, derived, unknown)
-            if wrong is not None:
-                by = "ledger" if known is None else "ledger and config.toml"
-                raise _contradicted(directory, by, f"against '{guarantee.adversary}' it says {wrong}")
-        wrong = None if rows is None else _compare_evaluations(rows, ledger)
-        if wrong is None and rows is not None and not _is_unknown(ledger):
-            wrong = _compare_rows(rows, ledger)
-        if wrong is not None:
-            raise SilodpError(
-                f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
-                "or delete it and resume the run: of the earlier rounds then only ε is known.",
-                code="report.contradicted",
-            )
-        wrong = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
-        if wrong is not None:
-            remedy = "resume the run, which writes it again"
-            if wrong == CONFIG:
-                remedy = "give changes with --set when the run is resumed"
-            elif wrong == METRICS:
-                remedy = "delete it and resume the run: of the earlier rounds then only ε is known"
-            raise SilodpError(
-                f"{directory / wrong} is not the file that the run wrote, by the digest in its ledger: restore it from "
-                f"a copy, or {remedy}.",
-                code="report.contradicted",
-            )
+            by = _BY_LEDGER if known is None else f"{_BY_LEDGER} and config.toml"
+            _refuse(wrong and f"against '{guarantee.adversary}' it says {wrong}", directory / GUARANTEE, by)
+        if rows is not None:
+            wrong = _compare_evaluations(rows, ledger)
+            if wrong is None and not _is_unknown(ledger):
+                wrong = _compare_rows(rows, ledger)
+            _refuse(wrong, directory / METRICS, _BY_LEDGER)
+        # Last, as an edited file is better named with what it states wrongly than with its digest.
+        changed = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
+        if changed is not None:
+            _refuse("by the digest in its ledger", directory / changed, "not the file that the run wrote")
         unchecked = (*again.unchecked, *((UNBOUND,) if ledger.files is None else ()))
         if _is_unknown(ledger):
-            unchecked = (
-                f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",
-                *unchecked,
-            )
+            name = ledger.accountant.name
+            unchecked = (f"every ε (the accountant '{name}' is not part of silodp)", *unchecked)
         attacks = {
             one.adversary: charges.bound_attack(one.adversary, one.epsilon, one.delta)
             for one in guarantees
@@ -147,12 +128,19 @@ def audit_run(
         return AuditResult(ledger.rounds, ledger.budget, unchecked, attacks)
 
 
-def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
-    return SilodpError(
-        f"{directory / 'guarantee.json'} is contradicted by the run's {by}: {wrong}; "
-        "restore it, or resume the run, which writes it again.",
-        code="report.contradicted",
-    )
+_BY_LEDGER = "contradicted by the run's ledger"
+_REMEDIES = {
+    CONFIG: "give changes with --set when the run is resumed",
+    METRICS: "delete it and resume the run: of the earlier rounds then only ε is known",
+}
+
+
+def _refuse(wrong: str | None, path: Path, how: str) -> None:
+    """Refuse a file of a run for what is wrong with it; None: nothing is."""
+    if wrong is not None:
+        remedy = _REMEDIES.get(path.name, "resume the run, which writes it again")
+        message = f"{path} is {how}: {wrong}; restore it from a copy, or {remedy}."
+        raise SilodpError(message, code="report.contradicted")
 
 
 def _take_from_ledger(
@@ -173,8 +161,9 @@ def _take_from_ledger(
         delta_share: Part of δ that the noise is accounted at.
         measured: Whether pooled held-out records measured the model.
     """
-    # Without a public index, which only the assumptions tell, there is no list of ids.
+    # Whether the list of persons is public follows from the assumptions alone, and with it what is not covered.
     has_list = LOCAL_INDEX not in stated.assumptions or PUBLIC_INDEX in stated.assumptions
+    # Exactly the stated δ where it fits: (δ·share)/share may differ from δ in the last bit, which is no contradiction.
     is_same_delta = stated.delta * delta_share == charges.delta
     derived = replace(
         stated if known is None else known,
@@ -189,6 +178,7 @@ def _take_from_ledger(
     if isinstance(charges.accountant, _UnknownAccountant):
         return replace(derived, epsilon=stated.epsilon, reason=stated.reason, persons=stated.persons)
     adversary = stated.adversary
+    # Whatever number of records is stated is checked, and those that every report shows must be stated.
     numbers = {records for records, _ in stated.persons}
     numbers |= set(PERSONS_RECORDS) if header.unit == "record" else set()
     if charges.rounds and not charges.charged[adversary]:
@@ -219,6 +209,7 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     Of many rounds only some are computed exactly. ε never falls, so every other row must have at least the ε of the
     last computed round before it.
     """
+    # Evenly spread, the last round included, which has the largest ε.
     steps = min(ledger.rounds, _MAX_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
     if len(rows) != ledger.rounds + 1:
@@ -227,12 +218,14 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
         claimed = [(row.get("epsilon") or {}).get(adversary) for row in rows]
         if all(value is None for value in claimed):
             continue  # there is no ε to compare
+        # Without a charge there is no cost to compare with, and any ε would be borne out.
         if any(adversary not in charge.events for charge in ledger.history):
             return f"it has an ε against '{adversary}', and the ledger has no charge"
         cost = ledger.epsilon_by_round(adversary, checked)
         for round_, value in enumerate(claimed):
             if value is None:
                 continue
+            # The cost of the last round up to this one that was computed exactly.
             known = checked[bisect_right(checked, round_) - 1]
             spent = cost[known]
             stated = f"round {round_} has ε = {value:.6g} against '{adversary}'"
@@ -252,7 +245,8 @@ def _compare_run(
         ("settings", summary.get("settings"), header.settings),
         ("aggregator", named, header.aggregator),
         ("rounds", summary.get("rounds", ledger.rounds), ledger.rounds),
-        ("run", summary.get("run", ledger.run), ledger.run),  # files of earlier versions lack it
+        # Files of earlier versions name no run.
+        ("run", summary.get("run", ledger.run), ledger.run),
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"
@@ -269,7 +263,8 @@ class _UnknownAccountant(Accountant):
         return False
 
     def compose(self, charges: Iterable[EventCount]) -> Composition:
-        flatten_per_unit(charges)  # raises where a parameter is out of range
+        # It raises where a parameter is out of range, so damage is found without any ε.
+        flatten_per_unit(charges)
         return _NoEpsilon()
 
 

@@ -54,6 +54,7 @@ def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if lost:
         what = "a finite number" if len(lost) == 1 else "finite numbers"
         return [f"{' and '.join(lost)} {when}: not {what}. {_REMEDY}"]
+    # A loss that is a little worse than untrained is what noise does; ten times as large is what a step too long does.
     before, after = get_measure(untrained, "loss"), get_measure(last, "loss")
     if before is not None and after is not None and after > _DIVERGED * before > 0:
         return [f"the loss is {after:.4g} {when}, and was {before:.4g} untrained. {_REMEDY}"]
@@ -64,6 +65,7 @@ def describe_refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what did not enter the model because it was not finite, one sentence each."""
     sentences = []
     charged, refused = _count_refused_sums(rows)
+    # Where all rounds were refused, `find_divergence` says so.
     if 0 < refused < charged:
         sentences.append(
             f"{refused:,} of {pluralize(charged, 'round')} did not change the model: {_NOT_FINITE}. {_COST}"

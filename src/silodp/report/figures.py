@@ -65,6 +65,7 @@ def render_svg(figure: Figure, name: str) -> str:
         name: Seed of the ids in the document.
     """
     buffer = io.StringIO()
+    # Without the salt and the empty date, every file would differ from the one before, and so would its digest.
     with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         # The browser of the reader has letters that the font for measuring lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -80,6 +81,7 @@ def inline_svg(document: str, alt: str) -> str:
         document: The document, from `render_svg`.
         alt: Text for readers who do not see the picture.
     """
+    # Pictures of one page use the same ids for clip paths: the first one would be taken for all of them.
     prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
     element = document[document.index("<svg") :].replace(
         '<rect width="100%" height="100%" fill="#ffffff"/>', "", 1
@@ -87,6 +89,7 @@ def inline_svg(document: str, alt: str) -> str:
     element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)
     element = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', element)
     element = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", element)
+    # The page may be dark: text and axes take the color of its text.
     element = element.replace(INK, "currentColor").replace("xlink:href", "href")
     label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return re.sub(
@@ -153,6 +156,7 @@ def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with plain numbers at four to eight places; call it after everything is drawn."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    # Ticks at powers of ten alone, as matplotlib sets them, leave an axis from 2 to 8 without any number.
     low, high = sorted(axis.get_view_interval())
     axis.set_major_locator(FixedLocator(choose_log_ticks(low, high)))
     axis.set_minor_locator(NullLocator())
@@ -164,6 +168,7 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in _LOG_STEPS:
+        # Read as text: 3 · 10^-1 is 0.30000000000000004.
         exact = (float(f"{step}e{power}") for power in powers for step in steps)
         ticks = [tick for tick in exact if low <= tick <= high]
         if len(ticks) >= _MIN_TICKS:
@@ -177,9 +182,11 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float
         handles, labels = axes.get_legend_handles_labels()
         if max(map(len, labels), default=0) > _LONG_LABEL:
             columns = 1  # two would not fit side by side
+        # The height of a line in inches, as matplotlib knows the size of a legend only when it draws it.
         lines = sum(1 + label.count("\n") for label in labels)
         width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink
+        # Without that the axes would shrink by the height of the legend.
+        figure.set_size_inches(width, height + 0.19 * (lines / columns))
         figure.legend(
             handles,
             labels,

@@ -1,15 +1,22 @@
-"""Numbers as text for readers: ε is never rounded down, odds, sizes and durations; and the filters of the templates."""
+"""Numbers as text for readers: ε is never rounded down; odds, sizes and durations; and pages made from templates.
+
+In HTML every value is escaped; templates that end in .jinja are Markdown.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.guarantee import format_epsilon
-from silodp.text import pluralize
-from silodp.tracking.progress import format_duration
+from silodp.text import format_duration, pluralize
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
@@ -33,15 +40,17 @@ def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     """Return how often an attacker who gives membership even odds is right at most, by ε and δ alone.
 
     The bound is (e^ε + δ)/(1 + e^ε). By the events of a run it is smaller: see `compute_membership_attack`.
+    Source: Kairouz, Oh and Viswanath 2015, the errors that a test can have under (ε, δ)-differential privacy.
 
     Args:
-        epsilon: ε of a guarantee.
+        epsilon: Ε of a guarantee.
         delta: Its δ.
 
     Returns:
         A probability in [1/2, 1].
     """
-    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))  # e^710 is beyond a float
+    # e^710 is beyond a float; the bound is 1 long before.
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def format_accuracy(accuracy: float) -> str:
@@ -50,6 +59,7 @@ def format_accuracy(accuracy: float) -> str:
     if percent > 99.99:
         return "nearly 100 %"
     digits = 1 if percent < 99 else 2
+    # The small number undoes rounding errors of floats: 57.0 % must not become 57.1 %.
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
@@ -67,6 +77,7 @@ def format_odds(probability: float) -> str:
     """Return a small probability as "1 in N", N rounded down; in percent from a tenth on."""
     if probability >= 0.1:
         return format_accuracy(probability)
+    # N is rounded down, so that the stated probability is never smaller than the bound.
     return f"1 in {math.floor(1 / probability + 1e-6):,}" if probability > 0 else "0"
 
 
@@ -89,6 +100,7 @@ def format_bytes(size: int | None) -> str:
 
 def without_folders(text: str) -> str:
     """Return a text with every absolute path shortened to its last part: a page is shared, and names no folders."""
+    # Quoted paths first: they may contain spaces, at which the other pattern ends.
     quoted = _QUOTED_PATH.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", text)
     return _PATH.sub("…/", quoted)
 
@@ -143,3 +155,38 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cell": format_cell,
 }
 """Filters of the templates by name."""
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page from a template in this folder; in HTML every value is escaped unless it is `Markup`.
+
+    Args:
+        template: File name.
+        values: The values, by their names in the template.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """Return one environment for all pages: it keeps the compiled templates."""
+    environment = make_environment(Path(__file__).parent)
+    environment.filters |= FILTERS
+    return environment
+
+
+def make_environment(folder: Path) -> Environment:
+    """Return what renders the templates of a folder; a missing value is an error.
+
+    Every value is escaped as HTML, but in files .jinja, which are Markdown.
+    """
+    # Imported here: `silodp epsilon`, which formats numbers, renders no page.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=select_autoescape(disabled_extensions=("jinja",), default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -76,6 +76,7 @@ def is_exceeded(group: Mapping[str, Any]) -> bool:
 
 def get_charge(group: Mapping[str, Any]) -> float | None:
     """Return ε charged to a group, by the charging mode of the run ("book"); by the other mode where it is missing."""
+    # "book" is which of the two the run charges by, which was fixed before it began.
     book, other = ("realized", "planned") if group.get("book") == "realized" else ("planned", "realized")
     charged = as_number(group.get(book))
     return as_number(group.get(other)) if charged is None else charged
@@ -113,6 +114,7 @@ def collect_spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, .
     found: dict[str, tuple[list[Adversary], tuple[dict[str, Any], ...]]] = {}
     for guarantee in guarantees:
         if guarantee.groups:
+            # By their text: groups are dicts, which are no keys, and their order is that of the budgets.
             found.setdefault(repr(guarantee.groups), ([], guarantee.groups))[0].append(guarantee.adversary)
     return tuple(BudgetSpending(tuple(against), groups) for against, groups in found.values())
 
@@ -182,6 +184,7 @@ def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
     lines: list[str] = []
     table = tabulate_persons(guarantees)
     if table is not None:
+        # Without the first row: the ε of a person with one record is that of the guarantee itself.
         same: dict[tuple[float | None, ...], list[str]] = {}
         for place, adversary in enumerate(table.against):
             same.setdefault(tuple(values[place] for *_, values in table.rows[1:]), []).append(adversary)
@@ -236,6 +239,7 @@ def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
             for group in groups
         )
         return ", ".join(pairs) + alarm
+    # Of many budgets the shares of them that were spent: a list of a hundred pairs says nothing in a cell.
     parts = [100 * (get_charge(group) or 0.0) / group["budget"] for group in groups]
     requested = [group["budget"] for group in groups]
     return f"{min(requested):.3g} to {max(requested):.3g} → {min(parts):.0f} to {max(parts):.0f} %{alarm}"
@@ -247,6 +251,7 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
     def is_epsilon(value: Any) -> bool:
         return value is None or (as_number(value) is not None and value >= 0)
 
+    # By its type: True is an int. Below 2^63: JSON can hold whole numbers that no float and no format can.
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
 

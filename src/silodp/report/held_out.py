@@ -7,28 +7,25 @@ nothing is measured here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, TypeAdapter
+from pydantic import FiniteFloat
 
-from silodp.data.tables.schema import name_classes
-from silodp.data.tables.subgroups import Groups, find_groups
-from silodp.errors import SilodpError, name_file
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.errors import SilodpError
+from silodp.report.run_record import HELD_OUT, keep_private, read_private
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.data.federation import Federation
+    from silodp.data.tables.subgroups import Groups
     from silodp.training.task import Task
 
-FILE = Path("plots") / "held_out.json"
 BINS = 10
 """Of the calibration, equal steps of the probability."""
 
@@ -48,8 +45,8 @@ class Part:
     of: str
     name: str
     records: int
-    persons: int
-    metrics: dict[str, FiniteFloat]
+    persons: int = 0  # files of earlier versions lack it
+    metrics: dict[str, FiniteFloat] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,8 @@ class HeldOut:
     """
 
     round: int
-    persons: int
-    parts: tuple[Part, ...]
+    persons: int = 0  # files of earlier versions lack it
+    parts: tuple[Part, ...] = field(kw_only=True)
     classes: tuple[str, ...] = ()
     confusion: tuple[tuple[float, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
@@ -109,7 +106,10 @@ def measure_held_out(
     Returns:
         What was measured; None where there are no held-out records.
     """
-    from silodp.training.metrics import find_predicted_classes  # a report, which reads this, needs no metrics
+    # Imported here: a report, which reads what was measured, needs none of them.
+    from silodp.data.tables.schema import name_classes
+    from silodp.data.tables.subgroups import find_groups
+    from silodp.training.metrics import find_predicted_classes
 
     test, classes = federation.test, federation.classes
     if test is None or len(test.x) == 0:
@@ -124,18 +124,20 @@ def measure_held_out(
         parts.append(_measure_part(task, params, column, name, test.x[chosen], test.y[chosen], users))
     persons = _count_persons([one.user for one in numbered])
     if classes is None:
-        return HeldOut(rounds, persons, tuple(parts))
+        return HeldOut(rounds, persons, parts=tuple(parts))
     inputs, _ = task.tensors(test.x, test.y)
     outputs = task.predict(params, inputs).double().cpu().reshape(len(test.x), -1)
     if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
-        return HeldOut(rounds, persons, tuple(parts))  # such outputs predict no class
+        # Outputs of another shape predict no class: they are those of a loss of the user's own.
+        return HeldOut(rounds, persons, parts=tuple(parts))
     names = name_classes(federation.schema, classes)
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
+    # One output is the log-odds of the second class; of two, their difference is.
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
     calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
-    counts = tuple(tuple(row) for row in confusion.tolist())
-    return HeldOut(rounds, persons, tuple(parts), names, counts, calibration)
+    counts = tuple(map(tuple, confusion.tolist()))
+    return HeldOut(rounds, persons, names, counts, calibration, parts=tuple(parts))
 
 
 def _measure_part(
@@ -146,8 +148,9 @@ def _measure_part(
     except SilodpError:
         # All records together were measured; a metric may fail on few of them, for example on one class alone.
         metrics = {}
+    # JSON has no NaN; a metric without a value on these records is not shown.
     finite = {key: value for key, value in metrics.items() if np.isfinite(value)}
-    return Part(of, name, len(x), _count_persons(users), finite)
+    return Part(of, name, len(x), _count_persons(users), metrics=finite)
 
 
 def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
@@ -158,7 +161,9 @@ def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
 
 def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
     """Return the predicted probability of class 1 and its share, by steps of the probability."""
+    # Clipped, as e^710 is beyond a float.
     probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
+    # A probability of 1 belongs to the last step.
     bins = np.minimum((probability * BINS).astype(int), BINS - 1)
     found = []
     for step in range(BINS):
@@ -172,6 +177,7 @@ def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[Calib
 
 def _compute_error(share: float, records: float) -> float:
     """Return the standard error of a share of few records; one of each kind is added, so that it is never 0."""
+    # Laplace's rule of succession: ten of ten records are no proof of a share of exactly 1.
     smoothed = (share * records + 1) / (records + 2)
     return float(np.sqrt(smoothed * (1 - smoothed) / (records + 2)))
 
@@ -187,9 +193,11 @@ def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tup
     negative, positive = (np.asarray(row, dtype=float) for row in counts)
     for step, (no, yes) in enumerate(zip(negative, positive, strict=True)):
         total = no + yes
+        # The noise of a sum of two counts is √2 as large; below three standard deviations a share means nothing.
         if total <= 3 * noise_std * np.sqrt(2) or total <= 0:
             continue
         share = float(np.clip(yes / total, 0, 1))
+        # First order: the derivatives of yes/(no + yes) are (1 − share)/total by yes, and −share/total by no.
         of_noise = noise_std * np.hypot(1 - share, share) / total
         error = float(np.hypot(of_noise, _compute_error(share, total)))
         found.append(CalibrationBin((step + 0.5) / len(positive), share, float(total), error))
@@ -198,10 +206,7 @@ def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tup
 
 def keep_held_out(directory: Path, found: HeldOut) -> None:
     """Write DIR/plots/held_out.json, which is private."""
-    path = directory / FILE
-    path.parent.mkdir(exist_ok=True)
-    with name_file(path):
-        path.write_text(json.dumps(asdict(found), ensure_ascii=False) + "\n", encoding="utf-8")
+    keep_private(directory, HELD_OUT, asdict(found))
 
 
 def read_held_out(directory: Path) -> HeldOut | None:
@@ -210,14 +215,4 @@ def read_held_out(directory: Path) -> HeldOut | None:
     Raises:
         SilodpError: it is damaged.
     """
-    path = directory / FILE
-    if not path.exists():
-        return None
-    with refuse_unsound(
-        f"{path} is damaged: delete it, and the report is written without what it holds.",
-        code="report.damaged",
-    ):
-        fields = parse_json(path.read_bytes())
-        for counted in (fields, *fields["parts"]):
-            counted.setdefault("persons", 0)  # files of earlier versions lack it
-        return TypeAdapter(HeldOut).validate_python(fields)
+    return read_private(directory, HELD_OUT, HeldOut)

@@ -11,23 +11,19 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from silodp.accounting.assumptions import HELD_OUT, TECHNICAL
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import HELD_OUT, TECHNICAL, Guarantee
 from silodp.config.schema import CardSection, parse_card
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
-from silodp.data.tables.subgroups import list_group_names
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.divergence import get_measure, list_quantities
-from silodp.report.formatting import format_code, format_measure, quote_names
+from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import collect_texts, describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
-from silodp.report.templates import render
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import MetricsRow
 from silodp.wire.files import write_durably
@@ -35,28 +31,12 @@ from silodp.wire.files import write_durably
 MIN_PERSONS = 20
 """Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
 
-_HELD_OUT = "records held out for testing: they are not trained on"  # a card may publish no metric on them
+# What replaces `HELD_OUT`, which speaks of metrics: a card may publish none.
+_HELD_OUT = "records held out for testing: they are not trained on"
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a card is made of."""
-
-    run: RunRecord
-    spec: Mapping[str, Any]
-    description: ModelDescription
-    card: CardSection
-    held_out: HeldOut | None
-    has_readable_config: bool = True
-
-    def list_declared(self) -> list[tuple[str, str]]:
-        """Return column and name of every subgroup that [card.subgroups] declares now."""
-        schema = None if self.description.inputs is None else self.description.schema
-        return [
-            (column, name)
-            for column, values in self.card.subgroups.items()
-            for name in list_group_names(schema, column, values)
-        ]
+_Declared = list[tuple[str, str]]
+"""Column and name of every subgroup that [card.subgroups] declares now."""
 
 
 def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
@@ -72,23 +52,36 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     Raises:
         SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
     """
-    if not (directory / DESCRIPTION).exists():
+    if not (directory / DESCRIPTION).exists():  # an earlier version wrote none
         return None
     run = run or read_run(directory)
     description = ModelDescription.read(directory / DESCRIPTION)
-    stated = run.summary.get("run", description.run)  # earlier versions did not state it
+    # Earlier versions did not state the run in guarantee.json.
+    stated = run.summary.get("run", description.run)
     description.check_run(stated, directory / "guarantee.json")
     spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
     try:
         section = _read_section(run.config)
-        facts = _Facts(run, spec, description, section or CardSection(), held_out, section is not None)
-        facts.list_declared()
+        card = section or CardSection()
+        declared = _list_declared(description, card)
     except SilodpError as error:
         raise SilodpError(
             f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
         ) from None
+    text = render(
+        "model_card.jinja",
+        run=run,
+        spec=spec,
+        card=card,
+        has_readable_config=section is not None,
+        held_out=held_out,
+        pooled=_tabulate_pooled(run.rows, held_out, declared),
+        **_describe_run(run),
+        **_describe_model(description),
+    )
     path = directory / CARD
-    write_durably(path, _seal(format_card(facts), (directory / DESCRIPTION).read_bytes()).encode())
+    # jinja drops the end of the last line
+    write_durably(path, _seal(f"{text}\n", (directory / DESCRIPTION).read_bytes()).encode())
     return path
 
 
@@ -102,6 +95,7 @@ def check_card(path: Path, description: bytes) -> None:
     Raises:
         SilodpError: it was changed, or is of another run or other rounds (code bundle.mixed).
     """
+    # The last two lines are the digests: with them made anew, the whole text must be the same.
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if "".join(lines) != _seal("".join(lines[:-2]), description):
         raise SilodpError(
@@ -113,6 +107,7 @@ def check_card(path: Path, description: bytes) -> None:
 
 def _seal(card: str, description: bytes) -> str:
     """Return a card with digests of model.json, which it is about, and of itself."""
+    # No signature: it finds a card that was edited by hand, or copied from another run, and nobody who makes it anew.
     about = f"- **`{DESCRIPTION}`**: SHA-256 `{hashlib.sha256(description).hexdigest()}`.\n"
     whole = hashlib.sha256((card + about).encode()).hexdigest()
     return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
@@ -138,40 +133,56 @@ def _read_section(config: str | None) -> CardSection | None:
     """
     try:
         values = parse_toml(config or "")
-    except ValueError:
+    except ValueError:  # a report shows such a file as it is, so a card is written all the same
         return None
     return parse_card(values)
 
 
-def format_card(facts: _Facts) -> str:
-    """Return the text of a card."""
-    run, described = facts.run, facts.description
+def _list_declared(description: ModelDescription, card: CardSection) -> _Declared:
+    if not card.subgroups:
+        return []
+    from silodp.data.tables.subgroups import list_group_names
+
+    schema = None if description.inputs is None else description.schema
+    return [
+        (column, name)
+        for column, values in card.subgroups.items()
+        for name in list_group_names(schema, column, values)
+    ]
+
+
+def _describe_run(run: RunRecord) -> dict[str, Any]:
+    """Return the values of the template that are about the guarantees and the settings of a run."""
     private = [guarantee for guarantee in run.guarantees.values() if guarantee.private]
-    tensors = described.tensors.values()
-    text = render(
-        "model_card.jinja",
-        **vars(facts),
-        model=described,
-        schema=None if described.inputs is None else described.schema,
-        min_persons=MIN_PERSONS,
-        released=run.guarantees["released"],
-        guarantees=_describe_guarantees(run),
-        is_private=bool(private),
-        assumptions=_list_once(private, "assumptions"),
-        not_covered=[text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
-        is_counted=any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
-        scaling=_list_scaling(described),
-        inputs=_tabulate_inputs(described),
-        covers=describe_cover(run.guarantees["released"].private),
-        sums=_tabulate_sums(run.rows),
-        names=list_quantities(run.rows),
-        pooled=_tabulate_pooled(facts),
-        arguments=", ".join(f"{name}={value!r}" for name, value in described.architecture.arguments.items()),
-        trained=sum(math.prod(one.shape) for one in tensors if one.trained),
-        constant=sum(math.prod(one.shape) for one in tensors if not one.trained),
-        method=_describe_method(run),
-    )
-    return text + "\n"  # jinja drops the end of the last line
+    return {
+        "min_persons": MIN_PERSONS,
+        "released": run.guarantees["released"],
+        "guarantees": _describe_guarantees(run),
+        "is_private": bool(private),
+        "assumptions": _list_once(private, "assumptions"),
+        "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
+        "is_counted": any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
+        "covers": describe_cover(run.guarantees["released"].private),
+        "sums": _tabulate_sums(run.rows),
+        "names": list_quantities(run.rows),
+        "method": _describe_method(run),
+    }
+
+
+def _describe_model(described: ModelDescription) -> dict[str, Any]:
+    """Return the values of the template that are about a model and its inputs."""
+    sizes = [(math.prod(tensor.shape), tensor.trained) for tensor in described.tensors.values()]
+    return {
+        "model": described,
+        "schema": None if described.inputs is None else described.schema,
+        "scaling": _list_scaling(described),
+        "inputs": _tabulate_inputs(described),
+        "arguments": ", ".join(
+            f"{name}={value!r}" for name, value in described.architecture.arguments.items()
+        ),
+        "trained": sum(size for size, trained in sizes if trained),
+        "constant": sum(size for size, trained in sizes if not trained),
+    }
 
 
 def _describe_guarantees(run: RunRecord) -> list[str]:
@@ -222,6 +233,7 @@ def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
 
 def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
     """Return the last metrics by noisy sums and their round; None where there are none."""
+    # The last evaluation, which need not be that of the last round: an evaluation costs ε, so there are few.
     for row in reversed(rows):
         estimates = (row.get("evaluation") or {}).get("estimates")
         if isinstance(estimates, Mapping) and estimates:
@@ -233,27 +245,29 @@ def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
     return None
 
 
-def _tabulate_pooled(facts: _Facts) -> dict[str, Any]:
+def _tabulate_pooled(
+    rows: Sequence[MetricsRow], held_out: HeldOut | None, declared: _Declared
+) -> dict[str, Any]:
     """Return metrics on pooled held-out records: of all silos, of each, and of each declared subgroup."""
-    held_out, last, names = facts.held_out, facts.run.rows[-1], list_quantities(facts.run.rows)
-    declared, parts = facts.list_declared(), () if held_out is None else held_out.parts
+    last, names = rows[-1], list_quantities(rows)
+    parts = () if held_out is None else held_out.parts
     silos = [part for part in parts if part.of == "silo"]
     measured = {(part.of, part.name): part for part in parts if part.of != "silo"}
 
-    def make_row(title: str, persons: int, values: Iterable[float | None]) -> tuple[str, ...]:
+    def make_row(title: str, persons: int, metrics: Mapping[str, float | None]) -> tuple[str, ...]:
         if persons < MIN_PERSONS:
             return (title, f"fewer than {MIN_PERSONS} persons", *("" for _ in names[1:]))
-        return (title, *map(format_measure, values))
+        return (title, *(format_measure(metrics.get(name)) for name in names))
 
     def make_part(title: str, part: Part) -> tuple[str, ...]:
-        return make_row(title, part.persons, map(part.metrics.get, names))
+        return make_row(title, part.persons, part.metrics)
 
     # Without the file it is not known of how many persons the records of all silos are.
     persons = 0 if held_out is None else held_out.persons
     titles = {one: ": ".join(map(format_code, one)) for one in declared}
     return {
         "rows": [
-            make_row("all silos", persons, (get_measure(last, name) for name in names)),
+            make_row("all silos", persons, {name: get_measure(last, name) for name in names}),
             *(make_part(f"silo {format_code(part.name)}", part) for part in silos),
             *(make_part(titles[one], measured[one]) for one in declared if one in measured),
         ],

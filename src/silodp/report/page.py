@@ -5,84 +5,35 @@ It is made from the files of the run directory alone, so `silodp report DIR` wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.assumptions import HELD_OUT, NOT_COVERED, TECHNICAL
-from silodp.accounting.guarantee import Guarantee
-from silodp.accounting.views import ADVERSARIES, Adversary
+from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, TECHNICAL, Guarantee
+from silodp.accounting.views import Adversary
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import as_number
+from silodp.report.formatting import as_number, render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
-from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
-from silodp.report.templates import render
+from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import MetricsRow
 from silodp.training.counts import Estimate
 
 MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
-_PICTURES = (
-    "utility",
-    "epsilon",
-    "allocation",
-    "budgets",
-    "calibration",
-    "confusion",
-    "silos",
-    "groups",
-)  # first parts of the file names of a report
+_PICTURES = ["utility", "epsilon", "allocation", "budgets", "calibration", "confusion", "silos", "groups"]
+"""First parts of the file names of a report's pictures."""
 
 _End = tuple[str, float | None, float, int]
 """Name of a quantity, its value of the untrained model, its last value, and the round of the last value."""
-
-_SEES: dict[Adversary, str] = {
-    "released": "every global model of every round, the last one included",
-    "server": "everything that reaches the party that coordinates the run",
-    "silo": "the models and its own contributions; ε is for records in the other silos",
-}
-
-
-@dataclass(frozen=True)
-class AdversaryRow:
-    """One adversary on the page.
-
-    Attributes:
-        adversary: Its name.
-        guarantee: Against it.
-        attack: Bound by the charged events; None where there is no ledger or no guarantee.
-    """
-
-    adversary: Adversary
-    guarantee: Guarantee
-    attack: MembershipAttack | None
-
-    @property
-    def who(self) -> str:
-        """The adversary as the beginning of a sentence."""
-        return WHO[self.adversary][0].upper() + WHO[self.adversary][1:]
-
-    @property
-    def sees(self) -> str:
-        """What the adversary sees, the object of "sees"."""
-        return _SEES[self.adversary]
-
-    @property
-    def accuracy(self) -> float:
-        """Bound on the accuracy of an attack on membership from even odds; without `attack` by ε and δ alone."""
-        return guarantee_text.bound_accuracy(self.guarantee, self.attack)
 
 
 @dataclass(frozen=True)
@@ -112,16 +63,12 @@ class EvaluationSection:
     counts: Sequence[Sequence[float]] | None = None
 
 
-def write_report(
-    directory: str | Path, allocation: NDArray[np.int64] | None = None, silo_names: Sequence[str] = ()
-) -> Path:
+def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
     """Write DIR/report.html and DIR/plots/*.svg from the files in DIR.
 
     Args:
         directory: The directory of a finished run.
-        allocation: Records of every person in every silo, (S, U), private. It is kept, ranked and without
-            ids, in DIR/plots/allocation.json; without it a picture is drawn only if that file is there.
-        silo_names: S names, for `allocation`.
+        run: Its files, where they have been read.
 
     Returns:
         The path of the report.
@@ -130,71 +77,41 @@ def write_report(
         SilodpError: a file is missing or damaged, or the guarantees contradict the ledger.
     """
     directory = Path(directory)
-    if allocation is not None:
-        keep_allocation(directory, Allocation.from_counts(np.asarray(allocation), silo_names))
-    run = read_run(directory)
+    run = run or read_run(directory)
     pictures = PictureFolder(directory / "plots")
-    released = run.guarantees["released"]
+    guarantees, released = run.guarantees.values(), run.guarantees["released"]
     unit = "record" if released.unit == "record" else "person"
-    ends = _list_ends(run.rows)
-    drawn = plots.plot_utility(run.rows)
-    by_sums = any(row.get("evaluation") for row in run.rows)
-    utility = []
-    for i, (name, untrained, last, round_) in enumerate(ends):
-        caption = _write_caption(
-            "utility", name=name, untrained=untrained, last=last, round=round_, by_sums=by_sums
-        )
-        utility.append(pictures.add(f"utility-{i}-{_slug(name)}", drawn[name], caption))
-    evaluation = _find_evaluation(run)
-    held_out = read_held_out(directory)
+    ends, held_out, evaluation = _list_ends(run.rows), read_held_out(directory), _find_evaluation(run)
     figure = plots.plot_epsilon(run.rows)
-    adversaries = [
-        AdversaryRow(a, run.guarantees[a], run.audit.attacks.get(a) if run.audit else None)
-        for a in ADVERSARIES
-    ]
     page = render(
         "report.html",
         run=run,
         released=released,
-        private=[g for g in run.guarantees.values() if g.private],
-        simulation=run.summary.get("simulation", True),
-        seeded=any(g.private and not g.releasable for g in run.guarantees.values()),
-        adversaries=adversaries,
-        example=next((one for one in adversaries if one.guarantee.private), None),
+        attacks=run.audit.attacks if run.audit else {},
         to_sign=_group_assumptions(run.guarantees, technical=False),
         technical=_group_assumptions(run.guarantees, technical=True),
         not_covered=_list_not_covered(released, run),
         diverged=find_divergence(run.rows),
         refused=describe_refused(run.rows),
         versions=format_versions(),
+        text=guarantee_text,
         who=WHO,
         unit=unit,
         ends=ends,
         evaluation=evaluation,
         held_out=held_out,
         details=_draw_details(pictures, run, ends, held_out, evaluation),
-        utility=utility,
-        epsilon=figure
-        and pictures.add("epsilon", figure, _write_caption("epsilon", guarantees=run.guarantees, who=WHO)),
+        utility=_draw_utility(pictures, run, ends),
+        epsilon=figure and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO),
         allocation=run.allocation
-        and pictures.add(
-            "allocation",
-            plots.plot_allocation(run.allocation),
-            _write_caption("allocation", records=run.allocation),
-        ),
+        and _add(pictures, "allocation", plots.plot_allocation(run.allocation), records=run.allocation),
         table=plots.thin(run.rows, MAX_ROWS),
         sent=any(row.get("bytes") for row in run.rows),
-        visibility=run.aggregator.visibility if run.aggregator else (),
-        persons=guarantee_text.tabulate_persons(run.guarantees.values()),
-        linkage=guarantee_text.tabulate_linkage(run.guarantees.values()),
         budgets=[
-            (spent, pictures.add(f"budgets-{i}", figure, _write_caption("budgets", spent=spent, unit=unit)))
-            for i, spent in enumerate(guarantee_text.collect_spending(run.guarantees.values()))
+            (spent, _add(pictures, f"budgets-{i}", figure, spent=spent, unit=unit))
+            for i, spent in enumerate(guarantee_text.collect_spending(guarantees))
             if (figure := plots.plot_spending(spent.groups, unit)) is not None
         ],
-        is_exceeded=guarantee_text.is_exceeded,
-        claims=guarantee_text.collect_claims(run.guarantees.values()),
-        claimed=guarantee_text.CLAIMED,
         seconds=sum(as_number(row.get("seconds")) or 0.0 for row in run.rows),
     )
     pictures.remove_old(_PICTURES)
@@ -225,10 +142,11 @@ class PictureFolder:
         self._names.add(name)
         return Picture(Markup(inline_svg(document, caption)), caption)
 
-    def remove_old(self, prefixes: tuple[str, ...]) -> None:
+    def remove_old(self, prefixes: Iterable[str]) -> None:
         """Delete pictures of an earlier page: files whose names begin with a prefix and that were not added."""
+        # One that a page no longer shows may show private counts that somebody has deleted from the run.
         for path in self._folder.glob("*.svg"):
-            if path.stem not in self._names and path.stem.startswith(prefixes):
+            if path.stem not in self._names and path.stem.startswith(tuple(prefixes)):
                 path.unlink()
 
 
@@ -246,6 +164,7 @@ def _group_assumptions(
     for text, against in guarantee_text.collect_texts(private, "assumptions").items():
         if text.startswith(TECHNICAL) == technical:
             groups.setdefault(tuple(against), []).append(text.removeprefix(TECHNICAL))
+    # Most assumptions hold against every adversary: they are listed once, before those of single ones.
     everyone = groups.pop(tuple(g.adversary for g in private), [])
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
@@ -254,6 +173,7 @@ def _group_assumptions(
 def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
     """Return what no ε covers; held-out records only where pooled ones measured the model."""
     measured = any(row.get("loss") is not None for row in run.rows)
+    # Without a measurement on pooled records, there is no number about which a reader has to be warned.
     found = [text for text in released.not_covered if measured or text != HELD_OUT]
     if run.summary.get("evaluation") == "sums":
         found = [
@@ -268,6 +188,7 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
     ends = []
     for name in list_quantities(rows):
         seen = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
+        # A run that was resumed without its metrics.jsonl lacks the row of the untrained model.
         untrained = seen[0][1] if seen[0][0] == 0 else None
         ends.append((name, untrained, seen[-1][1], seen[-1][0]))
     return ends
@@ -281,6 +202,7 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
         found = row.get("evaluation")
         if isinstance(found, dict):
             confusion = found.get("confusion")
+            # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
             has_two_classes = isinstance(confusion, list) and len(confusion) == 2
             counts = found.get("counts") if has_two_classes else None
             try:
@@ -288,8 +210,27 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
                     {**found, "round": row["round"], "counts": counts}
                 )
             except ValidationError:
-                return None  # the page shows the metrics of the row all the same
+                # It is of another version: the page shows the metrics of the row all the same.
+                return None
     return None
+
+
+def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End]) -> list[Picture]:
+    """Return a picture of every measured quantity against rounds."""
+    drawn, by_sums = plots.plot_utility(run.rows), any(row.get("evaluation") for row in run.rows)
+    return [
+        _add(
+            pictures,
+            f"utility-{i}-{_slug(name)}",
+            drawn[name],
+            name=name,
+            untrained=untrained,
+            last=last,
+            round=round_,
+            by_sums=by_sums,
+        )
+        for i, (name, untrained, last, round_) in enumerate(ends)
+    ]
 
 
 def _draw_details(
@@ -317,17 +258,15 @@ def _draw_details(
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)
             drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
-    return [
-        pictures.add(name, figure, _write_caption(name.partition("-")[0], what=what))
-        for name, figure, what in drawn
-        if figure is not None
-    ]
+    return [_add(pictures, name, figure, what=what) for name, figure, what in drawn if figure is not None]
 
 
-def _write_caption(of: str, **values: Any) -> str:
-    return render("captions.jinja", of=of, **values)
+def _add(pictures: PictureFolder, name: str, figure: Figure, /, **facts: Any) -> Picture:
+    """Add a picture; its caption is made of these facts by the part of captions.jinja that its name begins with."""
+    return pictures.add(name, figure, render("captions.jinja", of=name.partition("-")[0], **facts))
 
 
 def _slug(name: str) -> str:
     """Return a name as a part of a file name."""
+    # Names come from users: no path separators, no other alphabets, and a length that every file system takes.
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())[:40]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -39,7 +38,6 @@ _T = TypeVar("_T")
 
 WIDE_RATIO = 20  # of the last values of curves; beyond it the axis is logarithmic
 MAX_POINTS = 400  # per curve; a picture is a few hundred pixels wide
-MAX_COLORED_SILOS = len(PALETTE)
 MAX_LABELS = 10  # under bars; more are rotated
 MAX_PARTS = 40  # silos or subgroups in a picture
 MAX_CLASSES = 12  # in a confusion matrix
@@ -107,9 +105,13 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
         if rounds[0] == 0:
             axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
-            axes.plot(
-                [0], [values[0]], "o", color=PALETTE[0], markerfacecolor="white", markersize=6, clip_on=False
-            )
+            hollow: dict[str, Any] = {
+                "color": PALETTE[0],
+                "markerfacecolor": "white",
+                "markersize": 6,
+                "clip_on": False,
+            }
+            axes.plot([0], [values[0]], "o", **hollow)
         figures[name] = figure
     return figures
 
@@ -123,21 +125,13 @@ def plot_epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     Returns:
         A figure; None where there is no guarantee at all.
     """
-    lines: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    curves = []
     for adversary in ADVERSARIES:
         spent = [(row["round"], as_number((row.get("epsilon") or {}).get(adversary))) for row in rows]
-        points = tuple((round_, _rounded(value)) for round_, value in spent if value is not None)
+        points = [(round_, value) for round_, value in spent if value is not None]
         if any(round_ > 0 for round_, _ in points):
-            lines.setdefault(points, []).append(WHO[adversary])
-    figure, axes = make_panel("round", "ε spent so far")
-    styles = zip(lines.items(), PALETTE, DASHES, strict=False)
-    drawn = [
-        (points, {"label": "\n= ".join(who), "color": color, "linestyle": dashes, "linewidth": 2.2})
-        for (points, who), color, dashes in styles
-    ]
-    _epsilon_lines(axes, drawn)
-    add_legend(figure, axes, columns=1)
-    return figure if lines else None
+            curves.append((WHO[adversary], points, None))
+    return _draw_epsilon(curves)
 
 
 def plot_allocation(records: Allocation) -> Figure:
@@ -146,9 +140,8 @@ def plot_allocation(records: Allocation) -> Figure:
     values = np.asarray(records.bars, dtype=float).reshape(len(records.silos), -1)
     edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
     largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
-    colored = sorted(
-        largest[: MAX_COLORED_SILOS if len(values) <= MAX_COLORED_SILOS else MAX_COLORED_SILOS - 1]
-    )
+    # One color less where some silos are left over: they are one gray layer.
+    colored = sorted(largest[: len(PALETTE) - (len(values) > len(PALETTE))])
     layers = [(shorten_label(records.silos[s]), values[s], PALETTE[i]) for i, s in enumerate(colored)]
     rest = [s for s in range(len(values)) if s not in colored]
     if rest:
@@ -157,8 +150,7 @@ def plot_allocation(records: Allocation) -> Figure:
     for label, layer, color in layers:
         axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=color, linewidth=0, label=label)
         bottom = bottom + layer
-    axes.set_xlim(0, max(float(edges[-1]), 1.0))
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, max(float(edges[-1]), 1.0)), ylim=(0, None))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     add_legend(figure, axes, columns=min(len(layers), 3), handlelength=1.0)
     return figure
@@ -183,13 +175,10 @@ def plot_parts(parts: Sequence[Part], metric: str, whole: float | None) -> Figur
     axes.xaxis.grid(True)
     axes.yaxis.grid(False)
     axes.margins(x=0.08, y=0.12)
-    axes.set_yticks(list(places), [shorten_label(_name_part(part), 24) for part in shown])
+    names = [part.name if part.of == "silo" else f"{part.of}: {part.name}" for part in shown]
+    axes.set_yticks(list(places), [shorten_label(name, 24) for name in names])
     axes.invert_yaxis()
     return figure
-
-
-def _name_part(part: Part) -> str:
-    return part.name if part.of == "silo" else f"{part.of}: {part.name}"
 
 
 def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None:
@@ -213,8 +202,7 @@ def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None
         capsize=3,
     )
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.02)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     return figure
 
 
@@ -229,9 +217,11 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
         return None
     side = 1.7 + 0.45 * len(values)
     figure, axes = make_panel("predicted", "true", size=(side + 0.7, side))
+    # Noisy counts can add up to nothing, or to less.
     share = values / np.maximum(values.sum(axis=1, keepdims=True), 1e-9)
     axes.imshow(share, cmap=_SHADES, vmin=0, vmax=1, aspect="equal")
     for (row, column), value in np.ndenumerate(values):
+        # White is readable from the middle of the scale of blues on.
         color = "white" if share[row, column] > 0.55 else "#1b1d23"
         axes.text(column, row, f"{value:,.0f}", ha="center", va="center", color=color, fontsize=9)
     labels = [shorten_label(name, 12) for name in names]
@@ -239,8 +229,7 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
     axes.set_xticks(range(len(labels)), labels, rotation=turned)
     axes.set_yticks(range(len(labels)), labels)
     axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     return figure
 
 
@@ -260,11 +249,9 @@ def plot_comparison(
         A figure; None where there is nothing to draw.
     """
     by_round = against == "round"
-    figure, axes = make_panel(
-        "round" if by_round else "ε against whoever sees the models", f"{quantity} (mean ± sd)"
-    )
-    drawn: list[float] = []
-    curved = False
+    x_label = "round" if by_round else f"ε against {WHO['released']}"
+    figure, axes = make_panel(x_label, f"{quantity} (mean ± sd)")
+    drawn, has_curve = [], False
     for curve, line in _styles(curves):
         x = np.asarray(curve.rounds if by_round else curve.epsilon, dtype=float)
         mean, sd = np.asarray(curve.mean, dtype=float), np.asarray(curve.sd, dtype=float)
@@ -275,18 +262,20 @@ def plot_comparison(
                 axes.axhline(known[-1], **line)
                 drawn.append(known[-1])
         elif good:
+            # A line is drawn through gaps of rounds without a value.
             kept = np.array(thin(good))
             x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
             axes.fill_between(x, mean - sd, mean + sd, color=line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
             drawn += mean.tolist()
-            curved = True
-    if not curved:
+            has_curve = True
+    if not has_curve:
         return None
     if untrained is not None:
         axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
     low, high = min(drawn), max(drawn)
-    if low > 0 and high > WIDE_RATIO * low:  # a method that diverged must not flatten the others
+    # A method that diverged must not flatten the others.
+    if low > 0 and high > WIDE_RATIO * low:
         axes.set_ylim(0.8 * low, 1.5 * high)
         set_log_scale(axes, "y")
     if not by_round:
@@ -301,18 +290,42 @@ def plot_epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
     Returns:
         A figure; None where no method has an ε.
     """
-    lines: dict[tuple[tuple[float, float], ...], tuple[dict[str, Any], list[str]]] = {}
+    drawn = []
     for curve, line in _styles(curves):
         spent = zip(curve.rounds, curve.epsilon, strict=True)
-        points = tuple((round_, _rounded(value)) for round_, value in spent if math.isfinite(value))
+        points = [(round_, value) for round_, value in spent if math.isfinite(value)]
         if any(value > 0 for _, value in points):
-            lines.setdefault(points, (line, []))[1].append(line["label"])
+            drawn.append((line.pop("label"), points, line))
+    return _draw_epsilon(drawn)
+
+
+def _draw_epsilon(
+    curves: Iterable[tuple[str, Iterable[tuple[float, float]], dict[str, Any] | None]],
+) -> Figure | None:
+    """Draw curves of ε against rounds, each given as name, points and style; without a style it gets the next one."""
+    lines: dict[tuple[tuple[float, float], ...], tuple[dict[str, Any], list[str]]] = {}
+    for name, spent, style in curves:
+        # Six figures, so that curves which differ less than a line is wide share one line and one entry of the legend.
+        points = tuple((round_, float(f"{epsilon:.6g}")) for round_, epsilon in spent)
+        turn = len(lines)
+        style = style or {"color": PALETTE[turn], "linestyle": DASHES[turn], "linewidth": 2.2}
+        lines.setdefault(points, (style, []))[1].append(name)
+    if not lines:
+        return None
     figure, axes = make_panel("round", "ε spent so far")
-    _epsilon_lines(
-        axes, [(points, {**line, "label": "\n= ".join(who)}) for points, (line, who) in lines.items()]
-    )
+    last = [points[-1][1] for points in lines]
+    wide = max(last) > WIDE_RATIO * min(last)
+    for points, (style, names) in lines.items():
+        # A logarithmic axis has no place for the ε = 0 of the untrained model.
+        kept = thin([point for point in points if point[1] > 0 or not wide])
+        marker = "o" if len(kept) == 1 else None
+        axes.plot(*zip(*kept, strict=True), marker=marker, label="\n= ".join(names), **style)
+    if wide:
+        set_log_scale(axes, "y")
+    else:
+        axes.set_ylim(bottom=0)
     add_legend(figure, axes, columns=1)
-    return figure if lines else None
+    return figure
 
 
 def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | None:
@@ -330,39 +343,26 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.7), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.7))
-    places = range(len(groups))
-    above.bar(places, [group["units"] for group in groups], color=MUTED, width=0.6)
+    above.bar(range(len(groups)), [group["units"] for group in groups], color=MUTED, width=0.6)
     above.set_ylabel(f"{unit}s")
     above.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     above.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    below.hlines(
-        [group["budget"] for group in groups],
-        [place - 0.3 for place in places],
-        [place + 0.3 for place in places],
-        color=INK,
-        linewidth=2,
-        label="requested",
-    )
+    budgets, ticks = [group["budget"] for group in groups], np.arange(len(groups))
+    below.hlines(budgets, ticks - 0.3, ticks + 0.3, color=INK, linewidth=2, label="requested")
     for key, label, marker, shift, color in (
         ("planned", "planned", "o", -0.1, PALETTE[0]),
         ("realized", "realized", "D", 0.1, PALETTE[1]),
     ):
-        points = [
-            (place + shift, value)
-            for place, group in zip(places, groups, strict=True)
-            if (value := as_number(group.get(key))) is not None and value > 0
-        ]
+        charged = [as_number(group.get(key)) or 0.0 for group in groups]
+        points = [(place + shift, value) for place, value in enumerate(charged) if value > 0]
         if points:
             below.plot(*zip(*points, strict=True), marker, color=color, markersize=6, label=label)
     below.set_ylabel("ε")
     below.margins(y=0.1)
     set_log_scale(below, "y")
     below.set_xlabel("requested ε")
-    below.set_xticks(
-        list(places),
-        [format_epsilon(group["budget"]) for group in groups],
-        rotation=60 if len(groups) > MAX_LABELS else 0,
-    )
+    turned = 60 if len(groups) > MAX_LABELS else 0
+    below.set_xticks(ticks, [format_epsilon(budget) for budget in budgets], rotation=turned)
     add_legend(figure, below, columns=1)
     return figure
 
@@ -377,27 +377,25 @@ def plot_epsilon_by_sampling(
 
     Args:
         curves: One for each noise multiplier.
-        budgets: ε that are drawn as levels.
+        budgets: Ε that are drawn as levels.
         name: Label of the axis of q.
         costs: Label of the axis of ε.
 
     Source: rPDP-FL, Figure 6.
     """
     figure, axes = make_panel(name, costs, size=(5.6, 3.9))
+    # A decade below the smallest budget: the axis would otherwise begin where bounds are of no use to anybody.
     floor = min([*budgets, 10 * MIN_DRAWN]) / 10
     for turn, curve in enumerate(curves):
-        points = [
-            point
-            for point in zip(curve.sampling, curve.epsilon, strict=True)
-            if as_number(point[1]) is not None
-        ]
-        points = [point for point in points if point[1] >= floor]
+        pairs = zip(curve.sampling, curve.epsilon, strict=True)
+        points = [(q, epsilon) for q, epsilon in pairs if (as_number(epsilon) or 0) >= floor]
         if points:
             color = PALETTE[turn % len(PALETTE)]
             axes.plot(*zip(*points, strict=True), color=color, linewidth=2, label=curve.label)
     for turn, budget in enumerate(budgets):
-        label = {} if turn else {"label": "budgets"}
-        axes.axhline(budget, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), **label)  # type: ignore[arg-type]
+        # Matplotlib leaves a label that begins with "_" out of the legend.
+        label = "_" if turn else "budgets"
+        axes.axhline(budget, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), label=label)
         axes.annotate(
             format_epsilon(budget),
             (1.0, budget),
@@ -414,24 +412,6 @@ def plot_epsilon_by_sampling(
     return figure
 
 
-def _rounded(epsilon: float) -> float:
-    """Return ε with six figures, so that curves that differ less share a line."""
-    return float(f"{epsilon:.6g}")
-
-
-def _epsilon_lines(axes: Axes, lines: Sequence[tuple[Sequence[tuple[float, float]], dict[str, Any]]]) -> None:
-    """Draw curves (round, ε); on a logarithmic axis, without 0, where they end far apart."""
-    last = [points[-1][1] for points, _ in lines]
-    wide = bool(last) and max(last) > WIDE_RATIO * min(last)
-    for points, line in lines:
-        kept = thin([point for point in points if point[1] > 0 or not wide])
-        axes.plot(*zip(*kept, strict=True), marker="o" if len(kept) == 1 else None, **line)
-    if wide:
-        set_log_scale(axes, "y")
-    else:
-        axes.set_ylim(bottom=0)
-
-
 def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
     """Yield a line style for each curve: the reference in ink, methods without privacy dashed."""
     turn = 0
@@ -445,6 +425,7 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
 
 def thin(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
     """Return at most so many points: the first, the last, and evenly spread ones between."""
+    # The last point is always kept: its value is the one that captions and tables state.
     if len(points) <= most:
         return list(points)
     return [points[i] for i in np.linspace(0, len(points) - 1, most).round().astype(int)]

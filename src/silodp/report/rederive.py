@@ -1,15 +1,18 @@
 """The guarantees of a finished run, derived again from its specification, its ledger and the store of its server.
 
 run_spec.json must agree with the ledger in method, δ, accountant, kind of noise and cost of each round. Method and
-aggregator are built from config.toml, and must be those of the specification. Tables are not read.
+aggregator are built from config.toml, and must be those of the specification. Tables are not read. What a run states is
+compared with what was derived: it may promise less, never more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
@@ -20,17 +23,13 @@ from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.plugins import refuse_plugins
-from silodp.config.resolve import ResolvedRun, resolve
-from silodp.config.schema import parse_config
-from silodp.config.toml_values import read_toml
+from silodp.config.run_settings import RunSettings, load_settings
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.parsing import parse_json, refuse_unsound
-from silodp.report.comparison import is_same
-from silodp.runtime.checkpoint import read_fingerprint
+from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY, Participation, count_charges, read_fingerprint
 from silodp.runtime.guarantees import derive_guarantees
-from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
 from silodp.text import pluralize
 from silodp.wire.messages import Message
@@ -41,6 +40,9 @@ EARLIER = (
     "assumptions, and whether each round cost what its settings imply (an earlier version of silodp with other texts "
     "and charges began the run)"
 )
+_TOLERANCE = 1e-6
+"""Relative difference of two ε that another machine may cause; a report shows three figures, rounded up."""
+
 JOINED = "realized charges of records with budgets (it is not known here which silos joined which rounds)"
 
 
@@ -72,15 +74,16 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     Raises:
         SilodpError: config.toml or run_spec.json is of another run, or the ledger is older than the server store.
     """
+    # First: an old copy of a ledger states less than was spent, and agrees with an old copy of everything else.
     _check_age(directory, ledger)
     path = directory / CONFIG
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        resolved = _load_config(path)
+        settings = load_settings(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
-    wrong = _config_mismatch(resolved, aggregator, ledger)
+    wrong = _config_mismatch(settings, aggregator, ledger)
     if wrong is not None:
         raise _contradicted(path, wrong)
     header = ledger.subject
@@ -88,7 +91,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         # The rules of its version may differ from these; ε is compared with the ledger all the same.
         return Rederived({}, (EARLIER,))
     try:
-        spec = _read_spec(directory / RUN_SPEC, resolved, ledger)
+        spec = _read_spec(directory / RUN_SPEC, settings, ledger)
         wrong = _find_other_cost(spec, ledger)
         if wrong is not None:
             raise _contradicted(path, wrong)
@@ -100,6 +103,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         store, unchecked = _read_participation(directory, spec, ledger)
     except OSError as error:
         return Rederived({}, (f"{_ALL} ({error.strerror})",))
+    # Of a seeded run the draws are repeated. Of others they are read from the store, or listed as not checked.
     participation = Participation(spec, store, Randomness.from_seed(spec.seed or 0))
     derived = derive_guarantees(spec, ledger.to_counts())
     return Rederived({a: one.to_guarantee(participation.count) for a, one in derived.items()}, unchecked)
@@ -111,18 +115,9 @@ def _contradicted(path: Path, how: str) -> SilodpError:
     )
 
 
-def _load_config(path: Path) -> ResolvedRun:
-    """Load config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
-    values = read_toml(path)
-    if isinstance(values.get("aggregation"), dict):
-        values["aggregation"].pop("device", None)
-    return resolve(parse_config({"name": path.stem, **values}, path.parent))
-
-
 def _check_age(directory: Path, ledger: Ledger) -> None:
     """Refuse a ledger that lacks rounds, or charges, which the store of the server lists: it is an old copy."""
-    folder = directory / "checkpoint" / "server"
-    store: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
+    store = _open_store(directory)
     stored = store.get(COMPLETED_ROUNDS_KEY)
     over = 0 if stored is None else Message.decode(stored).round
     if over > ledger.rounds:
@@ -140,13 +135,21 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
         )
 
 
-def _config_mismatch(resolved: ResolvedRun, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
+def _open_store(directory: Path) -> Store:
+    """Return what the server stored; a report may be made elsewhere, where others may read it."""
+    folder = directory / "checkpoint" / "server"
+    return DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
+
+
+def _config_mismatch(settings: RunSettings, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
     """Return how a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
-    header, aggregator, config = ledger.subject, resolved.aggregator, resolved.config
+    header, aggregator, config = ledger.subject, settings.aggregator, settings.config
+    used = ledger.accountant.name
     for name, claimed, known in (
-        ("method", repr(resolved.method), header and header.settings),
+        ("method", repr(settings.method), header and header.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
-        ("accountant", _accountant_name(config.accountant) or ledger.accountant.name, ledger.accountant.name),
+        # An accountant outside silodp is not compared: a report does not run its code, which alone knows its name.
+        ("accountant", config.accountant if config.accountant in ACCOUNTANTS else used, used),
         ("seed", "none" if config.seed is None else "set", "none" if header and header.secret else "set"),
     ):
         if claimed != known:
@@ -157,12 +160,7 @@ def _config_mismatch(resolved: ResolvedRun, named: AggregatorRecord | None, ledg
     return None
 
 
-def _accountant_name(name: str | None) -> str | None:
-    """Return the accountant of config.toml; None where it names none, or one whose code a report does not run."""
-    return name if name in ACCOUNTANTS else None
-
-
-def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
+def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
     """Return the specification of the run, with method and aggregator built from the configuration.
 
     Raises:
@@ -172,12 +170,14 @@ def _read_spec(path: Path, resolved: ResolvedRun, ledger: Ledger) -> RunSpec:
         stored = parse_json(path.read_bytes())
         model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
         data, tested = PublicData.from_dict(stored["data"]), bool(stored["tested"])
-        spec = resolved.assemble_spec(data, model, tested=tested)
+        spec = settings.assemble_spec(data, model, tested=tested)
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
+        # Through JSON, as the stored one: it turns tuples into lists. A later version may store further keys.
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
     other = next((key for key in mine if mine[key] != theirs[key]), None)
     checkpoint = path.parent / "checkpoint" / "state.safetensors"
+    # The file states the digest of its run, and so does the checkpoint.
     digests = {stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest}
     if other is not None or digests != {spec.digest}:
         what = f"its {other}" if other is not None else "its digest"
@@ -201,6 +201,7 @@ def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
                 )
             about, number = spec.charged_evaluation, charge.evaluation
         kept = {name: event_to_dict(event) for name, event in charge.events.items()}
+        # How many silos answered is not in the ledger; with fewer of them there is less noise, and a round costs more.
         for survivors in range(len(spec.names), spec.min_silos - 1, -1):
             cost = about.round_events(survivors, number)
             if is_same({name: event_to_dict(event) for name, event in cost.items()}, kept):
@@ -213,13 +214,14 @@ def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
 
 def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple[RoundStore, tuple[str, ...]]:
     """Return a copy of what the server stored on participation, so that nothing is drawn there, and what is missing."""
-    copy, folder, over, forgotten = RoundStore(MemoryStore()), directory / "checkpoint" / "server", 0, False
-    kept: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
+    # Participation draws what it does not find, and stores it. A report must not write into a run's directory.
+    copy, kept, over, forgotten = RoundStore(MemoryStore()), _open_store(directory), 0, False
     mark = kept.get(COMPLETED_ROUNDS_KEY)
     if mark is not None:
         over = Message.decode(mark).round
         copy.run.put(COMPLETED_ROUNDS_KEY, mark)
     for round_ in range(over, ledger.rounds):
+        # Rounds before `over` are counted in the mark; of later ones the server has kept who was drawn.
         drawn = RoundStore(kept).round(round_).get("clients")
         if drawn is None:
             forgotten = spec.is_secret
@@ -227,3 +229,132 @@ def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple
             copy.round(round_).put("clients", drawn)
     matters = spec.data.silo_budgets is not None and spec.method.samples_silos and forgotten
     return copy, (JOINED,) if matters else ()
+
+
+# --- what a run states, and what was derived -------------------------------------------------------------------------
+
+
+def find_contradiction(stated: Guarantee, derived: Guarantee, unknown: Collection[str] = ()) -> str | None:
+    """Return the first part of a stated guarantee that promises more than the derived one, or differs from it.
+
+    A stated ε may be larger, and more may be assumed or not be covered.
+
+    Args:
+        stated: The guarantee of guarantee.json.
+        derived: What follows from the ledger and the specification; "persons" for every stated number of records.
+        unknown: Entries of `Guarantee.groups` that could not be derived.
+
+    Returns:
+        The end of a sentence that begins with "it says"; None where nothing is wrong.
+    """
+    return (
+        _compare_facts(stated, derived)
+        or _compare_epsilons(stated, derived)
+        or _compare_texts(stated, derived)
+        or _compare_groups(stated, derived, unknown)
+    )
+
+
+def is_covered(stated: float, charged: float) -> bool:
+    """Return whether a stated ε is at least the charged one, up to rounding."""
+    return stated >= charged * (1 - _TOLERANCE)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two JSON-ready values are equal, numbers up to rounding."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    # Only floats may differ: a count or a name that differs by anything is another one. True is no number.
+    if isinstance(one, float) and isinstance(other, float | int) and not isinstance(other, bool):
+        return math.isclose(one, other, rel_tol=_TOLERANCE)
+    return bool(one == other)
+
+
+def _compare_facts(stated: Guarantee, derived: Guarantee) -> str | None:
+    for name in ("method", "unit", "delta", "accountant", "rounds"):
+        if getattr(stated, name) != getattr(derived, name):
+            by_ledger = getattr(derived, name)
+            return f"{name} = {getattr(stated, name)}, and by its ledger and settings it is {by_ledger}"
+    if stated.releasable and not derived.releasable:
+        return "that the model may be released, and by the ledger its noise follows from a seed"
+    if stated.releasable and stated.epsilon is None:
+        return "that the model may be released, and gives no guarantee"
+    return None
+
+
+def _compare_epsilons(stated: Guarantee, derived: Guarantee) -> str | None:
+    if stated.epsilon is None:
+        if derived.reason is not None and stated.reason != derived.reason:
+            return (
+                f"that there is no guarantee because {stated.reason}, and the ledger says: {derived.reason}"
+            )
+    elif derived.epsilon is None:
+        return f"ε = {stated.epsilon:.6g}, and by the ledger there is no guarantee ({derived.reason})"
+    elif not is_covered(stated.epsilon, derived.epsilon):
+        return f"ε = {stated.epsilon:.6g}, and the ledger's rounds cost {derived.epsilon:.6g}"
+    elif (wrong := _compare_persons(stated, derived)) is not None:
+        return wrong
+    for name, holds in (
+        ("any_dropouts", stated.any_dropouts is None or _covers(stated.any_dropouts, derived.any_dropouts)),
+        ("sample_known", is_same(stated.sample_known, derived.sample_known)),
+        ("linkage", _is_linkage_covered(stated.linkage, derived.linkage)),
+        ("claims", is_same(stated.claims, derived.claims)),
+    ):
+        if not holds:
+            return f"{name} = {getattr(stated, name)}, and it is {getattr(derived, name)}"
+    return None
+
+
+def _compare_persons(stated: Guarantee, derived: Guarantee) -> str | None:
+    """Compare ε of persons with several records: without it, readers take the ε of one record for one of persons."""
+    spent_by_records = dict(derived.persons)
+    missing = spent_by_records.keys() - {records for records, _ in stated.persons}
+    if missing:
+        return f"no ε of a person with {min(missing)} records, which is larger than that of one record"
+    for records, epsilon in stated.persons:
+        spent = spent_by_records[records]
+        if epsilon is not None and not _covers(epsilon, spent):
+            cost = "give no guarantee" if spent is None else f"cost {spent:.6g}"
+            return f"ε = {epsilon:.6g} for a person with {records} records, and for them the ledger's rounds {cost}"
+    return None
+
+
+def _covers(stated: float | None, derived: float | None) -> bool:
+    """Return whether a stated ε is no smaller than the derived one, or neither exists."""
+    return stated == derived or (stated is not None and derived is not None and is_covered(stated, derived))
+
+
+def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], derived: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether no stated ε is smaller; earlier versions had larger ones for a record under another id."""
+    return len(stated) == len(derived) and all(
+        is_same({**one, "epsilon": None}, {**other, "epsilon": None})
+        and _covers(one["epsilon"], other["epsilon"])
+        for one, other in zip(stated, derived, strict=True)
+    )
+
+
+def _compare_texts(stated: Guarantee, derived: Guarantee) -> str | None:
+    # Where nothing is promised, nothing has to be assumed.
+    if stated.epsilon is not None:
+        for text in derived.assumptions:
+            if text not in stated.assumptions:
+                return f"nothing of what it assumes: {text}"
+    for text in derived.not_covered:
+        if text not in stated.not_covered:
+            return f"nothing of what is not covered: {text}"
+    return None
+
+
+def _compare_groups(stated: Guarantee, derived: Guarantee, unknown: Collection[str]) -> str | None:
+    # Where nothing is promised, budgets need not be stated.
+    if stated.epsilon is None and not stated.groups:
+        return None
+    if len(stated.groups) != len(derived.groups):
+        return f"{len(stated.groups)} budgets, and there are {len(derived.groups)}"
+    for one, other in zip(stated.groups, derived.groups, strict=True):
+        for key in sorted((one.keys() | other.keys()) - set(unknown)):
+            if not is_same(one.get(key), other.get(key)):
+                return f"{key} = {one.get(key)} of the budget {one['budget']:.6g}, and it is {other.get(key)}"
+    return None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,10 @@ from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
 
-_DOUBTS = Path("plots", "doubts.json")
+_T = TypeVar("_T")
+
+ALLOCATION, DOUBTS, HELD_OUT = "allocation.json", "doubts.json", "held_out.json"
+"""Private files in DIR/plots, beside the pictures; a report is written without those that are deleted."""
 MAX_BARS = 400
 """Of an `Allocation`, however many persons there are."""
 
@@ -57,10 +60,16 @@ class Allocation:
     in_several_silos: int
     most_records: int
 
+    def __post_init__(self) -> None:
+        if list(map(len, self.bars)) != [len(self.persons_per_bar)] * len(self.silos):
+            # The file was damaged or edited.
+            raise ValueError("bars of another shape")
+
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64], names: Sequence[str] = ()) -> Allocation:
         """Rank and average counts (S, U); persons without records are counted, but have no bar."""
         silos = tuple(names) or tuple(f"silo {s + 1}" for s in range(len(counts)))
+        # Averages over neighboring ranks bound the size of the file and of the picture, and name no single person.
         totals = counts.sum(axis=0)
         ranked = np.argsort(-totals, kind="stable")[: int((totals > 0).sum())]
         groups = [g for g in np.array_split(ranked, min(MAX_BARS, max(len(ranked), 1))) if len(g)]
@@ -107,6 +116,7 @@ class RunRecord:
     doubts: tuple[str, ...] = ()
 
 
+# A directory may come from elsewhere: nothing that its files name is imported, here or in what is called.
 @refuse_plugins()
 def read_run(directory: Path) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
@@ -119,15 +129,16 @@ def read_run(directory: Path) -> RunRecord:
     """
     _check_directory(directory)
     rows = _read_rows(directory / METRICS)
-    guarantee_file = directory / GUARANTEE
     summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = _read_bytes(config).decode(errors="replace") if config.exists() else None
     aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
     _check_model(directory, audit)
-    allocation = directory / "plots" / "allocation.json"
-    delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
+    # The δ of the budget in the ledger may be less: it accounts for the noise alone, and a page shows the whole δ.
+    delta = guarantees["released"].delta
+    budget = audit.budget if audit else _read_budget(settings, delta)
+    doubts = read_private(directory, DOUBTS, _Doubts)
     return RunRecord(
         rows=rows,
         summary=summary,
@@ -135,13 +146,11 @@ def read_run(directory: Path) -> RunRecord:
         config=settings,
         aggregator=aggregator,
         model_digest=hashlib.sha256(_read_bytes(model)).hexdigest() if model.exists() else None,
-        allocation=_read_allocation(allocation) if allocation.exists() else None,
+        allocation=read_private(directory, ALLOCATION, Allocation),
         audit=audit,
-        budget=audit.budget and replace(audit.budget, delta=delta)
-        if audit
-        else _read_budget(settings, delta),
-        written=datetime.fromtimestamp(guarantee_file.stat().st_mtime, UTC),
-        doubts=_read_doubts(directory / _DOUBTS),
+        budget=replace(budget, delta=delta) if audit and budget else budget,
+        written=datetime.fromtimestamp((directory / GUARANTEE).stat().st_mtime, UTC),
+        doubts=doubts.doubts if doubts else (),
     )
 
 
@@ -160,6 +169,7 @@ def _check_model(directory: Path, audit: AuditResult | None) -> None:
             "the run, which writes both again, or restore the newest ledger.",
             code="report.contradicted",
         )
+    # The description states the digests of both, so files of two runs, or of two moments of one run, are found.
     for name in (GUARANTEE, WEIGHTS):
         if (directory / name).exists():
             description.check_content(_read_bytes(directory / name), directory / name)
@@ -171,9 +181,19 @@ def read_guarantees(directory: Path) -> tuple[dict[str, Any], dict[Adversary, Gu
     Raises:
         SilodpError: the file is missing or damaged.
     """
-    path = directory / "guarantee.json"
+    path = directory / GUARANTEE
     summary = _read_json(path)
-    return summary, _read_guarantees(summary, path)
+    with refuse_unsound(
+        f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
+        code="report.damaged",
+    ):
+        _check_summary(summary)
+        found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
+        guarantees = {guarantee.adversary: guarantee for guarantee in found}
+        ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
+        if not all(map(is_valid_guarantee, ordered.values())):
+            raise ValueError
+    return summary, ordered
 
 
 def format_versions() -> str:
@@ -189,20 +209,6 @@ def _check_directory(directory: Path) -> None:
         )
 
 
-def _read_guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
-    with refuse_unsound(
-        f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
-        code="report.damaged",
-    ):
-        _check_summary(summary)
-        found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
-        guarantees = {guarantee.adversary: guarantee for guarantee in found}
-        ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
-        if not all(map(is_valid_guarantee, ordered.values())):
-            raise ValueError
-    return ordered
-
-
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
 
@@ -216,17 +222,18 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
 def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord | None:
     """Return the aggregator that guarantee.json names, {"name": ..., its settings}; else that of config.toml."""
     try:
-        if "aggregator" in summary:
-            named = dict(summary["aggregator"])
-            if "class" in named:
-                return AggregatorRecord.from_dict(named)
+        named = dict(summary["aggregator"]) if "aggregator" in summary else None
+        # A plug-in's settings cannot be read without its code, so what follows from them is stored with it.
+        if named is not None and "class" in named:
+            return AggregatorRecord.from_dict(named)
+        if named is not None:
             return AggregatorRecord.from_aggregator(build_aggregator(named.pop("name"), named))
         if config is not None:
             values = parse_toml(config)
             aggregator = build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
             return AggregatorRecord.from_aggregator(aggregator)
     except UNSOUND:
-        return None  # of another version; its ledger is compared all the same
+        pass  # of another version; its ledger is compared all the same
     return None
 
 
@@ -236,50 +243,54 @@ def _read_budget(config: str | None, delta: float) -> Budget | None:
         section = parse_toml(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
     except UNSOUND:
-        return None  # the page shows the configuration as it is, right or wrong
+        # No ledger confirms it anyway; the page shows the configuration as it is, right or wrong.
+        return None
+
+
+@dataclass(frozen=True)
+class _Doubts:
+    """The content of doubts.json."""
+
+    doubts: tuple[str, ...]
 
 
 def keep_allocation(directory: Path, allocation: Allocation) -> None:
     """Write DIR/plots/allocation.json, which is private."""
-    _check_directory(directory)
-    (directory / "plots").mkdir(exist_ok=True)
-    path = directory / "plots" / "allocation.json"
-    with name_file(path):
-        path.write_text(json.dumps(asdict(allocation), ensure_ascii=False) + "\n", encoding="utf-8")
+    keep_private(directory, ALLOCATION, asdict(allocation))
 
 
 def keep_doubts(directory: Path, doubts: Sequence[str]) -> None:
     """Write DIR/plots/doubts.json, which is private."""
-    path = directory / _DOUBTS
+    keep_private(directory, DOUBTS, {"doubts": list(doubts)})
+
+
+def keep_private(directory: Path, name: str, fields: Mapping[str, Any]) -> None:
+    """Write a private file in DIR/plots, a JSON object."""
+    _check_directory(directory)
+    path = directory / "plots" / name
     path.parent.mkdir(exist_ok=True)
     with name_file(path):
-        path.write_text(json.dumps({"doubts": list(doubts)}, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(fields, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _read_doubts(path: Path) -> tuple[str, ...]:
-    doubts = _read_json(path).get("doubts") if path.exists() else []
-    if not isinstance(doubts, list) or not all(isinstance(doubt, str) for doubt in doubts):
-        raise SilodpError(
-            f"{path} is damaged: delete it, and the report is written without its sentences.",
-            code="report.damaged",
-        )
-    return tuple(doubts)
+def read_private(directory: Path, name: str, kind: type[_T]) -> _T | None:
+    """Read a private file in DIR/plots as an object of a dataclass; None where it is not there.
 
-
-def _read_allocation(path: Path) -> Allocation:
-    fields = _read_json(path)
+    Raises:
+        SilodpError: it is damaged.
+    """
+    path = directory / "plots" / name
+    if not path.exists():
+        return None
     with refuse_unsound(
-        f"{path} is damaged: delete it, and the report is written without that picture.",
+        f"{path} is damaged: delete it, and the report is written without what it holds.",
         code="report.damaged",
     ):
-        records = TypeAdapter(Allocation).validate_python(fields)
-        if list(map(len, records.bars)) != [len(records.persons_per_bar)] * len(records.silos):
-            raise ValueError
-        return records
+        return TypeAdapter(kind).validate_python(parse_json(_read_bytes(path)))
 
 
 def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
-    _read_bytes(path)
+    _read_bytes(path)  # a missing file is refused with the remedy of a report
     rows = read_metrics(path)
     if not rows:
         raise SilodpError(
@@ -290,15 +301,10 @@ def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
-    try:
-        fields = parse_json(content)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise SilodpError(
-            f"{path} is damaged (it is not a JSON object): restore it, or run again.", code="report.damaged"
-        )
-    return fields
+    with refuse_unsound(
+        f"{path} is damaged (it is not a JSON object): restore it, or run again.", code="report.damaged"
+    ):
+        return dict(parse_json(content).items())  # a list has no items
 
 
 def _read_bytes(path: Path) -> bytes:

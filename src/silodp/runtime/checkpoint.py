@@ -1,26 +1,36 @@
-"""The checkpoint of the server: one sealed file, replaced after every round, from which a run is resumed."""
+"""What a server continues from: its checkpoint, one sealed file, and which silos took part, in its store.
+
+The checkpoint is replaced after every round. Which silos take part in a round is drawn once, stored, and counted for
+the guarantees.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.files import read_sealed, write_sealed
+from silodp.wire.messages import Message
+from silodp.wire.store import RoundStore, Store, get_or_make
 
 if TYPE_CHECKING:  # a report, which reads the fingerprint, does not import torch
     from torch import Tensor
 
+    from silodp.aggregators.run_spec import RunSpec
+    from silodp.mechanisms.noise import Randomness
     from silodp.methods.base import Method
     from silodp.methods.roles import FederationSize, MethodState
 
-_METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
+_METHOD = "method/"
+"""Prefix of the names of the method's arrays; those of the server optimizer have none."""
 FORMAT = 5
 """The format that is written, and the only one that is read.
 
@@ -30,18 +40,23 @@ FORMAT = 5
 2: the server forgets past rounds.
 """
 
+COMPLETED_ROUNDS_KEY = "rounds over"
+"""Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
+CHARGES_KEY = "charges"
+"""Key in the store of the server: the number of charges that the ledger of the run had after the last round."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The server's state after `round` rounds.
 
     Attributes:
-        run: Its id.
-        fingerprint: Digest of the settings that a resumed run must share.
+        run: The id of the run.
+        fingerprint: The digest of the settings that a resumed run must share (`RunSpec.digest`).
         round: The number of rounds done.
-        params: (d,), the model.
-        optimizer: State of the server optimizer.
-        method: State of the method.
+        params: The parameters (d,) of the model.
+        optimizer: The state of the server optimizer, tensors by name.
+        method: The state of the method, arrays by name.
     """
 
     run: str
@@ -65,6 +80,7 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     import torch
     from safetensors.torch import save
 
+    # One file for model, optimizer and method: a crash cannot leave the parts of two rounds.
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
     optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
@@ -76,13 +92,15 @@ def read_fingerprint(path: Path) -> str:
     """Return the digest of the specification in a checkpoint.
 
     Raises:
-        SilodpError: the checkpoint is damaged.
+        SilodpError: The checkpoint is damaged.
     """
     return str(_read_header(read_sealed(path, f"checkpoint {path}"), path)["fingerprint"])
 
 
 def _read_header(data: bytes, path: Path) -> dict[str, Any]:
     try:
+        # safetensors checks lengths and offsets, and hides the metadata: 8 bytes with the length of the header, the
+        # header in JSON, then the tensors.
         deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         header: dict[str, Any] = parse_json(parse_json(data[8 : 8 + length])["__metadata__"]["checkpoint"])
@@ -102,7 +120,7 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         fingerprint: Digest of the specification of the run.
 
     Raises:
-        SilodpError: it is missing, damaged, of another format, or of a run with other settings.
+        SilodpError: The checkpoint is missing, damaged, of another format, or of a run with other settings.
     """
     from safetensors.torch import load
 
@@ -116,6 +134,7 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         ) from None
     header = _read_header(data, path)
     tensors = load(data)
+    # Before the fingerprint, which other versions compute in another way.
     if header["format"] != FORMAT:
         raise SilodpError(
             f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: continue with the version "
@@ -132,5 +151,79 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     method = {
         name[len(_METHOD) :]: tensors.pop(name).numpy() for name in list(tensors) if name.startswith(_METHOD)
     }
+    # What is left has no prefix: the state of the server optimizer.
     params = tensors.pop("params")
     return Checkpoint(header["run"], fingerprint, header["round"], params, tensors, method)
+
+
+def count_charges(store: Store) -> int:
+    """Return how many charges the ledger of the run had after the last round.
+
+    Args:
+        store: Store of the server; stores of earlier versions lack the number, which counts as 0.
+    """
+    stored = store.get(CHARGES_KEY)
+    return 0 if stored is None else int(stored)
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The silos that take part in each round.
+
+    Attributes:
+        spec: The specification of the run.
+        store: The store of the server for this run.
+        randomness: The random streams of the server.
+    """
+
+    spec: RunSpec
+    store: RoundStore
+    randomness: Randomness
+
+    def load_completed(self) -> tuple[int, np.ndarray]:
+        """Return the number of completed rounds, and in how many of them each silo took part, (S,)."""
+        stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
+        if stored is None:
+            return 0, np.zeros(len(self.spec.names), np.int64)
+        kept = Message.decode(stored)
+        return kept.round, kept.arrays["joined"]
+
+    def complete(self, rounds: int) -> None:
+        """Store durably that this many rounds are completed, and in how many of them each silo took part."""
+        arrays = {"joined": self.count(rounds)}
+        self.store.run.put(
+            COMPLETED_ROUNDS_KEY, Message("over", self.spec.run, rounds, arrays=arrays).encode()
+        )
+
+    def draw(self, round_: int) -> np.ndarray:
+        """Return the silos that take part in a round, (S,) bool; empty where the method samples none."""
+
+        # An empty array is stored too: it says that the round was begun (`Server.check_store_version`).
+        def sample() -> np.ndarray:
+            stream = self.randomness.stream("clients", round_)
+            silos = self.spec.method.sample_silos(self.spec.population, stream)
+            return np.empty(0, dtype=bool) if silos is None else silos
+
+        return get_or_draw(self.store.round(round_), "clients", self.spec.run, sample)
+
+    def count(self, rounds: int) -> np.ndarray:
+        """Return in how many of the first `rounds` rounds each silo took part, (S,)."""
+        over, joined = self.load_completed()
+        # What was drawn for completed rounds is deleted, so these are counted already.
+        for round_ in range(over, rounds):
+            silos = self.draw(round_)
+            joined = joined + (silos if silos.size else 1)
+        return joined
+
+
+def get_or_draw(store: Store, key: str, run: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return the array that is stored under a key; draw and store it durably if there is none.
+
+    Args:
+        store: Store of the round or of the run.
+        key: Key in the store.
+        run: Id of the run.
+        draw: Returns a new array.
+    """
+    stored = get_or_make(store, key, lambda: Message("kept", run, arrays={"value": draw()}).encode())
+    return Message.decode(stored).arrays["value"]

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,6 @@ from silodp.training.task import Task
 from silodp.wire.files import PRIVATE_FILE, append_durably
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
-from silodp.wire.transport import Channel
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def measure_records(task: Task, params: Tensor, records: SiloData | None) -> Met
 
     Args:
         task: The model, its loss and its metrics.
-        params: (d,), the model, on the device of the task.
+        params: The parameters (d,) of the model, on the device of the task.
         records: Held-out records.
     """
     if records is None or len(records) == 0:
@@ -71,32 +71,31 @@ class Evaluator:
 
     Args:
         spec: The specification of the run; its `evaluation_spec` is not None.
-        channel: The channel to the silos.
-        store: The store of the server.
-        randomness: The random streams of the server.
+        training: The server of the run, whose channel, store and random streams the evaluation uses too.
         ledger: The ledger of the run. Its budget must hold with the last evaluation from now on.
     """
 
-    def __init__(
-        self, spec: RunSpec, channel: Channel, store: RoundStore, randomness: Randomness, ledger: Ledger
-    ) -> None:
-        derived = spec.evaluation_spec
+    def __init__(self, spec: RunSpec, training: Server, ledger: Ledger) -> None:
+        settings, derived = spec.evaluation, spec.evaluation_spec
+        assert settings is not None
         assert derived is not None
-        self._spec, self._charges = derived, EvaluationLedger(ledger)
-        self._store = RoundStore(store.run, f"{PURPOSE}/")
-        self._server = Server(derived, channel, self._charges, self._store, randomness.child(PURPOSE))
+        self._settings, self._spec, self._charges = settings, derived, EvaluationLedger(ledger)
+        self._store = RoundStore(training.store.run, f"{PURPOSE}/")
+        randomness = training.randomness.child(PURPOSE)
+        self._server = Server(derived, training.transport, self._charges, self._store, randomness)
         if spec.charged_evaluation is not None:
+            # A round that would leave too little ε for the last evaluation is not begun.
             ledger.reserved = derived.round_events()
 
     def set_up(self) -> None:
         """Set up the silos, once, before the first round of training."""
         self._server.set_up()
 
-    def is_begun(self, rounds: int) -> bool:
-        """Return whether the model after so many rounds is being evaluated: its result was not kept.
+    def _is_begun(self, rounds: int) -> bool:
+        """Return whether the evaluation of the model after so many rounds was begun, and has no result.
 
-        Silos may have answered, and do not answer under this number about another model. So it must be ended, also
-        where a run that is resumed with more rounds or ε would evaluate later.
+        Silos may have answered, and do not answer under its number about another model. So it must be ended, even if
+        the run was resumed with more rounds or ε and would evaluate later.
         """
         store = self._store.run
         return store.get(f"{_BEGUN}{rounds}") is not None and store.get(f"{_RESULT}{rounds}") is None
@@ -115,6 +114,7 @@ class Evaluator:
         numbers = {
             name: (store.get(name) or b"").decode() for name in store.names() if name.startswith(_BEGUN)
         }
+        # "NUMBER DIGEST" of the evaluation that was begun after these rounds.
         number, _, before = numbers.get(f"{_BEGUN}{rounds}", "").partition(" ")
         if number and (before == model or self._store.round(int(number)).get("clients") is None):
             return int(number)  # the same model, or nothing was asked
@@ -122,17 +122,19 @@ class Evaluator:
         return max([results, *(int(kept.split()[0]) + 1 for kept in numbers.values() if kept)])
 
     def measure(self, rounds: int, params: Tensor, is_last: bool) -> MetricsRow:
-        """Evaluate a model; the same model after the same rounds is evaluated and charged once.
+        """Evaluate a model if it is due; the same model after the same rounds is evaluated and charged once.
 
         Args:
             rounds: Number of rounds that led to the model.
-            params: (d,), the model as it is released.
+            params: The parameters (d,) of the model as it is released.
             is_last: Whether no further evaluation follows, so that what the budget reserves may be spent.
 
         Returns:
             The metrics, and how large their noise is, for a row of metrics.jsonl; nothing measured where silos send
-            nothing, or where the budget forbids it.
+            nothing, or where the budget forbids it; {} if the model is not due.
         """
+        if not (self._settings.is_due(rounds, is_last) or self._is_begun(rounds)):
+            return {}
         stored = self._store.run.get(f"{_RESULT}{rounds}")
         if stored is None:
             begun = hashlib.sha256(params.cpu().numpy().tobytes()).hexdigest()
@@ -144,16 +146,17 @@ class Evaluator:
                     number,
                 )
                 return NOTHING_MEASURED
+            # The last evaluation may spend what the ledger kept for it.
             self._charges.is_last = is_last
             state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
+            # Before any silo is asked: after a crash it is known which model the number is about.
             self._store.run.put(f"{_BEGUN}{rounds}", f"{number} {begun}".encode())
             total = self._server.run_round(number, params, state)
             if total is None:
                 _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)
                 return NOTHING_MEASURED
-            stored = Message(
-                "evaluated", self._spec.run, number, arrays={"total": total.double().numpy()}
-            ).encode()
+            sums = {"total": total.double().numpy()}
+            stored = Message("evaluated", self._spec.run, number, arrays=sums).encode()
             # On disk before anything else happens: a later evaluation must have the next number.
             self._store.run.put(f"{_RESULT}{rounds}", stored)
         method = self._spec.method
@@ -168,9 +171,10 @@ def describe_counts(method: EvaluationSums, spec: RunSpec, total: np.ndarray) ->
     Args:
         method: The method of the evaluation.
         spec: The specification of the evaluation.
-        total: (k,) float64, the sum over silos.
+        total: The sum over silos, (k,) float64.
     """
     std = method.count_std(spec.population)
+    # Where the unit is a person, every silo has weighted their counts by 1/S.
     counts = torch.from_numpy(np.asarray(total, np.float64)) * method.spread(spec.population)
     estimates = method.table.estimate(counts, std)
     confusion = method.table.confusion(counts)
@@ -218,10 +222,11 @@ class EvaluatedSilo:
         """Answer a request about the run, or about its evaluation.
 
         Raises:
-            SilodpError: the gate of that part refuses it.
+            SilodpError: The gate of that part refuses it.
         """
         if request.run != self.evaluation.run:
             return self.training.answer(request)
+        # The answer is made first, and is the same whatever the silo measures for itself.
         answer = self.evaluation.answer(request)
         if self.note_model is not None and request.kind == "update":
             rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
@@ -261,21 +266,14 @@ def make_silo(
         metrics: File of what the silo measures for itself alone; None keeps nothing.
         evaluations: The most that the silo answers; None: the most that the run can have.
     """
-    make = partial(
-        Silo,
-        task=task,
-        store=store,
-        identity=identity,
-        pins=pins,
-        limits=spec.silo_limits,
-        find_exceeded=find_exceeded,
-    )
+    make = partial(Silo, task=task, store=store, identity=identity, pins=pins, find_exceeded=find_exceeded)
     silo = make(data, spec=spec, randomness=randomness, ledger=ledger)
     derived = spec.evaluation_spec
     if derived is None:
         return silo
     if evaluations is not None:
         derived = replace(derived, rounds=min(evaluations, derived.rounds))
+    # Its own random streams: equal ones would repeat the noise of the training.
     test = data.held_out
     evaluation = make(
         test, spec=derived, randomness=randomness.child(PURPOSE), ledger=EvaluationLedger(ledger)
@@ -303,11 +301,11 @@ class LocalMetrics:
 
         Args:
             run: Id of the evaluation.
-            params: (d,), the model.
+            params: The parameters (d,) of the model.
             rounds: Number of rounds that led to it.
         """
         place = {"run": run, "round": rounds}
-        if self.path is not None and place in self._list_places():
+        if place in self._list_places():
             return
         measured = measure_records(self.task, params.to(self.task.device), self.data)
         line = {**place, "records": len(self.data), **measured}
@@ -324,9 +322,7 @@ class LocalMetrics:
             return []
         found = []
         for line in self.path.read_bytes().splitlines():
-            try:
+            with suppress(*UNSOUND):  # a line that a crash cut off: that model is evaluated again
                 row = parse_json(line)
                 found.append({"run": row["run"], "round": row["round"]})
-            except UNSOUND:
-                continue  # cut off by a crash: that model is evaluated again
         return found

@@ -43,7 +43,7 @@ from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
 
 STATE_KEY = "gate"
-"""Key of the state in a silo's store of a run."""
+"""Key of the gate's state in a silo's store of a run."""
 
 
 def name_answer(kind: str, round_: int, attempt: int | str) -> str:
@@ -116,15 +116,17 @@ class Gate:
     """Decides what one silo may be asked in one run.
 
     Args:
-        name: The silo's.
-        spec: The run's specification.
+        name: The name of the silo.
+        spec: The specification of the run; its `silo_limits` hold for the ledger of the silo.
         store: The silo's durable store of this run.
-        counts: The silo's record counts n[s,u] (U,) int64.
-        ledger: Ledger of the silo; charged before an update is computed.
-        limits: By adversary, the largest ε at the ledger's δ that the run may spend in this silo's ledger; no
-            limit for an adversary that is absent.
-        find_exceeded: Returns a phrase about a limit over all runs of this silo that further events would
-            exceed, None where all limits hold; None where there are no such limits.
+        counts: The silo's record counts n[s,u], (U,) int64.
+        ledger: The ledger of the silo; it is charged before an update is computed.
+        find_exceeded: Function of events that returns a phrase about a limit over all runs of this silo that they
+            would exceed, or None where all limits hold. None: there are no such limits.
+
+    Attributes:
+        ledger: The ledger of the silo.
+        script: The messages of the run, in their order.
     """
 
     def __init__(
@@ -134,27 +136,20 @@ class Gate:
         store: RoundStore,
         counts: np.ndarray,
         ledger: LedgerView,
-        limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self._name, self._spec = name, spec
         self._store, self._counts, self.ledger = store, counts, ledger
-        self._limits = dict(limits or {})
         self._find_exceeded = find_exceeded or (lambda events: None)
         self.script: MessageSchedule = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
-        self._met_here = -1  # the session that was begun in this process
+        self._begun_here = -1  # the session that was begun in this process
 
     @property
     def state(self) -> State:
         """The state that was committed last."""
         return read_state(self._store)
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of the longest request of the run, when encoded."""
-        return self.script.max_bytes
 
     def is_setup(self, request: Message) -> bool:
         """Return whether a request is one of the set-up, whose answers last as long as the run."""
@@ -164,13 +159,17 @@ class Gate:
         """Store the state after a request durably; its answer, which was stored before, may be sent from now on.
 
         Digests of earlier rounds are dropped: their answers are not repeated.
+
+        Args:
+            state: The state from `next_state`.
+            request: The request that was answered.
         """
         own = (state.round, request.digest())
         answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
         state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
         self._store.run.put(STATE_KEY, state.encode())
         if request.kind == HELLO:
-            self._met_here = state.session
+            self._begun_here = state.session
 
     def may_repeat(self, request: Message) -> bool:
         """Return whether the stored answer to this request may be sent again."""
@@ -183,19 +182,19 @@ class Gate:
             request: A request that passed `check_message`.
 
         Returns:
-            the state after the request, to be committed once the answer is stored.
+            The state after the request, to be committed once the answer is stored.
 
         Raises:
-            SilodpError: it may not be asked now (codes gate.*).
+            SilodpError: The request may not be made now (codes gate.*).
         """
         state = self.state
         self._check_age(state)
         if self.is_setup(request):
             return self._admit_setup(request, state)
         if state.step < len(self._setup):
+            due = self._find_due(self._setup, state.step)
             self._refuse(
-                "gate.order",
-                f"was asked '{request.kind}' before its set-up was complete: it expects '{self._setup[state.step]}'",
+                "gate.order", f"was asked '{request.kind}' before its set-up was complete: it expects '{due}'"
             )
         if request.round >= self._spec.rounds:
             self._refuse(
@@ -213,7 +212,7 @@ class Gate:
         """Check what must hold for a request in every state.
 
         Raises:
-            SilodpError: the request is of another run, of a kind that this run does not have, or malformed.
+            SilodpError: The request is of another run, of a kind that this run does not have, or malformed.
         """
         if request.run != self._spec.run:
             self._refuse("gate.run", f"was asked in run {request.run}, and takes part in {self._spec.run}")
@@ -233,16 +232,23 @@ class Gate:
     def _check_age(self, state: State) -> None:
         """Check that the silo's store and its ledger are from the same time."""
         charged = len(self.ledger.history)
-        if charged < state.charges or (charged and state.step < len(self._setup)):
-            # After an old ledger no new run: ε of both would lack what was charged since the copy was made.
-            problem = (
-                "a ledger that is an old copy, or was lost: what the run has spent there is not known; restore the "
-                "newest copy; nothing is answered until then"
-                if charged < state.charges
-                else "a store that is an old copy, or was lost, and its ledger lists all charges; restore the newest "
-                "copy, or begin a new run, which adds its own ε"
+        if charged < state.charges:
+            # A new run is no remedy: its ε would lack what was charged here since the copy was made.
+            self._refuse(
+                "gate.set_back",
+                "has a ledger that is an old copy, or was lost: what the run has spent there is not known; restore "
+                "the newest copy; nothing is answered until then",
             )
-            self._refuse("gate.set_back", f"has {problem}")
+        if charged and state.step < len(self._setup):  # nothing is charged before the set-up is complete
+            self._refuse(
+                "gate.set_back",
+                "has a store that is an old copy, or was lost, and its ledger lists all charges; restore the newest "
+                "copy, or begin a new run, which adds its own ε",
+            )
+
+    def _find_due(self, kinds: tuple[str, ...], done: int) -> str:
+        """Return the kind that follows the first `done` of some kinds; after all of them, that of an update."""
+        return kinds[done] if done < len(kinds) else self.script.update.name
 
     # --- set-up ---
 
@@ -250,34 +256,29 @@ class Gate:
         kind, step = request.kind, self._setup.index(request.kind)
         if request.round or state.round >= 0:
             self._refuse("gate.order", f"is set up, and was asked '{kind}': begin a new run")
+        # A party was started anew, and lost the secrets of the session: a later one begins with fresh keys.
         if kind == HELLO and step <= state.step and request.attempt > state.session:
             return replace(state, step=step + 1, session=request.attempt)
         in_session = HELLO in self._setup[:step]
         if step != state.step or kind == HELLO or request.attempt != (state.session if in_session else 0):
-            due = self._setup[state.step] if state.step < len(self._setup) else self.script.update.name
+            due = self._find_due(self._setup, state.step)
             self._refuse(
                 "gate.order",
                 f"was asked '{kind}' of session {request.attempt + 1}, and expects '{due}' of session "
                 f"{max(state.session, 0) + 1}: each message of the set-up is answered once",
             )
-        if in_session and state.session != self._met_here:
+        if in_session and state.session != self._begun_here:
             # If the store was restored from an old copy, other tables would be made under the same secrets.
             self._refuse(
                 "gate.restarted",
                 f"was started anew since it began session {state.session + 1} of the set-up: begin another session "
                 "(resuming the run does)",
             )
-        if kind == "setup":
-            self._check_weights(request)
+        if kind == "setup" and "weights" in request.arrays:
+            problem = self._spec.method.check_weights(request.arrays["weights"], self._counts)
+            if problem is not None:
+                self._refuse("gate.allotment", f"was given weights of which one {problem}")
         return replace(state, step=state.step + 1)
-
-    def _check_weights(self, request: Message) -> None:
-        weights = request.arrays.get("weights")
-        if weights is None:
-            return
-        problem = self._spec.method.check_weights(weights, self._counts)
-        if problem is not None:
-            self._refuse("gate.allotment", f"was given weights of which one {problem}")
 
     # --- rounds ---
 
@@ -294,6 +295,7 @@ class Gate:
         if request.kind == "open":
             self._refuse("gate.order", f"was asked to open round {request.round + 1}, which it never masked")
         population = self._spec.population
+        # Where silos may be missing, a skipped round is one that went on without this silo.
         if request.round > state.round + 1 and population.min_survivors == population.silos:
             self._refuse(
                 "gate.round_left_out",
@@ -306,9 +308,7 @@ class Gate:
         )  # fmt: skip
 
     def _admit_prepare(self, request: Message, state: State) -> State:
-        due = (
-            self._prepare[state.prepared] if state.prepared < len(self._prepare) else self.script.update.name
-        )
+        due = self._find_due(self._prepare, state.prepared)
         if request.kind != due or state.attempt >= 0 or request.attempt:
             self._refuse(
                 "gate.order",
@@ -319,9 +319,9 @@ class Gate:
 
     def _admit_update(self, request: Message, state: State) -> State:
         if state.prepared < len(self._prepare):
+            due = self._find_due(self._prepare, state.prepared)
             self._refuse(
-                "gate.order",
-                f"was asked for the update of round {request.round + 1} before '{self._prepare[state.prepared]}'",
+                "gate.order", f"was asked for the update of round {request.round + 1} before '{due}'"
             )
         if request.attempt <= state.attempt:
             self._refuse(
@@ -330,6 +330,7 @@ class Gate:
                 f"different request for attempt {request.attempt + 1}",
             )
         asked = model_and_sample(request)
+        # Two sums of one round over different models, or over different samples, would be two releases.
         if state.asked not in ("", asked):
             self._refuse(
                 "gate.model",
@@ -341,7 +342,10 @@ class Gate:
                 "gate.attempts",
                 f"has answered the {pluralize(max_attempts, 'attempt')} that the run's encryption was chosen for",
             )
-        state = replace(state, attempts=state.attempts + 1)
+        before, attempts = state, state.attempts + 1
+        state = replace(
+            state, attempts=attempts, attempt=request.attempt, asked=asked, update=request.digest()
+        )
         if self.script.open is None:
             if request.attempt:
                 self._refuse(
@@ -349,23 +353,22 @@ class Gate:
                     f"was asked for round {request.round + 1} a second time as attempt {request.attempt + 1}: a value "
                     "in clear is sent once, and fresh noise under it would be another release",
                 )
-            return replace(state, attempt=0, asked=asked, request=request.digest(), update=request.digest())
+            return replace(state, request=request.digest())
         roster, release = tuple(request.fields["roster"]), request.fields["release"]
-        self._check_roster(roster, state)
-        self._check_release(request, release, state)
-        return replace(
-            state, attempt=request.attempt, release=release, roster=roster, asked=asked,
-            request=common_digest(request), update=request.digest(), opened=False,
-        )  # fmt: skip
+        self._check_roster(roster, before)
+        self._check_release(request, release, before)
+        return replace(state, release=release, roster=roster, request=common_digest(request), opened=False)
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
         min_survivors = self._spec.population.min_survivors
+        # Noise is sized for m silos: the shares of fewer add up to less noise than is charged.
         if self._name not in roster or len(roster) < min_survivors:
             self._refuse(
                 "gate.roster",
                 f"was asked to add up with {list(roster)}: it takes part only with itself and at least "
                 f"{pluralize(min_survivors - 1, 'other silo')}",
             )
+        # So a round has at most 1 + S - m attempts, and as many releases.
         if state.roster and not set(roster) < set(state.roster):
             self._refuse(
                 "gate.roster",
@@ -374,10 +377,10 @@ class Gate:
             )
 
     def _check_release(self, request: Message, release: int, state: State) -> None:
-        first = state.attempt < 0
-        allowed = (
-            (0,) if first else ((state.release + 1,) if state.opened else (state.release, state.release + 1))
-        )
+        if state.attempt < 0:
+            allowed = [0]
+        else:
+            allowed = [state.release + 1] if state.opened else [state.release, state.release + 1]
         if release not in allowed:
             self._refuse(
                 "gate.release",
@@ -407,9 +410,12 @@ class Gate:
         Other requests cost nothing. The charge is that of the costliest number of survivors, since a silo cannot know
         which other silos answer.
 
+        Args:
+            request: A request that `next_state` admitted.
+
         Raises:
-            SilodpError: the silo's limit would be exceeded (code gate.budget), or per-user budgets were planned for
-                fewer releases; nothing was charged.
+            SilodpError: A limit of the silo would be exceeded (code gate.budget), per-user budgets were planned for
+                fewer releases (gate.rounds), or the store is an old copy (gate.set_back); nothing was charged.
         """
         if request.kind != self.script.update.name:
             return
@@ -419,6 +425,8 @@ class Gate:
             self._refuse(
                 "gate.rounds", "was asked for a release that the personal budgets were not planned for"
             )
+        # Written before the charge: a charge without it shows that the store is an old copy, from which the silo
+        # would draw the noise of this release again, for another model.
         store, place = self._store.round(request.round), f"charging/{release}"
         asked = model_and_sample(request).encode()
         if self.ledger.charged(request.round, release):
@@ -432,20 +440,20 @@ class Gate:
         store.put(place, asked)
         # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
         # many it has answered.
-        position = len(
-            {charge.round for charge in self.ledger.history if charge.evaluation is None} - {request.round}
-        )
-        events = self._spec.silo_events(self._name, min(request.round, position), release)
-        over = find_exceeded_limit(self._limits, partial(self.ledger.epsilon_after, events))
-        if over is not None:
-            adversary, told = over
+        answered = {entry.round for entry in self.ledger.history if entry.evaluation is None} - {
+            request.round
+        }
+        events = self._spec.silo_events(self._name, min(request.round, len(answered)), release)
+        exceeded = find_exceeded_limit(self._spec.silo_limits, partial(self.ledger.epsilon_after, events))
+        if exceeded is not None:
+            adversary, spent = exceeded
             self._refuse(
                 "gate.budget",
-                f"would have spent {told} against '{adversary}' after round {request.round + 1}, beyond its own "
-                f"limit of {self._limits[adversary]:g}",
+                f"would have spent {spent} against '{adversary}' after round {request.round + 1}, beyond its own "
+                f"limit of {self._spec.silo_limits[adversary]:g}",
             )
-        if (exceeded := self._find_exceeded(events)) is not None:
-            self._refuse("gate.budget", f"would have spent {exceeded}, after round {request.round + 1}")
+        if (phrase := self._find_exceeded(events)) is not None:
+            self._refuse("gate.budget", f"would have spent {phrase}, after round {request.round + 1}")
         self.ledger.charge(request.round, release, events)
 
     def _refuse(self, code: str, what: str) -> NoReturn:

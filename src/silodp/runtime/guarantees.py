@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, EventCount, find_accountant, supports_all
-from silodp.accounting.assumptions import OTHER_CODE, PUBLIC_VALUES, list_assumptions, list_not_covered
-from silodp.accounting.charges import ChargeCounts, Cost, compute_cost, count_events
+from silodp.accounting.charges import PERSONS_RECORDS, ChargeCounts, Cost, compute_cost, count_events
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
-from silodp.accounting.group_privacy import PERSONS_RECORDS
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import (
+    OTHER_CODE,
+    PUBLIC_VALUES,
+    Guarantee,
+    list_assumptions,
+    list_not_covered,
+)
 from silodp.accounting.views import Adversary, View
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
+"""How often each event was charged, by adversary."""
 _EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
 """Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
@@ -45,6 +50,7 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
     def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
         return about.round_events(survivors, number)
 
+    # The first entry of `releases` is that of the rounds.
     charged, evaluations = (_count(spec, part, events_in) for part in (releases, releases[1:]))
     return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
 
@@ -57,7 +63,7 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
         charges: The charges of its ledger (`Ledger.to_counts`), or of a plan (`plan_charges`).
     """
     views = spec.views()
-    # Of all adversaries at once, where one of them is asked for.
+    # One pass counts for all adversaries, and only if one of them is asked for.
     count_costliest = cache(
         lambda: _count(
             spec,
@@ -96,6 +102,7 @@ class DerivedGuarantee:
         event = self.spec.round_events()[self.adversary]
         if isinstance(event, NonPrivate):
             return Cost(None, event.reason)
+        # Constants of the aggregator were chosen for the charges of a run within its plan.
         if not self.charges.is_beyond_plan:
             return self.charges.compute_cost(self.adversary)
         return self._compute_cost_beyond_plan(self._charged.items(), self.charges.accountant)
@@ -123,7 +130,7 @@ class DerivedGuarantee:
         revealed: Counter[Event] = Counter()
         for event, count in self._charged.items():
             revealed[reveal_samples(event)] += count
-        if revealed == self._charged:
+        if revealed == self._charged:  # no charge is amplified by a sample that the server does not know
             return None
         return self._compute_cost_beyond_plan(revealed.items(), self.charges.accountant).epsilon
 
@@ -133,15 +140,16 @@ class DerivedGuarantee:
 
         JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
         """
-        # The fewer silos are in a sum, the more one id too many counts.
+        # The largest cost: the fewer silos are in a sum, the more one id too many counts.
         view = self.spec.views(self.spec.min_silos)[self.adversary]
         find_cases = self.spec.method.linkage_cases
+        # Every charge has the same cases in the same order; ε of a case is that of all its events together.
         by_charge = [(find_cases(event, view), count) for event, count in self._charged.items()]
         rows = []
         for alike in zip(*(cases for cases, _ in by_charge), strict=True):
             events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
             is_estimate = any(case.is_estimate for case in alike)
-            # What is believed of several coins is believed of Rényi divergences.
+            # An estimate is about Rényi divergences (`Method.linkage_cases`), so no other accountant has it.
             accountant = find_accountant("rdp") if is_estimate else self.charges.accountant
             if supports_all(accountant, [event for event, _ in events]):
                 epsilon = self._compute_cost_beyond_plan(events, accountant).epsilon
@@ -151,6 +159,7 @@ class DerivedGuarantee:
     @property
     def claims(self) -> tuple[dict[str, Any], ...]:
         """ε that a paper claims for this run without a valid proof, JSON-ready {"epsilon", "why"}."""
+        # The claim is a method too, with the event that the paper charges.
         claimed, charges = self.spec.method.paper_claim, self.charges
         if claimed is None:
             return ()
@@ -174,6 +183,7 @@ class DerivedGuarantee:
             separate=spec.separate,
         )
         by_profile = spec.data.identity_digest and spec.needs_common_index
+        # Code from outside silodp is an assumption: silodp's tests do not cover it.
         plugins = (spec.method, spec.aggregator, self.charges.accountant)
         has_plugin = any(not type(one).__module__.startswith("silodp.") for one in plugins)
         return (
@@ -208,7 +218,7 @@ class DerivedGuarantee:
             not_covered=list_not_covered(spec.tested, spec.has_public_index),
             claims=self.claims,
         )
-        if epsilon is None:
+        if epsilon is None:  # nothing is guaranteed that could rest on assumptions, or grow with dropouts
             return stated
         return replace(
             stated,
@@ -225,10 +235,10 @@ class DerivedGuarantee:
         return self.charges.charged[self.adversary]
 
     def _compute_cost_beyond_plan(self, charged: Collection[EventCount], accountant: Accountant) -> Cost:
-        """Return ε of charges that may be larger than those which constants of the aggregator were chosen for.
+        """Return ε of charges that may be larger than those for which the aggregator's constants were chosen.
 
-        The part of δ that is kept for what encryption discloses need not suffice at their ε (docs/privacy.md, section
-        3).
+        A part of δ is kept for what encryption discloses. At a larger ε it may be too small (docs/privacy.md, section
+        3), so that ε is also computed with all of δ and the disclosure, and the larger of both counts.
         """
         spec = self.spec
         cost = compute_cost(charged, spec.noise_delta, accountant)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import platform
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from platform import python_version
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, StrictBool, TypeAdapter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
     from torch import Tensor, nn
 
     from silodp.aggregators.run_spec import RunSpec
-    from silodp.training.losses import Loss
+    from silodp.training.task import Task
 
 FORMAT = 2
 """Of model.json. 2: the field "digest" of all others; 1: without it."""
@@ -78,7 +78,7 @@ class ModelDescription:
         features: Names of the inputs' columns, or () where they have none.
         inputs: How features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
         architecture: Where the model came from.
-        tensors: The tensors, by name, what model.safetensors has.
+        tensors: The tensors of model.safetensors, by name.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
             versions lack this and those below.
@@ -89,7 +89,7 @@ class ModelDescription:
         versions: The versions of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they were not.
-        is_sealed: Whether a digest in the file has shown that it is as it was written; False for earlier versions.
+        is_sealed: Whether the file has a digest of itself, which was checked; False for earlier versions.
         targets: Number of labels of a record, where it has several.
     """
 
@@ -111,7 +111,7 @@ class ModelDescription:
     guarantee: str | None = None
     silo_settings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    label_typical: Sequence[Any] | None = None
+    label_typical: _Scaling | tuple[_Scaling, ...] | None = None
     is_sealed: bool = True
     targets: Annotated[int, Field(strict=True, ge=2)] | None = None
 
@@ -120,8 +120,7 @@ class ModelDescription:
         cls,
         spec: RunSpec,
         model: nn.Module,
-        architecture: Architecture,
-        loss: Loss,
+        task: Task,
         schema: Schema | None,
         weights: bytes,
         guarantee: bytes,
@@ -131,29 +130,26 @@ class ModelDescription:
         Args:
             spec: The specification of the run.
             model: The model, as it is stored.
-            architecture: Where it came from.
-            loss: The loss that it was trained by.
+            task: The task that it was trained for.
             schema: The schema of the tables; None where there is none.
             weights: Content of model.safetensors.
             guarantee: Content of guarantee.json.
         """
         data = spec.data
-        target: tuple[str, ...] = ()
-        if schema is not None and schema.features == data.features:
-            named = (*schema.label_columns, schema.event, schema.time)
-            target = tuple(name for name in named if name is not None)
-        else:
-            schema = None
+        if schema is not None and schema.features != data.features:
+            schema = None  # it does not say how the records were made
+        named = () if schema is None else (*schema.label_columns, schema.event, schema.time)
+        # Tied parameters have several names in the state, and were trained under each of them.
         parameters = dict(model.named_parameters(remove_duplicate=False))
         return cls(
             run=spec.run,
             labels=data.labels,
-            target=target,
+            target=tuple(name for name in named if name is not None),
             classes=name_classes(schema, data.classes),
             record_shape=data.record_shape,
             features=data.features,
             inputs=None if schema is None else schema.describe_inputs(),
-            architecture=architecture,
+            architecture=task.architecture,
             tensors={
                 name: StoredTensor.of(tensor, name in parameters and parameters[name].requires_grad)
                 for name, tensor in model.state_dict().items()
@@ -161,20 +157,17 @@ class ModelDescription:
             weights=hashlib.sha256(weights).hexdigest(),
             unsaved=digest_unsaved(model),
             attributes=digest_attributes(model),
-            predicts_labels=loss.predicts_labels,
+            predicts_labels=task.loss.predicts_labels,
             guarantee=hashlib.sha256(guarantee).hexdigest(),
             silo_settings=() if schema is None else schema.list_silo_settings(),
-            versions={
-                "silodp": find_version(),
-                "torch": version("torch"),
-                "python": platform.python_version(),
-            },
-            label_typical=data.label_typical,
+            versions={"silodp": find_version(), "torch": version("torch"), "python": python_version()},
+            label_typical=cast(Any, data.label_typical),
             targets=data.targets,
         )
 
     def to_json(self) -> str:
         """Return the content of model.json."""
+        # A key that earlier versions did not write is left out where it says nothing, so that files stay the same.
         fields = {
             "format": FORMAT,
             **vars(self),
@@ -191,10 +184,11 @@ class ModelDescription:
         """Read model.json, which may come from anywhere.
 
         Raises:
-            SilodpError: it is missing, damaged or of another format (bundle.missing, bundle.damaged).
+            SilodpError: The file is missing, damaged or of another format (bundle.missing, bundle.damaged).
         """
         try:
             fields = parse_json(path.read_bytes())
+            # JSON's true is equal to 1 in Python.
             if fields["format"] not in (1, FORMAT) or type(fields["format"]) is not int:
                 raise ValueError("another format")
             is_sealed = fields["format"] != 1
@@ -221,7 +215,7 @@ class ModelDescription:
             path: The path of the guarantee.
 
         Raises:
-            SilodpError: it is another run (code bundle.mixed).
+            SilodpError: The guarantee is of another run (code bundle.mixed).
         """
         if stated != self.run:
             raise SilodpError(
@@ -237,7 +231,7 @@ class ModelDescription:
             path: The path of that file.
 
         Raises:
-            SilodpError: it is another (code bundle.mixed).
+            SilodpError: It is another file (code bundle.mixed).
         """
         stated = self.weights if path.name == WEIGHTS else self.guarantee
         if stated not in (None, hashlib.sha256(content).hexdigest()):
@@ -250,26 +244,30 @@ class ModelDescription:
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> ModelDescription:
         del fields["format"]
-        if fields.pop("has_readers", False):  # an earlier version kept no names
+        # An earlier version kept no names of settings, only whether there were any: then it may be all of them.
+        if fields.pop("has_readers", False):
             fields["silo_settings"] = list(SETTINGS)
-        if fields["architecture"].keys() - {one.name for one in dataclasses.fields(Architecture)}:
-            raise ValueError
+        known = {one.name for one in dataclasses.fields(Architecture)}
         found = TypeAdapter(cls).validate_python(fields)
-        _check_architecture(found.architecture)
-        labels, targets, typical = found.labels, found.targets, found.label_typical
-        if targets is None and labels == "multilabel":
-            raise ValueError
-        if targets is not None and (
-            labels not in ("real", "multilabel") or len(found.target) not in (0, targets)
+        source, labels, targets = found.architecture, found.labels, found.targets
+        # The types are right. What contradicts itself would build another model, or scale its numbers wrongly.
+        if (
+            fields["architecture"].keys() - known
+            or (source.source == "module") != bool(source.module)
+            or (source.source in ("file", "module") and not _SHA256.fullmatch(source.sha256))
+            or (targets is None and labels == "multilabel")
+            or (targets is not None and labels not in ("real", "multilabel"))
+            or (targets is not None and len(found.target) not in (0, targets))
+            or (found.label_typical is not None and labels != "real")
+            or (
+                found.label_typical is not None
+                and np.shape(found.label_typical) != ((2,) if targets is None else (targets, 2))
+            )
+            or (
+                found.inputs is not None and found.schema.features != found.features
+            )  # another order of columns
         ):
-            raise ValueError
-        if typical is not None:
-            typical = TypeAdapter(_Scaling | tuple[_Scaling, ...]).validate_python(typical)
-            if labels != "real" or np.shape(typical) != ((2,) if targets is None else (targets, 2)):
-                raise ValueError
-            found = replace(found, label_typical=typical)
-        if found.inputs is not None and found.schema.features != found.features:
-            raise ValueError  # the order of columns was lost
+            raise ValueError("fields that contradict each other")
         return found
 
     @property
@@ -297,6 +295,7 @@ def digest_unsaved(model: nn.Module) -> str:
         return ""
     state = hashlib.sha256()
     for name, tensor in sorted(left.items()):
+        # Each tensor's bytes follow its name, type and shape, so that no other buffers give the same input.
         state.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
@@ -306,12 +305,6 @@ def digest_attributes(model: nn.Module) -> str:
     """Return the SHA-256 (hex) of the numbers that modules hold as plain attributes; "" where there are none."""
     from silodp.training.model_state import digest_tensors, list_numeric_attributes
 
+    # Without any, "" and not the digest of nothing: a file then shows that there was nothing to compare.
     found = list_numeric_attributes(model)
     return digest_tensors(found) if found else ""
-
-
-def _check_architecture(architecture: Architecture) -> None:
-    if (architecture.source == "module") != bool(architecture.module):
-        raise ValueError
-    if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
-        raise ValueError

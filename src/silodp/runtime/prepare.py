@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
@@ -60,12 +59,12 @@ def prepare_run(
         The specification; its method is calibrated where units have privacy budgets.
 
     Raises:
-        SilodpError: a setting that cannot be run.
+        SilodpError: A setting that cannot be run.
     """
-    _check_method(method)
+    _check_object("method", method, Method, "an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)")
     if isinstance(data, Federation):
         settings["tested"] = data.test is not None and len(data.test) > 0
-        evaluation = _make_evaluation(settings.get("evaluation"))
+        evaluation = settings["evaluation"] = _make_evaluation(settings.get("evaluation"))
         asks_silos = evaluation is not None and evaluation.across != "none"
         if asks_silos and all(silo.test is None for silo in data.silos):
             raise SilodpError(
@@ -76,12 +75,14 @@ def prepare_run(
             )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
+    # First each setting alone, then what they mean together, then what they cost: the simplest fault is named first.
     spec = assemble_spec(data, task, method, **settings)
     method.check(data, spec.rounds, spec.delta)
     spec.aggregator.check(spec)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
     check_attempts(spec.aggregator, spec.rounds)
+    # One accountant composes rounds and evaluations, against every adversary.
     default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, every):
@@ -92,6 +93,7 @@ def prepare_run(
             code="accounting.unsupported",
             field="accountant",
         )
+    # Before a silo is asked for anything: a run that cannot end its first round would only cost time.
     spec = replace(spec, accountant=chosen)
     _check_limits_affordable(spec)
     _check_affordable(spec, cost)
@@ -134,23 +136,23 @@ def assemble_spec(
         of it is not checked.
 
     Raises:
-        SilodpError: a value out of range, or a model that cannot be trained.
+        SilodpError: A value out of range, or a model that cannot be trained.
     """
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
     Whole(0).check("rounds", rounds)
     if seed is not None:
         Whole(0).check("seed", seed)
         seed = int(seed)  # digests are made of JSON, which has no numpy integers
-    aggregator, budget, evaluation = (
-        _find_aggregator(aggregator),
-        _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)"),
-        _make_evaluation(evaluation),
-    )
+    if isinstance(aggregator, str):
+        aggregator = lookup(aggregator, AGGREGATORS, "aggregator")()
+    _check_object("aggregator", aggregator, Aggregator, "a name, or an object such as Masked(min_silos=3)")
+    budget = _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)")
+    evaluation = _make_evaluation(evaluation)
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
-        _check_task(data, task, method, evaluation)
+        check_task(data, task, method, evaluation)
         task = describe_model(task)
-    check_separate(separate, method)
+    _check_separate(separate, method)
     return RunSpec(
         data,
         task,
@@ -159,6 +161,7 @@ def assemble_spec(
         aggregator.min_silos_for(len(data.silos)),
         rounds=int(rounds),
         delta=delta,
+        # ε is compared with the budget at the part of δ that noise is accounted at.
         budget=None if budget is None else replace(budget, delta=delta * aggregator.delta_share),
         seed=seed,
         silo_limits=_check_limits(silo_limits),
@@ -183,21 +186,14 @@ def describe_model(task: Task) -> ModelSpec:
     )
 
 
-def _check_method(method: object) -> None:
-    if not isinstance(method, Method):
-        raise SilodpError(
-            f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
-            code="argument.type",
-            field="method",
-        )
+def _check_object(name: str, given: object, kind: type, remedy: str) -> None:
+    """Refuse what is no object of a class, and show it: often it is the class itself."""
+    if not isinstance(given, kind):
+        raise SilodpError(f"{name} is {given!r}: set {remedy}.", code="argument.type", field=name)
 
 
-def check_separate(separate: bool, method: Method) -> None:
-    """Refuse to compute units alone under a method that does not.
-
-    Raises:
-        SilodpError: it does not (code argument.conflict).
-    """
+def _check_separate(separate: bool, method: Method) -> None:
+    """Refuse to compute units alone under a method that cannot."""
     check_type("separate", separate, bool, "True")
     if separate and not supports_separate(type(method)):
         able = ", ".join(name for name, known in METHODS.items() if supports_separate(known))
@@ -207,18 +203,6 @@ def check_separate(separate: bool, method: Method) -> None:
             code="argument.conflict",
             field="separate",
         )
-
-
-def _find_aggregator(given: str | Aggregator) -> Aggregator:
-    if isinstance(given, str):
-        return lookup(given, AGGREGATORS, "aggregator")()
-    if not isinstance(given, Aggregator):
-        raise SilodpError(
-            f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",
-            code="argument.type",
-            field="aggregator",
-        )
-    return given
 
 
 def _make(maker: type[T], given: T | Mapping[str, Any] | None, name: str, example: str) -> T | None:
@@ -247,7 +231,7 @@ def choose_delta(given: float | None, budget: Budget | None) -> float:
     """Return the δ of the run: the given one, else that of the budget, else 1e-5.
 
     Raises:
-        SilodpError: it is out of range, or the budget has another one.
+        SilodpError: The given δ is out of range, or the budget has another one.
     """
     if given is None:
         return 1e-5 if budget is None else float(budget.delta)
@@ -273,22 +257,22 @@ def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, fl
 
 def _check_limits_affordable(spec: RunSpec) -> None:
     """Refuse limits of silos under which they would refuse the first round."""
+    # At the costliest number of survivors, as the gate of a silo charges.
     events = spec.costliest_events() if spec.silo_limits else {}
     for adversary, limit in spec.silo_limits.items():
-        reason = explain_not_private(events[adversary])
-        spent = (
-            math.inf
-            if reason
-            else compute_epsilon([(events[adversary], 1)], spec.noise_delta, spec.accountant)
-        )
-        if spent <= limit:
-            continue
-        cause = (
-            f"with these settings there is no ε against '{adversary}' ({reason}): change them, or leave the limit out"
-            if reason
-            else f"one round costs ε = {spent:.4g} against '{adversary}': raise the limit, or raise noise_multiplier "
-            "('silodp plan' finds one)"
-        )
+        if reason := explain_not_private(events[adversary]):
+            cause = (
+                f"with these settings there is no ε against '{adversary}' ({reason}): change them, or leave the limit "
+                "out"
+            )
+        else:
+            spent = compute_epsilon([(events[adversary], 1)], spec.noise_delta, spec.accountant)
+            if spent <= limit:
+                continue
+            cause = (
+                f"one round costs ε = {spent:.4g} against '{adversary}': raise the limit, or raise noise_multiplier "
+                "('silodp plan' finds one)"
+            )
         raise SilodpError(
             f"silo_limits.{adversary} = {limit:g}, and {cause}.",
             code="budget.out_of_reach",
@@ -296,8 +280,19 @@ def _check_limits_affordable(spec: RunSpec) -> None:
         )
 
 
-def _check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
-    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count."""
+def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
+    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count.
+
+    Args:
+        data: Public facts of the federation.
+        task: Model, loss and metrics; they are tried on made-up records.
+        method: The method that trains the model.
+        evaluation: How silos' held-out records measure the model; None: not at all.
+
+    Raises:
+        SilodpError: The loss does not fit the labels or the method, or the model cannot be trained (codes loss.*,
+            model.*).
+    """
     from silodp.training.losses import suggest_class_loss, suggest_loss
     from silodp.training.task import Task
 
@@ -345,6 +340,7 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
     silos, keys_differ = len(federation.silos), len(doubts) > 1
     bounds = method.bounds(FederationSize(silos, federation.users))
+    # With uniform weights a silo gives everyone 1/S, also a person who has all their records there.
     is_shared = bounds is not None and bounds.silos_sharing_weight > 1
     if is_shared and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
         doubts.append(
@@ -356,12 +352,14 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
 
 
 def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
-    """Return a sentence where the loss is that of Cox, and most persons have too few records in a silo for it.
+    """Return a sentence where the loss is that of Cox (1972), and most persons have too few records in a silo for it.
 
     The sentence has private counts: it is for the owner of the records alone.
     """
     if loss != "cox":
         return []
+    # (2, n): a user, and their number of records in one silo. The partial likelihood of Cox compares a record with
+    # others of its batch, and with one record of a person there is nothing to compare.
     users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
     persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))
     if persons == 0 or 2 * several > persons:
@@ -377,6 +375,7 @@ def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:
     budget, accountant, evaluation = spec.budget, spec.accountant, spec.charged_evaluation
     if budget is None:
         return
+    # The ledger of the run will decide in the same way, with the last evaluation reserved.
     ledger = Ledger(None, budget.delta, accountant, budget, run="")
     ledger.reserved = {} if evaluation is None else evaluation.round_events()
     if ledger.affords(cost):

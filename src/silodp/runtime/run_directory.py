@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Ledger
@@ -17,21 +20,9 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.runtime import run_files
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
-from silodp.runtime.run_files import (
-    CONFIG,
-    GUARANTEE,
-    LEDGER,
-    METRICS,
-    RUN_SPEC,
-    Metrics,
-    MetricsRow,
-    digest_config,
-    digest_file,
-    digest_rows,
-)
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.store import DirectoryStore, MemoryStore, Store
@@ -45,8 +36,10 @@ if TYPE_CHECKING:  # a report, which reads run directories, does not import torc
 
 LOCK = "lock"
 """In checkpoint/: locked by the process that runs."""
-STARTS = "starts.json"
-"""In checkpoint/: a random id for every start of the run."""
+STATE, STARTS = Path("checkpoint") / "state.safetensors", Path("checkpoint") / "starts.json"
+"""The checkpoint of the server; a random id for every start of the run."""
+_HELD: set[int] = set()
+"""Descriptors of the files that this process has locked."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class RunDirectory:
     """The directory of one run.
 
     Attributes:
-        path: None keeps everything in memory.
+        path: The path of the directory; None keeps everything in memory.
     """
 
     path: Path | None
@@ -68,7 +61,7 @@ class RunDirectory:
             resume: Whether the state is read.
 
         Raises:
-            SilodpError: there is nothing to resume, or more than T rounds are done; or a new run would overwrite files.
+            SilodpError: There is nothing to resume, or more than T rounds are done; or a new run would overwrite files.
         """
         if resume:
             if self.path is None:
@@ -77,7 +70,7 @@ class RunDirectory:
                     code="argument.missing",
                     field="out",
                 )
-            state = load_checkpoint(self._checkpoint(self.path), spec.digest)
+            state = load_checkpoint(self.path / STATE, spec.digest)
             if spec.rounds < state.round:
                 raise SilodpError(
                     f"rounds = {spec.rounds}, and the run in {self.path} has done {pluralize(state.round, 'round')}, "
@@ -87,13 +80,15 @@ class RunDirectory:
                 )
             return state
         self._check_empty()
+        # A new id also where the seed is fixed: masks and signatures of two runs must not be mixed.
         params = task.initial(spec.seed)
         return Checkpoint.initial(secrets.token_hex(16), spec.digest, params, spec.method, spec.population)
 
     def _check_empty(self) -> None:
         if self.path is None:
             return
-        lock = self.path / "checkpoint" / LOCK  # a run that was killed at its start leaves it
+        lock = self.path / "checkpoint" / LOCK
+        # A run that was killed at its start leaves its lock, and perhaps a file that was never renamed.
         files = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".partial")
         if any(path != lock for path in files):
             raise SilodpError(
@@ -116,80 +111,60 @@ class RunDirectory:
             resume: Whether the run is resumed.
 
         Raises:
-            SilodpError: as `load_state` and `open_ledger`, or another process uses the directory.
+            SilodpError: As `load_state` and `open_ledger`, or another process uses the directory.
         """
         with ExitStack() as held:
             if self.path is not None:
                 make_private_folder(self.path / "checkpoint")
                 held.enter_context(hold_lock(self.path / "checkpoint" / LOCK))
+            # Another process may have used the directory between the first look and the lock.
             if resume:
                 state = self.load_state(spec, task, resume)
             else:
                 self._check_empty()
                 self.save_state(state)
             ledger = held.enter_context(self.open_ledger(spec, state))
-            self._check_config(ledger)
-            self._write_spec(spec)
-            self._record_start(state)
+            if self.path is not None:
+                self._check_config(self.path / run_files.CONFIG, ledger)
+                # The specification of a resumed run differs at most in T, budget and limits.
+                write_durably(self.path / run_files.RUN_SPEC, spec.to_json().encode())
+                _record_start(self.path / STARTS, state.round)
             yield state, ledger
 
-    def _check_config(self, ledger: Ledger) -> None:
+    @staticmethod
+    def _check_config(config: Path, ledger: Ledger) -> None:
         """Refuse a config.toml that was edited or damaged since the run ended."""
-        if self.path is None or ledger.files is None or not (self.path / CONFIG).exists():
-            return
-        if CONFIG in ledger.files and ledger.files[CONFIG] != digest_config(self.path / CONFIG):
+        recorded = (ledger.files or {}).get(run_files.CONFIG)
+        if recorded is not None and config.exists() and recorded != run_files.digest_config(config):
             raise SilodpError(
-                f"{self.path / CONFIG} is not the one that the run wrote: restore it, and give changes with --set; or "
-                "delete it, and resume with a configuration of your own and --out.",
+                f"{config} is not the one that the run wrote: restore it, and give changes with --set; or delete it, "
+                "and resume with a configuration of your own and --out.",
                 code="run.config_changed",
             )
-
-    def _write_spec(self, spec: RunSpec) -> None:
-        """Write the specification; that of a resumed run differs at most in T, budget and limits."""
-        if self.path is not None:
-            write_durably(self.path / RUN_SPEC, spec.to_json().encode())
-
-    def _record_start(self, state: Checkpoint) -> None:
-        """Append a random id, which distinguishes copies of this directory that are continued separately."""
-        if self.path is not None:
-            started = {"id": secrets.token_hex(16), "round": state.round}
-            text = json.dumps([*self._read_starts(self.path), started], indent=1) + "\n"
-            write_durably(self.path / "checkpoint" / STARTS, text.encode(), PRIVATE_FILE)
-
-    @staticmethod
-    def _read_starts(path: Path) -> list[dict[str, Any]]:
-        """Return every recorded start of the run; earlier versions recorded none."""
-        file = path / "checkpoint" / STARTS
-        if not file.exists():
-            return []
-        with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
-            starts = parse_json(file.read_bytes())
-            return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
 
     def save_state(self, state: Checkpoint) -> None:
         """Write the state after a round durably."""
         if self.path is not None:
-            save_checkpoint(self._checkpoint(self.path), state)
+            save_checkpoint(self.path / STATE, state)
 
     @contextmanager
     def open_ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
         """Open the ledger of the run.
 
         Raises:
-            SilodpError: it is missing, or ledger and state are from different rounds.
+            SilodpError: The ledger is missing, or ledger and state are from different rounds.
         """
-        path = None
-        if self.path is not None:
-            path = self.path / LEDGER
-            if state.round and not path.exists():
-                raise SilodpError(
-                    f"ledger {path} is missing: without it the spent ε is not known; restore it.",
-                    code="ledger.missing",
-                )
+        path = None if self.path is None else self.path / run_files.LEDGER
+        if path is not None and state.round and not path.exists():
+            raise SilodpError(
+                f"ledger {path} is missing: without it the spent ε is not known; restore it.",
+                code="ledger.missing",
+            )
         header = spec.ledger_header
         with Ledger(
             path, spec.noise_delta, spec.accountant, spec.budget, run=state.run, subject=header
         ) as ledger:
+            # One more where the process died after the charge and before the checkpoint: the round is repeated.
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
                     f"ledger {path} has {pluralize(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
@@ -199,17 +174,13 @@ class RunDirectory:
                 )
             yield ledger
 
-    def make_silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
-        """Return the ledger of a silo; `place` is its position in the public order."""
-        from silodp.runtime.silo import make_ledger
+    def make_silo_file(self, kind: Literal["silo_ledgers", "silo_metrics"], place: int) -> Path | None:
+        """Return the path of a silo's ledger, or of what it measures for itself alone; its folder is made.
 
-        return make_ledger(spec, self._find_silo_file("silo_ledgers", place))
-
-    def find_silo_metrics(self, place: int) -> Path | None:
-        """Return the file of what a silo measures for itself alone; `place` is its position in the public order."""
-        return self._find_silo_file("silo_metrics", place)
-
-    def _find_silo_file(self, kind: str, place: int) -> Path | None:
+        Args:
+            kind: Name of the folder.
+            place: Position of the silo in the public order.
+        """
         if self.path is None:
             return None
         folder = self.path / "checkpoint" / kind
@@ -217,25 +188,16 @@ class RunDirectory:
         return folder / f"{place:03}.jsonl"
 
     def make_store(self, *place: str) -> Store:
-        """Return the store of one party."""
-        return (
-            MemoryStore() if self.path is None else DirectoryStore(self.path.joinpath("checkpoint", *place))
-        )
-
-    def load_metrics(
-        self,
-        resumed_round: int | None,
-        spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
-        recorded: str | None = None,
-    ) -> Metrics:
-        """Return metrics.jsonl with the rows of the rounds done (see `Metrics`)."""
-        return Metrics(None if self.path is None else self.path / METRICS, resumed_round, spent, recorded)
+        """Return the store of one party; `place` is the path of its folder in checkpoint/."""
+        if self.path is None:
+            return MemoryStore()
+        return DirectoryStore(self.path.joinpath("checkpoint", *place))
 
     def write(
         self,
         spec: RunSpec,
         ledger: Ledger,
-        rows: Sequence[MetricsRow],
+        rows: Sequence[run_files.MetricsRow],
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
@@ -268,7 +230,7 @@ class RunDirectory:
             "stopped": stopped,
             "private": released.private,
             "run": spec.run,
-            "starts": self._read_starts(self.path),
+            "starts": _read_starts(self.path / STARTS),
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
@@ -276,24 +238,103 @@ class RunDirectory:
         from silodp.training.model_state import serialize
 
         weights = serialize(model, {"method": method.name})
-        architecture, loss = parties.task.architecture, parties.task.loss
-        description = ModelDescription.of_run(
-            spec, model, architecture, loss, parties.schema, weights, stated
-        )
+        task = parties.task
+        description = ModelDescription.of_run(spec, model, task, parties.schema, weights, stated)
         contents = {
-            GUARANTEE: stated,
+            run_files.GUARANTEE: stated,
             WEIGHTS: weights,
-            **({CODE: architecture.code} if architecture.code else {}),
+            **({CODE: task.architecture.code} if task.architecture.code else {}),
             DESCRIPTION: description.to_json().encode(),
         }
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-        digests |= {METRICS: digest_rows(rows), RUN_SPEC: digest_file(self.path / RUN_SPEC)}
-        if (self.path / CONFIG).exists():
-            digests[CONFIG] = digest_config(self.path / CONFIG)
+        digests |= {
+            run_files.METRICS: run_files.digest_rows(rows),
+            run_files.RUN_SPEC: run_files.digest_file(self.path / run_files.RUN_SPEC),
+        }
+        if (self.path / run_files.CONFIG).exists():
+            digests[run_files.CONFIG] = run_files.digest_config(self.path / run_files.CONFIG)
+        # Recorded first: after a crash in between, a file that was replaced and not recorded would look edited.
         ledger.record_files(digests)
         for name, content in contents.items():
             write_durably(self.path / name, content)
 
-    @staticmethod
-    def _checkpoint(path: Path) -> Path:
-        return path / "checkpoint" / "state.safetensors"
+
+def _record_start(file: Path, round_: int) -> None:
+    """Append a random id, which distinguishes copies of a run's directory that are continued separately."""
+    started = {"id": secrets.token_hex(16), "round": round_}
+    text = json.dumps([*_read_starts(file), started], indent=1) + "\n"
+    write_durably(file, text.encode(), PRIVATE_FILE)
+
+
+def _read_starts(file: Path) -> list[dict[str, Any]]:
+    """Return every recorded start of a run; earlier versions recorded none."""
+    if not file.exists():
+        return []
+    with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
+        starts = parse_json(file.read_bytes())
+        return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
+
+
+# --- the lock ---
+
+
+@contextmanager
+def hold_lock(path: Path, folder: Path | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on a file until the end of the block.
+
+    The operating system releases it when the process ends, even if it is killed. The file is never deleted: a process
+    that deletes it could delete the one that another process has just locked.
+
+    Args:
+        path: For example DIR/checkpoint/lock; made, with its folder, if it is not there.
+        folder: What it protects; None: the folder above that of the lock.
+
+    Raises:
+        SilodpError: Another process holds the lock (code run.in_use).
+    """
+    file = _open_locked(path, folder or path.parent.parent)
+    _HELD.add(file)
+    try:
+        yield
+    finally:
+        if file in _HELD:
+            _HELD.discard(file)
+            os.close(file)
+
+
+def _open_locked(path: Path, folder: Path) -> int:
+    """Open and lock the file; return its descriptor."""
+    while True:
+        # Only the owner may enter the folder: it holds keys and stored answers.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Two processes must lock one file: the name may lead to another by now.
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass  # deleted with its directory (`silodp demo` does so) after it was opened: lock the new one
+        except OSError as error:
+            os.close(file)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                error.filename = str(path)
+                raise
+            # The folder of a party has its own lock in it, and no other folder has the party's ledgers.
+            advice = "or stop it" if path.parent == folder else "stop it, or choose another directory"
+            raise SilodpError(
+                f"a run is in progress in {folder}: wait for it, {advice}.",
+                code="run.in_use",
+                field="out",
+            ) from None
+        os.close(file)
+
+
+def _close_after_fork() -> None:
+    """Close a forked worker's copies of the files, with which it would keep the lock after a crash of its parent."""
+    for file in list(_HELD):
+        os.close(file)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)

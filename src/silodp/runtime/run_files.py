@@ -19,26 +19,14 @@ from silodp.runtime.model_description import CARD, CODE, DESCRIPTION, WEIGHTS
 from silodp.wire.files import append_durably, write_durably
 
 RUN_SPEC = "run_spec.json"
-"""The specification of the run; public."""
+"""The specification of the run; it is public."""
 CONFIG = "config.toml"
-"""Of a run of the command line."""
+"""The configuration of a run of the command line."""
 GUARANTEE, METRICS = "guarantee.json", "metrics.jsonl"
 LEDGER = Path("checkpoint") / "ledger.jsonl"
-RUN_FILES = frozenset(
-    {
-        CONFIG,
-        METRICS,
-        RUN_SPEC,
-        GUARANTEE,
-        WEIGHTS,
-        DESCRIPTION,
-        CODE,
-        CARD,
-        "report.html",
-        "plots",
-        "checkpoint",
-    }
-)
+BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
+"""The files whose digests the ledger of a finished run has, in the order in which they are checked."""
+RUN_FILES = frozenset({*BOUND_FILES, CARD, "report.html", "plots", "checkpoint"})
 """All that `silodp run` writes into the directory of a run."""
 
 MetricsRow = dict[str, Any]
@@ -60,8 +48,11 @@ class Metrics:
         spent: Returns ε against each adversary after 0, 1, … rounds by the ledger, for rows of a lost file.
         recorded: `digest_rows` of these rows by the ledger; None where it is not known.
 
+    Attributes:
+        rows: The rows of rounds 0, 1, 2, …
+
     Raises:
-        SilodpError: the file is damaged or was edited, or ends before the checkpoint.
+        SilodpError: The file is damaged or was edited, or ends before the checkpoint.
     """
 
     def __init__(
@@ -78,13 +69,13 @@ class Metrics:
         if self._path.exists():
             self.rows = read_metrics(self._path, may_be_cut_off=True)[: resumed_round + 1]
             if len(self.rows) <= resumed_round and (self.rows or resumed_round):
-                raise _damaged(
+                raise _make_damage_error(
                     self._path,
                     f"has no row of round {len(self.rows)}, and the checkpoint is of {resumed_round}",
                 )
             if recorded not in (None, digest_rows(self.rows)):
-                raise _damaged(self._path, "a row is not the one that the run wrote")
-        elif resumed_round:
+                raise _make_damage_error(self._path, "a row is not the one that the run wrote")
+        elif resumed_round:  # the file was lost: of the earlier rounds only ε is known, by the ledger
             known = spent()[: resumed_round + 1]
             self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
         write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
@@ -116,6 +107,7 @@ def digest_config(path: Path) -> str:
     except ValueError:
         return ""
     values.pop("card", None)
+    # Sorted: the order of settings is none. As text: TOML has dates, and JSON has not.
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -131,15 +123,15 @@ def find_changed_file(
         recorded: `Ledger.files`.
         rows: The rows of metrics.jsonl; None leaves them out.
     """
-    for name in (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS):
+    for name in BOUND_FILES:
         path = directory / name
-        if name not in recorded or not path.exists() or (name == METRICS and rows is None):
+        if name not in recorded or not path.exists():
             continue
         if name == METRICS:
-            found = digest_rows(rows or ())
+            found = "" if rows is None else digest_rows(rows)
         else:
             found = digest_config(path) if name == CONFIG else digest_file(path)
-        # The settings of a file that is not TOML ("") are reported as not checked.
+        # "" is not checked here; of a config.toml that is not TOML the report says so.
         if found not in ("", recorded[name]):
             return name
     return None
@@ -157,17 +149,18 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
         The rows of rounds 0, 1, 2, …, each once and in this order.
 
     Raises:
-        SilodpError: a line is not the row of its round.
+        SilodpError: A line is not the row of its round.
     """
     *lines, last = path.read_bytes().split(b"\n")
     rows: list[MetricsRow] = []
     for number, line in enumerate([*lines, last] if last else lines, start=1):
         row = _parse_row(line, len(rows))
         if row is None:
+            # A file system may write the length of a file before its content: a power cut leaves zeros.
             is_last = number >= len(lines) + bool(last)
             if may_be_cut_off and is_last and (last or b"\0" in line):
                 break
-            raise _damaged(path, f"line {number} is not the record of round {len(rows)}")
+            raise _make_damage_error(path, f"line {number} is not the record of round {len(rows)}")
         rows.append(row)
     return rows
 
@@ -178,6 +171,7 @@ def _parse_row(line: bytes, round_: int) -> MetricsRow | None:
         row = parse_json(line)
     except ValueError:
         return None
+    # In Python true is an int, and equal to 1.
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != round_:
         return None
     sound = (
@@ -195,10 +189,11 @@ def _are_numbers(values: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Return whether a value from JSON is a number, NaN included, or null."""
+    # JSON has whole numbers of any size; numpy, with which a report computes, has 64 bits.
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
 
 
-def _damaged(path: Path, how: str) -> SilodpError:
+def _make_damage_error(path: Path, how: str) -> SilodpError:
     return SilodpError(
         f"{path} is damaged: {how}; restore it from a copy, or delete it and resume the run: of the earlier rounds "
         "then only ε is known.",

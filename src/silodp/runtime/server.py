@@ -6,28 +6,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from silodp.accounting.evaluation_ledger import LedgerView
-from silodp.accounting.events import Event, NonPrivate
+from silodp.accounting.events import NonPrivate
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
-from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.roles import MethodState
-from silodp.methods.weights import compute_user_weights
-from silodp.runtime.checkpoint import Checkpoint
-from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
+from silodp.mechanisms.noise import Randomness, draw_poisson_sample
+from silodp.methods.roles import MethodState, compute_user_weights
+from silodp.runtime.checkpoint import CHARGES_KEY, Checkpoint, Participation, count_charges, get_or_draw
 from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import Channel, DeliveryFailure
-
-EMPTY_STATE: MethodState = {}
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Server:
 
     For each round its store keeps what is needed to repeat the round: random draws, requests, and the number of the
     last attempt. For the whole run it keeps user weights, session, shares and keys, the number of attempts in all
-    rounds, and whether the oblivious transfers have ended.
+    rounds, and whether the oblivious transfers have ended. It is the `ServerContext` of the aggregator.
 
     Attributes:
         spec: The specification of the run.
@@ -53,32 +47,27 @@ class Server:
     randomness: Randomness
 
     @property
-    def events(self) -> dict[Adversary, Event]:
-        """The event by adversary of a round that every silo answers."""
-        return self.spec.round_events()
-
-    @property
     def side(self) -> ServerAggregator:
         """The server side of the aggregator."""
         return self.spec.aggregator.server(self.spec)
 
-    def spent(self) -> dict[Adversary, float | None]:
+    def compute_spent(self) -> dict[Adversary, float | None]:
         """Return ε of all charges so far by adversary; None where there is no guarantee."""
         return {
             adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon(adversary)
-            for adversary, event in self.events.items()
+            for adversary, event in self.spec.round_events().items()
         }
 
-    def spent_by_round(self) -> list[dict[Adversary, float | None]]:
-        """Return a list of what `spent` was after 0, 1, … rounds; its length is the number of rounds plus one."""
-        rounds = range(self.ledger.rounds + 1)
-        spent: dict[Adversary, dict[int, float | None]] = {
-            adversary: dict.fromkeys(rounds)
-            if isinstance(event, NonPrivate)
-            else self.ledger.epsilon_by_round(adversary)
-            for adversary, event in self.events.items()
+    def compute_spent_by_round(self) -> list[dict[Adversary, float | None]]:
+        """Return the results of `compute_spent` after 0, 1, … rounds, as many as there are rounds plus one."""
+        spent = {
+            adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon_by_round(adversary)
+            for adversary, event in self.spec.round_events().items()
         }
-        return [{adversary: values[i] for adversary, values in spent.items()} for i in rounds]
+        return [
+            {adversary: None if known is None else known[done] for adversary, known in spent.items()}
+            for done in range(self.ledger.rounds + 1)
+        ]
 
     def set_up(self) -> None:
         """Send every silo its user weights and set up the aggregator.
@@ -86,42 +75,43 @@ class Server:
         Where the method weights users by their record counts, the silos are first asked for these counts (unless the
         aggregator computes the weights privately).
         """
-        run, names = self.spec.run, self.spec.names
-        weights: list[dict[str, np.ndarray]] = [{} for _ in names]
+        run = self.spec.run
+        requests = {name: Message("setup", run) for name in self.spec.names}
         if self.spec.method.needs_counts and not self.spec.aggregator.weights_privately:
-            by_counts = get_or_draw(self.store.run, "weights", run, self._compute_weights)
-            weights = [{"weights": own} for own in by_counts]
-        self.ask_all(
-            {name: Message("setup", run, arrays=own) for name, own in zip(names, weights, strict=True)}
-        )
+            # Stored before they are sent: a set-up that is repeated must not give a silo other weights.
+            weights = get_or_draw(self.store.run, "weights", run, self._compute_weights)
+            for name, own in zip(self.spec.names, weights, strict=True):
+                requests[name] = Message("setup", run, arrays={"weights": own})
+        self.ask_all(requests)
         self.side.set_up(self)
 
-    def run_round(self, round_: int, params: Tensor, state: MethodState = EMPTY_STATE) -> Tensor | None:
+    def run_round(self, round_: int, params: Tensor, state: MethodState | None = None) -> Tensor | None:
         """Run one round and return the sum of the silos' noisy shares.
 
-        The round is charged before any of its shares can be seen. The caller must have stored the model after the
-        earlier rounds durably: what is needed to repeat those rounds is deleted here.
+        The round is charged before any of its shares can be seen. The caller must have stored the model of the
+        earlier rounds durably before: what would be needed to repeat those rounds is deleted here.
 
         Args:
             round_: Number of the round, from 0.
             params: Parameters (d,) of the model.
-            state: Public arrays by name that the method sends with the model.
+            state: Public arrays by name that the method sends with the model; None for none.
 
         Returns:
             The noisy sum (d + extra coordinates,), float64; None where the privacy budget does not allow the round.
 
         Raises:
-            SilodpError: Too few silos answered. A resumed run repeats the round with the same bytes, and the repetition
-                is not charged again. Or the round was completed before.
+            SilodpError: Too few silos answered; a resumed run repeats the round with the same bytes, and does not
+                charge it again. Or the round was completed before (code checkpoint.mismatch).
         """
         self._forget_before(round_)
         if not self.affords_round(round_):
             return None
-        arrays = {"params": params.cpu().numpy(), **request_state(state)}
+        arrays = {"params": params.cpu().numpy(), **request_state(state or {})}
         clients = self.participation.draw(round_)
         if clients.size:
             arrays["clients"] = clients
         if self.spec.method.samples_users and self.spec.aggregator.sampled_by == "server":
+            # Stored: two releases of a round are charged as of one sample.
             draw = partial(self._draw_sample, round_)
             arrays["sample"] = get_or_draw(self.store.round(round_), "sample", self.spec.run, draw)
         return self.side.total(self, round_, arrays)
@@ -152,8 +142,9 @@ class Server:
         max_rounds = self.spec.method.budgets.max_rounds
         if max_rounds is not None and (release > 0 or round_ >= max_rounds):
             return False
-        cost = self.spec.release_events(survivors, round_, release)
-        return self.ledger.charged(round_, release) or self.ledger.affords(cost)
+        if self.charged(round_, release):
+            return True
+        return self.ledger.affords(self.spec.release_events(survivors, round_, release))
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge a release to the ledger if the budget allows it; arguments as for `affords`.
@@ -163,8 +154,7 @@ class Server:
         """
         if not self.affords(round_, release, survivors):
             return False
-        cost = self.spec.release_events(survivors, round_, release)
-        self.ledger.charge(round_, release, cost)
+        self.ledger.charge(round_, release, self.spec.release_events(survivors, round_, release))
         return True
 
     def step(self, before: Checkpoint, total: Tensor) -> Checkpoint:
@@ -175,11 +165,14 @@ class Server:
             total: The noisy sum (d + extra coordinates,), float64.
         """
         method, population = self.spec.method, self.spec.population
+        # Everything from here on is computed from the noisy sum and costs no ε (post-processing; Dwork and Roth 2014,
+        # proposition 2.1).
         update, state = method.split_sum(total, before.method, population)
         rate, scale = method.server_learning_rate, method.server_scale(population)
-        optimizer = method.make_server_optimizer()
-        params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)
-        return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
+        params, optimizer = method.make_server_optimizer().step(
+            before.params, update, before.optimizer, rate, scale
+        )
+        return replace(before, round=before.round + 1, params=params, optimizer=optimizer, method=state)
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Send each silo its request, wait for the answers, and check them.
@@ -195,11 +188,12 @@ class Server:
                 message.malformed). The error names the silo.
         """
         answers, failures = self.transport.ask(requests)
+        # The channel has checked signatures and senders. What is checked here is what a silo may answer.
         for name, answer in answers.items():
             if answer.key != requests[name].key:
                 raise SilodpError(
                     f"silo '{name}' answered {answer.key} where {requests[name].key} was asked: an old message was "
-                    "played back, or it is of another version; nothing was used.",
+                    "played back, or the silo has another version; nothing was used.",
                     code="message.unexpected",
                 )
             self._schedules[name].kinds[answer.kind].answer.check(answer, f"silo '{name}'")
@@ -226,8 +220,8 @@ class Server:
         if failures:
             name, failure = next(iter(failures.items()))
             raise SilodpError(
-                f"silo '{name}' gave no answer ({failure.kind}: {failure.reason}); nothing was released, "
-                "mend it and resume: the round will be repeated and charged once.",
+                f"silo '{name}' gave no answer ({failure.kind}: {failure.reason}); nothing was released. "
+                "Mend it and resume: the round will be repeated and charged once.",
                 code=failure.code or "run.no_answer",
             )
         return answers
@@ -242,14 +236,17 @@ class Server:
             SilodpError: The store has completed this round, or has no record of the round before (code
                 checkpoint.mismatch).
         """
-        over, _ = self.participation.load_completed()
-        if round_ < over:
+        completed, _ = self.participation.load_completed()
+        if round_ < completed:
             raise SilodpError(
                 f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
                 "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε.",
                 code="checkpoint.mismatch",
             )
-        if round_ > over + 1 or (round_ > over and self.store.round(over).get("clients") is None):
+        # A round that was begun has "clients" in the store. If its checkpoint was written and the next round was not
+        # begun, it is not yet counted as completed.
+        is_begun = self.store.round(completed).get("clients") is not None
+        if round_ > completed + is_begun:
             raise SilodpError(
                 f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
                 "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
@@ -257,17 +254,18 @@ class Server:
             )
 
     def keep_charges(self) -> None:
-        """Store durably how many charges the ledger has, including further releases and evaluations."""
+        """Store durably how many charges the ledger has, with those of further releases and evaluations."""
         self.store.run.put(CHARGES_KEY, str(len(self.ledger.history)).encode())
 
     def check_charges(self) -> None:
-        """Check that the ledger is not an old copy, which has fewer charges than the store noted after the last round.
+        """Check that the ledger has at least as many charges as were counted after the last round.
 
-        An old copy can have all rounds and still lack a further release or an evaluation.
+        Otherwise it is an old copy. Such a copy can have all rounds, and lack a further release or an evaluation.
 
         Raises:
             SilodpError: It has fewer charges (code checkpoint.mismatch).
         """
+        # The ledger is charged before the number is stored, so it may have more.
         kept, found = count_charges(self.store.run), len(self.ledger.history)
         if found < kept:
             raise SilodpError(
@@ -285,8 +283,8 @@ class Server:
         self.check_store_version(round_)
         # The number comes first: a round that was deleted but not counted would run again with another sample, and
         # under `lattice` and `paillier` with one-time pads of silo 0 that were used before.
-        over, _ = self.participation.load_completed()
-        if round_ > over:
+        completed, _ = self.participation.load_completed()
+        if round_ > completed:
             self.participation.complete(round_)
         self.store.drop_rounds_before(round_)
 
@@ -297,7 +295,7 @@ class Server:
         return compute_user_weights(self.spec.method, counts, self.spec.population)
 
     def _draw_sample(self, round_: int) -> np.ndarray:
-        """Return which users are sampled in a round, (U,) bool (Poisson sampling)."""
+        """Return which users are sampled in a round, (U,) bool, each alone with its rate (Poisson sampling)."""
         population = self.spec.population
         rates = self.spec.method.sampling_rates(population)
         return draw_poisson_sample(population.users, rates, self.randomness.stream("sample", round_))
@@ -305,4 +303,4 @@ class Server:
 
 def is_finite(total: Tensor) -> bool:
     """Return whether all coordinates of a noisy sum are finite; another sum must not change the model."""
-    return bool(torch.isfinite(total).all())
+    return bool(total.isfinite().all())

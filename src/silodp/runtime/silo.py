@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,19 +18,19 @@ from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto.coins import PersonCoins
 from silodp.crypto.keys import Identity
+from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import KEY_BYTES, derive_key
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
-from silodp.methods.weights import compute_user_weights
+from silodp.methods.roles import compute_user_weights
 from silodp.runtime.gate import Gate, name_answer
 from silodp.training.task import Task
 from silodp.wire.messages import Message
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.store import RoundStore, Store, get_or_make
 
 _ROUND_KEY = "round key"
 
@@ -46,8 +47,6 @@ class Silo:
         identity: Long-term key of the silo; None: a new one.
         pins: Long-term public keys of all silos by name, 32 bytes each.
         ledger: Ledger of the silo; None: one in memory, for runs that keep nothing on disk.
-        limits: Largest ε by adversary that the run may spend in this silo's ledger; an adversary that is absent has
-            no limit.
         find_exceeded: See `Gate`.
 
     Attributes:
@@ -67,7 +66,6 @@ class Silo:
         identity: Identity | None = None,
         pins: Mapping[str, bytes] | None = None,
         ledger: LedgerView | None = None,
-        limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self.name = data.name
@@ -75,21 +73,19 @@ class Silo:
         self._task, self._method, self._population = task, spec.method, spec.population
         self._randomness = randomness.child("silo", data.name)
         self._common_randomness, self._identifiers = randomness, data.identifiers
+        # A deployed silo has one store for all its runs.
         self._store = RoundStore(store, f"{spec.run}/")
-        self._spec, self._run, self._sum_size = spec, spec.run, spec.sum_size
-        self._place = spec.names.index(data.name)
-        self._user_index, self._budget = data.user, data.budget
+        self._spec, self._place = spec, spec.names.index(data.name)
+        self._budget = data.budget
         self._records = data.digest()  # depends on private rows: never leaves this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         self._persons = np.unique(data.user)
-        self._tossed: tuple[bytes, PersonCoins] | None = None
-        counts = self._method.count_for_weights(
-            np.bincount(data.user, minlength=self._population.users).astype(np.int64)
-        )
-        self._counts_here = counts
+        self._tossed: tuple[bytes, PersonCoins] | None = None  # the secret of a session, and its coins
+        counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
+        self._counts_here = counts = self._method.count_for_weights(counts)
         ledger = make_ledger(spec) if ledger is None else ledger
-        self.gate = Gate(data.name, spec, self._store, counts, ledger, limits, find_exceeded)
+        self.gate = Gate(data.name, spec, self._store, counts, ledger, find_exceeded)
         context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
@@ -111,19 +107,19 @@ class Silo:
     @property
     def run(self) -> str:
         """Id of the run."""
-        return self._run
+        return self._spec.run
 
     @property
     def max_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
-        return self.gate.max_bytes
+        return self.gate.script.max_bytes
 
     def answer(self, request: Message) -> Message:
         """Answer a request; the answer is stored on disk before it is returned, and sent again if asked again.
 
         Raises:
-            SilodpError: the gate refuses the request, or another request with the same kind, round and attempt
-                was answered before.
+            SilodpError: The gate refuses the request, or another request with the same kind, round and attempt was
+                answered before (code gate.answered).
         """
         self.gate.check_message(request)
         digest = request.digest().encode()
@@ -139,6 +135,7 @@ class Silo:
             if not self.gate.may_repeat(request):  # the process died before the answer could be sent
                 self.gate.commit(self.gate.next_state(request), request)
             return Message.decode(stored[len(digest) :])
+        # In this order a crash can leave a charge without an answer, and never an answer without a charge.
         state = self.gate.next_state(request)
         self.gate.charge(request)
         answer = self._handlers[request.kind](request)
@@ -157,15 +154,12 @@ class Silo:
         What a record has spent may depend on private data, and no ε covers that: it must not leave the silo.
 
         Returns:
-            arrays (n,) by the names that the method gives them ("asked", "spent", and others), 0 for records
-            that take no part; an empty dict if the method has no accounts of records.
+            Arrays (n,) by the names that the method gives them ("asked", "spent", and others), with 0 for records that
+            take no part; {} if the method has no accounts of records.
         """
         admitted, _ = self._load_selection()
-        uses = self._list_memories()
-        stored = self._store.run.get(_name_memory(*uses[-1])) if uses else None
-        memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
-        found = self._method.budgets.record_accounts(own, self.gate.state.round + 1, memory)
+        found = self._method.budgets.record_accounts(own, self.gate.state.round + 1, self._load_memory())
         accounts = {}
         for name, values in found.items():
             accounts[name] = np.zeros(len(admitted), values.dtype)
@@ -173,14 +167,15 @@ class Silo:
         return accounts
 
     def _counts(self, request: Message) -> Message:
-        """Answer "counts" with what weights need of each user's counts, in clear; the guarantee says so."""
+        """Answer "counts" with the counts (U,) that weights are computed from, in clear; the guarantee says so."""
         return request.answer(counts=self._counts_here)
 
     def _setup(self, request: Message) -> Message:
         """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
+        # Stored: after another draw more records of a person would have taken part in the run than ε covers.
         stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
-            self._user_index, self._place, self._population, stream, self._budget
+            self._user.numpy(), self._place, self._population, stream, self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
@@ -192,7 +187,7 @@ class Silo:
         stored = self._store.run.get("setup")
         if stored is None:
             raise SilodpError(
-                f"silo '{self.name}' knows nothing of run {self._run}: it was never set up, or its store is lost; "
+                f"silo '{self.name}' knows nothing of run {self.run}: it was never set up, or its store is lost; "
                 "begin a new run.",
                 code="session.missing",
             )
@@ -204,7 +199,7 @@ class Silo:
             )
         weights = kept.arrays.get("weights")
         if weights is None and self._spec.aggregator.weights_privately:
-            weights = np.ones(self._population.users)  # the true ones are encrypted
+            weights = np.ones(self._population.users)  # the weights are multiplied under encryption
         elif weights is None:
             weights = compute_user_weights(self._method, None, self._population)[self._place]
         return kept.arrays["admitted"], weights
@@ -217,23 +212,15 @@ class Silo:
 
     def _compute_release(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
         """Return the update of one release, the weights (U,), and the random stream of the noise share."""
-        weights, update, randomness = self._train(request, release)
-        if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
-            self._store_memory(request, release, update.memory)
-        return update, weights, randomness.stream("share noise")
-
-    def _train(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
-        """Return weights (U,), the update and the random streams of one release.
-
-        If the silo was not sampled (`rpdp`), the update is zero.
-        """
         admitted, all_weights = self._load_selection()
-        records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = torch.from_numpy(np.where(self._draw_sample(request.round), all_weights, 0.0))
         randomness = self._derive_round_randomness(request, release)
         clients = request.arrays.get("clients")
-        if clients is not None and not clients[self._place]:
-            return weights, LocallyNoisedUpdate(torch.zeros(self._sum_size, dtype=torch.float64)), randomness
+        if clients is not None and not clients[self._place]:  # this silo was not sampled (`rpdp`)
+            zero = torch.zeros(self._spec.sum_size, dtype=torch.float64)
+            return LocallyNoisedUpdate(zero), weights, randomness.stream("share noise")
+        # A slice where all records take part: indices would copy them in every round.
+        records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         update = self._method.local_update(
             LocalContext(
                 task=self._task,
@@ -246,13 +233,15 @@ class Silo:
                 randomness=randomness,
                 silo=self._place,
                 budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
-                memory=self._load_memory(request, release),
+                memory=self._load_memory((request.round, release)),
                 round=request.round,
                 state=state_of(request),
                 separate=self._spec.separate,
             )
         )
-        return weights, update, randomness
+        if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
+            self._store_memory(request, release, update.memory)
+        return update, weights, randomness.stream("share noise")
 
     def _derive_round_randomness(self, request: Message, release: int) -> Randomness:
         """Return the random streams of one release.
@@ -263,6 +252,7 @@ class Silo:
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)
+        # The same noise on two different sums would cancel in their difference, and show records without noise.
         key = self._derive_round_key(request.round)
         return Randomness(key, (*self._randomness.prefix, "round", request.round, release, request.digest()))
 
@@ -273,12 +263,18 @@ class Silo:
         return Randomness(derive_key(self._derive_round_key(0), "once in a run"), self._randomness.prefix)
 
     def _derive_round_key(self, round_: int) -> bytes:
-        """Return the secret key of a round's streams; every key follows from that of the round before."""
-        stored = self._store.run.get(_ROUND_KEY)
-        if stored is None:
-            stored = Message("round key", self._run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode()
-            self._store.run.put(_ROUND_KEY, stored)
+        """Return the secret key of a round's streams; every key follows from that of the round before.
+
+        Source: Bellare and Yee 2003, Forward-security in private-key cryptography (a generator whose earlier outputs
+        stay secret if its state becomes known).
+        """
+        stored = get_or_make(
+            self._store.run,
+            _ROUND_KEY,
+            lambda: Message("round key", self.run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode(),
+        )
         kept = Message.decode(stored)
+        # The stored key is that of the last round answered: there is no way back to the keys before it.
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
             key = derive_key(key, "next round")
@@ -288,40 +284,43 @@ class Silo:
         """Replace the key by this round's, so that whoever reads the store later cannot compute earlier noise."""
         stored = self._store.run.get(_ROUND_KEY)
         if stored is not None and Message.decode(stored).round < round_:
-            kept = Message("round key", self._run, round_, blobs={"key": self._derive_round_key(round_)})
+            kept = Message("round key", self.run, round_, blobs={"key": self._derive_round_key(round_)})
             self._store.run.put(_ROUND_KEY, kept.encode())
 
-    def _load_memory(self, request: Message, release: int) -> np.ndarray | None:
-        """Return the method's memory from before this release, also where the release is computed again."""
-        before = [use for use in self._list_memories() if use < (request.round, release)]
-        if not before:
-            return None
-        stored = self._store.run.get(_name_memory(*before[-1])) or b""
-        return Message.decode(stored).arrays["memory"]
+    def _load_memory(self, before: tuple[float, int] = (math.inf, 0)) -> np.ndarray | None:
+        """Return what the method remembers of the releases before a (round, release); None where it kept nothing.
+
+        A release that is computed again starts from the same memory.
+        """
+        keys = self._list_memories(before)
+        return Message.decode(self._store.run.get(keys[-1]) or b"").arrays["memory"] if keys else None
 
     def _store_memory(self, request: Message, release: int, memory: np.ndarray) -> None:
-        """Store the method's memory durably, and delete earlier memories but the last, which repeats this release."""
-        before = [use for use in self._list_memories() if use < (request.round, release)]
-        kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
-        self._store.run.put(_name_memory(request.round, release), kept)
-        for use in before[:-1]:
-            self._store.run.drop(_name_memory(*use))
+        """Store what the method remembers durably, and delete earlier memories but the last.
 
-    def _list_memories(self) -> list[tuple[int, int]]:
-        """Return the (round, release) of all stored memories, in order."""
-        keys = [key.split("/") for key in self._store.run.names() if key.startswith("memory/")]
-        return sorted((int(round_), int(release)) for _, round_, release in keys)
+        The last is kept because this release may have to be computed again.
+        """
+        earlier = self._list_memories((request.round, release))
+        kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
+        self._store.run.put(f"memory/{request.round}/{release}", kept)
+        for key in earlier[:-1]:
+            self._store.run.drop(key)
+
+    def _list_memories(self, before: tuple[float, int]) -> list[str]:
+        """Return the keys of the memories that were stored before a (round, release), in order."""
+        keys = [key for key in self._store.run.names() if key.startswith("memory/")]
+        places = {key: (int(key.split("/")[1]), int(key.split("/")[2])) for key in keys}
+        return sorted((key for key in keys if places[key] < before), key=places.__getitem__)
 
     def _draw_sample(self, round_: int) -> np.ndarray:
         """Return which users take part in a round, (U,) bool; only users with records in this silo are drawn."""
+        # Weights of users without records here do not matter: they have no rows.
         drawn = np.ones(self._population.users, dtype=bool)
         if self._method.samples_users and self._spec.aggregator.sampled_by == "silos":
             rates = self._method.sampling_rates(self._population)
-            persons = self._persons
+            here = self._persons
             drawn[:] = False
-            drawn[persons] = self._get_coins().toss(
-                round_, rates if isinstance(rates, float) else rates[persons]
-            )
+            drawn[here] = self._get_coins().toss(round_, rates if isinstance(rates, float) else rates[here])
         return drawn
 
     def _get_coins(self) -> PersonCoins:
@@ -329,16 +328,13 @@ class Silo:
         if self._common_randomness.reproducible:
             secret, run = self._common_randomness.derive_key("who is sampled"), ""
         else:
-            secret, run = self._side.group_secret(self._run), self._run
+            secret, run = self._side.group_secret(self.run), self.run
         if self._tossed is None or self._tossed[0] != secret:  # a later session has another secret
             known = self._identifiers
+            # By identifier where there is one: silos need not number their persons alike.
             texts = (str(person) if known is None else known[person] for person in self._persons.tolist())
             self._tossed = (secret, PersonCoins(secret, run, self._spec.data.identity_digest, texts))
         return self._tossed[1]
-
-
-def _name_memory(round_: int, release: int) -> str:
-    return f"memory/{round_}/{release}"
 
 
 def make_ledger(
@@ -347,9 +343,10 @@ def make_ledger(
     """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
 
     Args:
-        spec: The run's specification.
-        path: Its file; None: in memory.
-        disclosure: Kept in it, for a ledger that is composed with those of other runs.
+        spec: The specification of the run.
+        path: The file of the ledger; None: in memory.
+        disclosure: Bound by adversary of what encryption discloses (`Aggregator.disclosure`), kept in a ledger that is
+            composed with those of other runs.
     """
     accountant = choose_accountant(spec.list_events())
     return Ledger(path, spec.noise_delta, accountant, run=spec.run, disclosure=disclosure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,8 +17,9 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import make_silo, measure_records
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
+from silodp.runtime.silo import make_ledger
 from silodp.training.task import Task
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.store import RoundStore, Store, get_or_make
 from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
 
 
@@ -76,11 +77,7 @@ class Simulation:
 
     federation: Federation
     task: Task
-
-    @property
-    def is_simulation(self) -> bool:
-        """True."""
-        return True
+    is_simulation: ClassVar[bool] = True
 
     @property
     def schema(self) -> Schema | None:
@@ -92,7 +89,8 @@ class Simulation:
         """Make silos, keys and stores; those of a resumed run continue from their stores."""
         randomness = Randomness.of_run(spec.seed)
         stores = {name: directory.make_store("silos", f"{s:03}") for s, name in enumerate(spec.names)}
-        # Between organizations, each party makes its key, and pins the public keys of the others.
+        # Between organizations, each party makes its own key and pins the public keys of the others. In one process
+        # nobody is kept out by keys, but silos and server run the same code as in a deployment.
         identities = {name: _load_identity(name, store) for name, store in stores.items()}
         pins = {name: identity.public for name, identity in identities.items()}
         # An error from here on closes every ledger that is open by then.
@@ -106,11 +104,12 @@ class Simulation:
                     stores[data.name],
                     identities[data.name],
                     pins,
-                    ledgers.enter_context(directory.make_silo_ledger(spec, place)),
-                    metrics=directory.find_silo_metrics(place),
+                    ledgers.enter_context(make_ledger(spec, directory.make_silo_file("silo_ledgers", place))),
+                    metrics=directory.make_silo_file("silo_metrics", place),
                 )
                 for place, data in enumerate(self.federation.silos)
             ]
+            # Only bytes pass between the parties, as over a network: a silo's records cannot be reached by reference.
             store = directory.make_store("server")
             coordinator = _load_identity("server", store)
             parties = {
@@ -136,9 +135,4 @@ class Simulation:
 
 def _load_identity(name: str, store: Store) -> Identity:
     """Return the long-term key of a party; it is made at the first call."""
-    seed = store.get("identity")
-    if seed is None:
-        identity = Identity.fresh(name)
-        store.put("identity", identity.seed)
-        return identity
-    return Identity(name, seed)
+    return Identity(name, get_or_make(store, "identity", lambda: Identity.fresh(name).seed))

@@ -27,7 +27,7 @@ from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import RunDirectory
-from silodp.runtime.run_files import METRICS, REFUSED_SUM, MetricsRow
+from silodp.runtime.run_files import METRICS, REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
@@ -41,10 +41,10 @@ class Result:
     """The result of a run.
 
     Attributes:
-        params: (d,), the final global model.
+        params: The parameters (d,) of the final global model.
         model: The final global model as a `torch.nn.Module`.
-        metrics: One row per round. The first row is the untrained model; it also has the number of persons who
-            have records in 0, 1, 2… silos (private).
+        metrics: One row per round. The first row is that of the untrained model; it also has the number of persons
+            who have records in 0, 1, 2… silos (private).
         guarantees: One guarantee for each adversary.
         stopped: What ended the run: "rounds" (T was reached) or "budget".
     """
@@ -153,7 +153,7 @@ def train(
         The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: a setting, table or model that cannot be used, or a file that cannot be continued.
+        SilodpError: A setting, table or model that cannot be used, or a file that cannot be continued.
     """
     check_type("out", out, (str, Path, NoneType), "'runs/first'")
     if out is not None:
@@ -173,6 +173,7 @@ def train(
         evaluation=evaluation,
         separate=separate,
     )
+    # Doubts have private counts, and whoever calls this function has the tables.
     for doubt in find_doubts(federation, task, spec.method):
         _log.warning("%s", doubt)
     return run(
@@ -208,7 +209,7 @@ def run(
         The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: the directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
+        SilodpError: The directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
             from different rounds.
     """
     Whole().check("evaluate_every", evaluate_every)
@@ -220,36 +221,38 @@ def run(
         )
     task, optimizer = parties.task, spec.method.make_server_optimizer()
 
+    # An optimizer may release other parameters than those that it goes on from, for example an average.
     def compute_output(state: Checkpoint) -> Tensor:
         return optimizer.output_params(state.params, state.optimizer)
 
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
-    evaluation = spec.evaluation
     untrained = None
+    # Before anything is written: a metric that fails must not leave a run behind.
     if state.round == 0:
-        untrained = parties.evaluate(state.params) if evaluation is None else NOTHING_MEASURED
+        untrained = parties.evaluate(state.params) if spec.evaluation is None else NOTHING_MEASURED
     with directory.open(spec, task, state, resume) as (state, ledger):
+        # A resumed run keeps its id, to which stores, signatures and ledgers are bound.
         spec = replace(spec, run=state.run)
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
+            # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
             server.check_store_version(state.round)
             server.check_charges()
-            evaluator = None
-            if spec.evaluation_spec is not None:
-                evaluator = Evaluator(
-                    spec, connection.channel, connection.store, connection.randomness, ledger
-                )
+            evaluator = None if spec.evaluation_spec is None else Evaluator(spec, server, ledger)
+            rows_file = None if directory.path is None else directory.path / METRICS
             recorded = (ledger.files or {}).get(METRICS)
-            metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round, recorded)
-            clock = _Clock(state.run, state.round, spec.rounds, spec.is_secret)
+            metrics = Metrics(
+                rows_file, state.round if resume else None, server.compute_spent_by_round, recorded
+            )
+            clock = _Clock(spec, state.round)
 
             def notify(row: MetricsRow) -> None:
                 if on_round is not None:
                     on_round(clock.read(row))
 
             if not metrics.rows and untrained is not None:
-                row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
+                row = {"round": 0, **untrained, "epsilon": server.compute_spent(), **parties.describe()}
                 metrics.add(row)
                 notify(row)
             if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
@@ -266,23 +269,22 @@ def run(
                 state, refusal = _advance(server, state, total)
                 row = {"round": state.round}
                 is_last = state.round == spec.rounds or not server.affords_round(state.round)
-                if evaluation is None:
-                    if state.round % evaluate_every == 0 or is_last:
-                        row |= parties.evaluate(compute_output(state))
-                elif evaluator is not None and (
-                    evaluation.is_due(state.round, is_last) or evaluator.is_begun(state.round)
-                ):
+                if evaluator is not None:
                     row |= evaluator.measure(state.round, compute_output(state), is_last)
-                row["epsilon"] = server.spent()
+                elif spec.evaluation is None and (is_last or state.round % evaluate_every == 0):
+                    row |= parties.evaluate(compute_output(state))
+                row["epsilon"] = server.compute_spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
                 row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
+                # The row comes before the checkpoint: after a crash the file may be ahead of it, never behind.
                 metrics.add(row)
                 try:
                     notify(row)
                 finally:  # the round is done, whatever becomes of the call
                     server.keep_charges()
                     directory.save_state(state)
+            # From the specification and the ledger alone, so that a report can derive the same from the files.
             derived = derive_guarantees(spec, ledger.to_counts())
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = compute_output(state)
@@ -295,34 +297,33 @@ class _Clock:
     """Estimates how long the rest of a run takes, from the rounds since its start.
 
     Args:
-        run: Id of the run.
+        spec: The specification of the run.
         done: Number of rounds done at the start.
-        rounds: T.
-        is_secret: Whether the noise is, so that ε covers what it hides.
     """
 
-    def __init__(self, run: str, done: int, rounds: int, is_secret: bool) -> None:
-        self._run, self._rounds, self._is_secret = run, rounds, is_secret
-        self._first = done + 1
+    def __init__(self, spec: RunSpec, done: int) -> None:
+        self._spec, self._first = spec, done + 1
         self._ended_first: float | None = None
 
     def read(self, row: MetricsRow) -> RoundResult:
         """Return the result of a round that has just ended."""
-        done, now = row["round"], time.perf_counter()
-        left: float | None = 0.0 if done == self._rounds else None
+        done, now, rounds = row["round"], time.perf_counter(), self._spec.rounds
+        left = 0.0 if done == rounds else None
         if self._ended_first is None and done == self._first:
             self._ended_first = now
         elif self._ended_first is not None and left is None:
             # The first round takes longer than the others, so it does not count.
-            left = (now - self._ended_first) / (done - self._first) * (self._rounds - done)
+            left = (now - self._ended_first) / (done - self._first) * (rounds - done)
         return RoundResult(
-            run=self._run,
+            run=self._spec.run,
             round=done,
-            rounds=self._rounds,
+            rounds=rounds,
             epsilon=MappingProxyType(dict(row["epsilon"])),
             loss=row.get("loss"),
             metrics=MappingProxyType(dict(row.get("metrics") or {})),
-            is_covered=self._is_secret and "evaluation" in row and row["epsilon"]["released"] is not None,
+            is_covered=self._spec.is_secret
+            and "evaluation" in row
+            and row["epsilon"]["released"] is not None,
             seconds=row.get("seconds"),
             seconds_left=left,
         )
@@ -331,6 +332,7 @@ class _Clock:
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
     """Return the state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
     after = server.step(state, total)
+    # NaN in a model would stay in it for all later rounds.
     if not (is_finite(total) and is_finite(after.params)):
         return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
     return after, {}

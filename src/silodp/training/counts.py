@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.settings import Settings, Whole
 from silodp.training.losses import flatten_outputs
@@ -99,8 +100,6 @@ class CountTable(Settings):
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
-        import torch
-
         widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,)}[self.kind]
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
             # The largest of more outputs might be in no cell, or in one of another class.
@@ -117,9 +116,8 @@ class CountTable(Settings):
             return targets.long() * self.classes + outputs.argmax(1)
         if outputs.dim() == 2 and outputs.shape[1] == 2:
             # The larger logit decides, also where one is infinite; equal ones are class 0, as for `argmax`.
-            scores = torch.where(
-                outputs[:, 1] == outputs[:, 0], torch.zeros(()).double(), outputs[:, 1] - outputs[:, 0]
-            )
+            zero, one = outputs.unbind(1)
+            scores = torch.where(zero == one, torch.zeros(()).double(), one - zero)
         else:
             scores = flatten_outputs(outputs)
         bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
@@ -133,8 +131,7 @@ class CountTable(Settings):
 
     def _score_edges(self) -> Tensor:
         """Return (B − 1,) float64: the scores with probability b/B; the middle one is exactly 0."""
-        import torch
-
+        # log(b/(B − b)): the logit of the probability b/B, exactly 0 where b is half of B.
         above = torch.arange(1, self.bins, dtype=torch.float64)
         return torch.log(above / (self.bins - above))
 
@@ -155,17 +152,17 @@ class CountTable(Settings):
         Args:
             counts: The counts of all cells, (k,) float64.
             noise_std: The standard deviation of the noise in each count.
+
+        Source: Mann and Whitney 1947 for the area under the ROC curve, Harrell et al. 1982 for concordance; standard
+        errors by the delta method.
         """
-        found: dict[str, Estimate] = {}
         measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
         if self.kind != "survival":
             measures = {"accuracy": self._accuracy}
         if self.kind == "scores":
             measures["roc_auc"] = self._roc_auc
-        for name, measure in measures.items():
-            if (estimate := _estimate(measure, counts.double(), noise_std)) is not None:
-                found[name] = estimate
-        return found
+        found = {name: _estimate(measure, counts.double(), noise_std) for name, measure in measures.items()}
+        return {name: estimate for name, estimate in found.items() if estimate is not None}
 
     def _accuracy(self, counts: Tensor) -> _Ratio:
         confusion: Any = self.confusion(counts)
@@ -181,8 +178,6 @@ class CountTable(Settings):
         return _Ratio(positive @ below + ties / 2, every, (positive.sum(), negative.sum()), ties=ties)
 
     def _concordance(self, counts: Tensor) -> _Ratio:
-        import torch
-
         censored, event = counts.reshape(self.shape).unbind(1)  # (times, bins) each
         everyone = censored + event
         later = everyone.flip(0).cumsum(0).flip(0) - everyone  # in later bins of time, by score
@@ -190,6 +185,7 @@ class CountTable(Settings):
         ties = (event * later).sum()
         pairs = (event.sum(1) * later.sum(1)).sum()
         events, others = event.sum(1), censored.sum(1)
+        # Counts with noise may be negative, and a number of pairs may not.
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
         # Pairs within one bin of time are unknown: either may be the earlier event.
         return _Ratio(
@@ -219,8 +215,6 @@ class _Ratio:
 
 def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: float) -> Estimate | None:
     """Return the ratio with its first-order standard error; None where it divides by what may be zero."""
-    import torch
-
     ratio = measure(counts)
     # A sum of at most k counts has a noise of at most √k standard deviations of one.
     largest_noise = _MIN_CERTAINTY * noise_std * math.sqrt(len(counts))
@@ -233,10 +227,10 @@ def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: fl
 
     # The delta method: the noise of the value is that of its linear approximation at these counts.
     gradient = torch.func.grad(divide)(counts)
-    above, below, ties, unknown = (
-        float(one) for one in (ratio.above, ratio.below, ratio.ties, ratio.unknown)
-    )
+    above, below, ties, unknown = map(float, (ratio.above, ratio.below, ratio.ties, ratio.unknown))
+    # At worst all ties and unknown pairs are in the wrong order; at best all are in the right one.
     low = (above - ties / 2) / (below + unknown)
     high = (above + ties / 2 + unknown) / (below + unknown)
     error = noise_std * float(torch.linalg.vector_norm(gradient))
+    # Noise may carry a ratio out of [0, 1], where no metric lies.
     return Estimate(min(max(above / below, 0.0), 1.0), error, max(low, 0.0), min(high, 1.0))

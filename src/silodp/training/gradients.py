@@ -21,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_pytree_node
 
+from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_runs import seeded
-from silodp.training.model_state import model_error
+from silodp.training.model_state import model_error, seed_torch
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -49,6 +49,10 @@ register_pytree_node(
     serialized_type_name="silodp.NamedArrays",
 )
 _log = logging.getLogger(__name__)
+_LOOPED = (
+    "torch.func cannot run %s with loss '%s' for many users or records at once, so they are trained one after another: "
+    "the results are the same, and training is slower; the reason: %s"
+)
 
 # Records of a step of a convolutional model from which users train one after another (`find_min_to_loop`).
 _MIN_TO_LOOP = 16
@@ -67,6 +71,7 @@ def build_user_gradient(task: Task) -> Gradient:
             leaves = [p.detach().requires_grad_() for p in params]
             # randomness="different": every user draws their own dropout masks.
             losses = per_user(tuple(leaves), *data)
+            # A parameter that no loss depends on (a layer left out at random) has the gradient 0, not None.
             return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
     return gradient
@@ -77,12 +82,15 @@ def build_traceable_gradient(task: Task) -> Gradient:
 
     Interpreted it is slower.
     """
-    per_user = vmap(grad(task.objective), randomness="different")
+    return _vectorize(task, vmap(grad(task.objective), randomness="different"))
+
+
+def _vectorize(task: Task, function: Callable[..., tuple[Tensor, ...]]) -> Gradient:
+    """Return a function made by `torch.func` that runs with kernels which vmap can take."""
 
     def gradient(params: Sequence[Tensor], *data: Any) -> tuple[Tensor, ...]:
         with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_user(tuple(params), *data)
-        return result
+            return function(tuple(params), *data)
 
     return gradient
 
@@ -132,9 +140,12 @@ def find_min_to_loop(task: Task) -> int | None:
     user run as in plain training. On a CPU, 64 images a step take half the time, 16 two thirds, 4 up to three times as
     long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same floats.
     """
-    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    has_any = any(isinstance(module, convolutions) for module in task.model.modules())
+    has_any = _has_layer(task.model, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return _MIN_TO_LOOP if task.device.type == "cpu" and has_any else None
+
+
+def _has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
@@ -173,6 +184,9 @@ def build_record_gradient(task: Task) -> Gradient:
     """Return the gradients of many single records' losses at once, by `torch.func`.
 
     All records share the parameters, so vmap leaves their dimension out, and layers run as products of matrices.
+
+    Source: Subramani, Vadivelu and Kamath 2021 (Enabling Fast Differentially Private SGD via Just-in-Time Compilation
+    and Vectorization).
     """
     one = torch.ones(1, dtype=task.dtype, device=task.device)
 
@@ -180,15 +194,10 @@ def build_record_gradient(task: Task) -> Gradient:
         alone = map_arrays(lambda tensor: tensor.unsqueeze(0), record)
         return task.objective(p, alone, target.unsqueeze(0), one)
 
+    # Each record is a batch of one, so no layer can mix it with another.
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
-    def gradient(params: Sequence[Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
-        weights = put_channels_last(task, params)
-        with _vectorizable_kernels(task.model):
-            result: tuple[Tensor, ...] = per_record(tuple(weights), x, y)
-        return result
-
-    return gradient
+    return _vectorize(task, lambda params, x, y: per_record(tuple(put_channels_last(task, params)), x, y))
 
 
 def build_expanded_record_gradient(task: Task) -> Gradient:
@@ -219,38 +228,11 @@ def build_looped_record_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
-    """Return `build_user_gradient`, or `build_looped_gradient` where `torch.func` cannot run the model or loss.
-
-    Args:
-        task: The model and the loss.
-        x: The records (n, ...), n ≥ 1; the first one is tried.
-        y: The targets (n, ...).
-
-    Raises:
-        SilodpError: ordinary autograd cannot take the gradient of one user either.
-    """
-
-    def example() -> list[Any]:
-        first = torch.zeros(2, 2, dtype=torch.int64, device=task.device)  # two users with two records each
-        rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
-        return [rows, x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device)]
-
-    return _select("user", task, x, y, (build_user_gradient, build_looped_gradient), example)
-
-
-def select_record_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
-    """Return the fastest builder of the gradients of single records that can run the model and loss.
-
-    Args and Raises: as `select_user_gradient`.
-    """
-    builders = (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient)
-
-    def example() -> list[Any]:
-        first = torch.zeros(2, dtype=torch.int64, device=task.device)
-        return [task.unflatten(task.flatten(task.model)), x[first], y[first]]
-
-    return _select("record", task, x, y, builders, example)
+# The fastest first; the last ones run whatever ordinary autograd can differentiate.
+_BUILDERS: dict[Unit, tuple[GradientBuilder, ...]] = {
+    "user": (build_user_gradient, build_looped_gradient),
+    "record": (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient),
+}
 
 
 def is_looped(builder: GradientBuilder) -> bool:
@@ -258,28 +240,37 @@ def is_looped(builder: GradientBuilder) -> bool:
     return builder in (build_looped_gradient, build_looped_record_gradient)
 
 
-def _select(
-    unit: str,
-    task: Task,
-    x: Any,
-    y: Tensor,
-    builders: tuple[GradientBuilder, ...],
-    example: Callable[[], list[Any]],
-) -> GradientBuilder:
-    """Return the first builder whose gradient runs on the example; found out once per kind of records."""
+def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilder:
+    """Return the fastest builder of gradients that can run the model and loss; found out once per kind of records.
+
+    Args:
+        unit: Whether gradients are those of users, or of single records.
+        task: The model and the loss.
+        x: The records (n, ...), n ≥ 1; the first one is tried.
+        y: The targets (n, ...).
+
+    Raises:
+        SilodpError: ordinary autograd cannot take the gradient of one user or record either.
+    """
 
     def select() -> GradientBuilder:
-        arguments = example()
-        with seeded(task.device, 0):
-            for builder in builders[:-1]:
+        params = task.unflatten(task.flatten(task.model))
+        example = [params, *task.copy_first(x, y, 2)]
+        if unit == "user":  # two users with two records each
+            mask = torch.ones(2, 2, dtype=task.dtype, device=task.device)
+            example = [[torch.stack([p, p]) for p in params], *task.copy_first(x, y, 2, 2), mask]
+        *fast, slow = _BUILDERS[unit]
+        reason = ""
+        with seed_torch(task.device, 0):
+            for builder in fast:
                 try:
-                    builder(task)(*arguments)
+                    builder(task)(*example)
                     return builder
                 except Exception as problem:
                     # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
                     reason = describe_exception(problem.__cause__ or problem)
             try:
-                builders[-1](task)(*arguments)
+                slow(task)(*example)
             except SilodpError:
                 raise
             except Exception as error:
@@ -288,20 +279,11 @@ def _select(
                     f"({first_line(error)}): use operations that torch.autograd can differentiate.",
                     "model.no_gradient",
                 ) from error
-        task.engine.get("announced", lambda: _announce_loop(task, reason))
-        return builders[-1]
+        shown = type(task.model).__name__, task.loss.name, reason
+        task.engine.get("announced", lambda: _log.warning(_LOOPED, *shown))
+        return slow
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
-
-
-def _announce_loop(task: Task, reason: str) -> None:
-    _log.warning(
-        "torch.func cannot run %s with loss '%s' for many users or records at once, so they are trained one after "
-        "another: the results are the same, and training is slower; the reason: %s",
-        type(task.model).__name__,
-        task.loss.name,
-        reason,
-    )
 
 
 def _differentiate(
@@ -341,6 +323,7 @@ def _look_up(
     Under vmap, torch leaves out the gradient of that row for the first of many users alone, so that the update of a
     person would depend on who stands before them.
     """
+    # Looked up without the padding index, whose rule for vmap is wrong; its gradient is stopped below.
     rows = F.embedding(input, weight, None, *options, **named)
     if padding_idx is None:
         return rows
@@ -364,16 +347,14 @@ _LOOKUPS: dict[Any, Callable[..., Any]] = {
 
 
 def _normalize_groups(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """Normalize groups of channels as `layer_norm` does each row, then scale and shift channels.
 
     Under vmap, `group_norm` is taken apart into some twenty operations, `layer_norm` without affine parameters into
     few: a step of ULDP-FL's creditcard network takes two thirds of the time. The values are the same up to rounding.
+
+    Source: Wu and He 2018 (Group Normalization).
     """
     groups = x.reshape(x.shape[0], num_groups, -1)
     normal = F.layer_norm(groups, groups.shape[2:], eps=eps).reshape(x.shape)
@@ -389,16 +370,12 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
 
     A trace keeps the kernels with which it was made.
     """
-    with ExitStack() as kernels:
-        kernels.enter_context(warnings.catch_warnings())
+    groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
+    replaced = _ReplaceFunctions(_LOOKUPS | groups)
+    with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
-        kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
-        has_groups = any(isinstance(module, nn.GroupNorm) for module in model.modules())
-        kernels.enter_context(
-            _ReplaceFunctions(_LOOKUPS | ({F.group_norm: _normalize_groups} if has_groups else {}))
-        )
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
-        if any(isinstance(module, nn.LSTM) for module in model.modules()):
+        if _has_layer(model, nn.LSTM):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield

@@ -8,17 +8,18 @@ mask has loss 0 and gradient 0.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
+from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.settings import Positive, check_value
 from silodp.text import describe_exception
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from silodp.data.public import LabelKind
@@ -29,9 +30,27 @@ if TYPE_CHECKING:
 _PAIRWISE_LIMIT = 1024
 
 
+@contextmanager
+def describe_raised(refuse: Callable[[str], SilodpError]) -> Iterator[None]:
+    """Raise `refuse(reason)` in place of whatever a user's code raises, except for a `SilodpError`."""
+    try:
+        yield
+    except SilodpError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise refuse(describe_exception(error)) from error
+
+
 def loss_error(message: str, code: str) -> SilodpError:
     """Return the error that says what is wrong with the loss of a task."""
     return SilodpError(message, code=code, field="task.loss")
+
+
+def _check_callable(name: str, function: object, remedy: str) -> None:
+    if not callable(function):
+        raise SilodpError(
+            f"loss '{name}' is of type {type(function).__name__}: {remedy}", code="loss.not_callable"
+        )
 
 
 @dataclass(frozen=True)
@@ -63,11 +82,7 @@ class Loss:
     labels: tuple[LabelKind, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise SilodpError(
-                f"loss '{self.name}' is of type {type(self.function).__name__}: give a function.",
-                code="loss.not_callable",
-            )
+        _check_callable(self.name, self.function, "give a function.")
 
     @classmethod
     def per_record(
@@ -90,18 +105,12 @@ class Loss:
             SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
                 made-up records before a run begins.
         """
-        from torch import Tensor
-
-        if not callable(f):
-            raise SilodpError(
-                f"loss '{name}' is of type {type(f).__name__}: give a function of outputs and targets.",
-                code="loss.not_callable",
-            )
+        _check_callable(name, f, "give a function of outputs and targets.")
 
         def masked_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
             values = f(outputs, targets)
             # Any other shape broadcasts against the weights to a number that is not a mean over records.
-            if not isinstance(values, Tensor) or values.shape != mask.shape:
+            if not isinstance(values, torch.Tensor) or values.shape != mask.shape:
                 raise _refuse_shape(name, values, outputs, targets)
             # The weights 1/n first: they do not depend on the parameters, so a traced step computes them once.
             weights = mask / mask.sum().clamp(min=1)
@@ -116,19 +125,15 @@ class Loss:
         Raises:
             SilodpError: the function raises, or returns anything but one number.
         """
-        from torch import Tensor
-
-        try:
-            value = self.function(outputs, targets, mask)
-        except SilodpError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise loss_error(
-                f"the loss '{self.name}' raised {describe_exception(error)} (on outputs {tuple(outputs.shape)} and "
+        with describe_raised(
+            lambda reason: loss_error(
+                f"the loss '{self.name}' raised {reason} (on outputs {tuple(outputs.shape)} and "
                 f"targets {tuple(targets.shape)} of {targets.dtype}): correct it, or choose another.",
                 "loss.raised",
-            ) from error
-        if not isinstance(value, Tensor) or value.dim() != 0:
+            )
+        ):
+            value = self.function(outputs, targets, mask)
+        if not isinstance(value, torch.Tensor) or value.dim() != 0:
             raise loss_error(
                 f"the loss '{self.name}' returned {_describe(value)}: return one number (a tensor without dimensions), "
                 "or wrap a function of single records in Loss.per_record.",
@@ -192,12 +197,10 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     by_class = most_classes is None
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
-        if by_class:
-            found: Tensor = own(outputs, targets)
-        else:
-            found = own(*_match_targets(name, outputs, targets))
+        found: Tensor = own(*((outputs, targets) if by_class else _match_targets(name, outputs, targets)))
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
+    # In the name of the loss, because the name is part of the run's identity.
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
     return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class), *labels)
@@ -208,12 +211,10 @@ def _mark_predicting(loss: Loss, *labels: LabelKind) -> Loss:
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
-    from torch import Tensor
-
     count = outputs.shape[0]
-    if isinstance(values, Tensor) and values.dim() == 0:
+    if isinstance(values, torch.Tensor) and values.dim() == 0:
         remedy = 'return one per record, for example with reduction="none".'
-    elif isinstance(values, Tensor) and values.shape[:1] == (count,):
+    elif isinstance(values, torch.Tensor) and values.shape[:1] == (count,):
         remedy = (
             "give outputs and targets the same shape (for example outputs.squeeze(1)), and sum over the rest."
         )
@@ -227,9 +228,7 @@ def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -
 
 
 def _describe(value: object) -> str:
-    from torch import Tensor
-
-    if not isinstance(value, Tensor):
+    if not isinstance(value, torch.Tensor):
         return f"an object of type {type(value).__name__}"
     return "a single number" if value.dim() == 0 else f"numbers of shape {tuple(value.shape)}"
 
@@ -244,8 +243,6 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     Raises:
         SilodpError: weights that are not finite numbers ≥ 0.
     """
-    import torch.nn.functional as F
-
     weights = None if class_weights is None else _validate_weights(class_weights)
 
     def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -258,8 +255,9 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
                 "classes.",
                 "loss.output_shape",
             )
+        # Made here: device and data type are those of the outputs.
         weight = None if weights is None else outputs.new_tensor(weights)
-        return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
+        return torch.nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
     return _mark_predicting(Loss.per_record("cross_entropy", softmax_loss, per_class=True), "classes")
 
@@ -275,17 +273,17 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     Raises:
         SilodpError: weights that are not two finite numbers ≥ 0.
     """
-    if class_weights is None:
-        return _mark_predicting(
-            Loss.per_record("binary_cross_entropy", _average_logistic, most_classes=2), *_OF_LOGITS
-        )
-    zero, one = _validate_weights(class_weights, length=2)
+    zero, one = (1.0, 1.0) if class_weights is None else _validate_weights(class_weights, length=2)
 
-    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
-        positive = targets.to(outputs.dtype)
-        return _average_targets((zero + (one - zero) * positive) * _logistic(outputs, positive))
+    def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = _compute_logistic(outputs, targets)
+        if class_weights is not None:
+            losses = (zero + (one - zero) * targets.to(outputs.dtype)) * losses
+        return losses.mean(1) if losses.dim() > 1 else losses  # over the labels of a record
 
-    return _mark_predicting(Loss.per_record("binary_cross_entropy", weighted, most_classes=2), *_OF_LOGITS)
+    return _mark_predicting(
+        Loss.per_record("binary_cross_entropy", logistic_loss, most_classes=2), *_OF_LOGITS
+    )
 
 
 def squared_error() -> Loss:
@@ -328,7 +326,7 @@ def cox() -> Loss:
     Source: Cox 1972, "Regression Models and Life-Tables"; ties by Breslow 1974, "Covariance Analysis of Censored
     Survival Data"; Ogier du Terrail et al. 2022, "FLamby".
     """
-    return _mark_predicting(Loss("cox", _cox), "survival")
+    return _mark_predicting(Loss("cox", _compute_cox), "survival")
 
 
 def exponential_survival(typical_time: float) -> Loss:
@@ -342,8 +340,8 @@ def exponential_survival(typical_time: float) -> Loss:
     single records take it. The model must have a bias, or hazards have the scale of τ.
 
     Args:
-        typical_time: τ, in the unit of the times: a **public** guess of when events are, never computed from private
-            rows. The bias of the model corrects it (docs/results.md compares three).
+        typical_time: The time τ, in the unit of the times: a **public** guess of when events are, never computed from
+            private rows. The bias of the model corrects it (docs/results.md compares three).
 
     Raises:
         SilodpError: it is not a finite number above 0.
@@ -360,19 +358,8 @@ def exponential_survival(typical_time: float) -> Loss:
     return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood), "survival")
 
 
-def _average_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _average_targets(_logistic(outputs, targets))
-
-
-def _average_targets(values: Tensor) -> Tensor:
-    """Return the mean (n,) of the losses of a record's labels (n, k), or its only one (n,)."""
-    return values.mean(1) if values.dim() > 1 else values
-
-
-def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+def _compute_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the logistic loss of each label, shaped like `targets`."""
-    import torch.nn.functional as F
-
     if targets.dim() > 1 and outputs.shape != targets.shape:
         raise loss_error(
             f"binary_cross_entropy needs one output for each yes/no label, and the model gives "
@@ -382,10 +369,10 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
         )
     logit = outputs if targets.dim() > 1 else flatten_outputs(outputs, ", or use cross_entropy")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
-    return F.softplus(logit) - targets.to(logit.dtype) * logit
+    return torch.nn.functional.softplus(logit) - targets.to(logit.dtype) * logit
 
 
-def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+def _compute_cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     score, event, time = _split_survival("cox", outputs, targets)
     # Padding has no event and is in no risk set of a real record; a padded row keeps itself, so its sum is never empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
@@ -402,6 +389,7 @@ def _split_survival(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor
 
 def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     """Return log Σ_{j at risk at t_i} e^{η_j} for every i (n,), through the (n, n) table of risk sets."""
+    # The mask keeps padding out of the risk sets of real records; only padding has padding in its own.
     at_risk = (time.unsqueeze(0) >= time.unsqueeze(1)) & (mask.unsqueeze(0) >= mask.unsqueeze(1))
     return score.unsqueeze(0).masked_fill(~at_risk, float("-inf")).logsumexp(1)
 
@@ -409,12 +397,12 @@ def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
 def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     """Return the same in O(n log n): a running log-sum-exp, latest first, read at the end of each group of ties."""
     # Padding goes last, so that no real record's running sum includes it.
-    import torch
-
+    # Latest first, so that a running sum holds everyone who is still at risk.
     order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
     running = score[order].logcumsumexp(0)
     time, mask = time[order], mask[order]
     tied = (time[1:] == time[:-1]) & (mask[1:] == mask[:-1])  # with the next one
+    # For each record the last of those with an equal time: Breslow counts all of them as at risk.
     last = score.shape[0] - 1
     position = torch.arange(last, device=score.device)
     ends = torch.cat([torch.where(tied, last, position), torch.full_like(order[:1], last)])
@@ -473,26 +461,24 @@ def suggest_class_loss(classes: int | None) -> str:
     return "cross_entropy, with one output of the model per class"
 
 
+def _refuse_weights(problem: str, code: str) -> SilodpError:
+    return SilodpError(problem, code=code, field="class_weights")
+
+
 def _validate_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
     try:
         values = [float(weight) for weight in weights]
     except (TypeError, ValueError):
-        raise SilodpError(
-            f"class_weights are {short(weights)}: give one number per class",
-            code="argument.type",
-            field="class_weights",
+        raise _refuse_weights(
+            f"class_weights are {short(weights)}: give one number per class", "argument.type"
         ) from None
     if length is not None and len(values) != length:
-        raise SilodpError(
-            f"class_weights needs {length} numbers, not {len(values)}: one per class",
-            code="argument.shape",
-            field="class_weights",
+        raise _refuse_weights(
+            f"class_weights needs {length} numbers, not {len(values)}: one per class", "argument.shape"
         )
     if not values or any(not 0 <= value < float("inf") for value in values):
-        raise SilodpError(
-            f"class_weights must be finite and at least 0, not {short(values)}",
-            code="argument.value",
-            field="class_weights",
+        raise _refuse_weights(
+            f"class_weights must be finite and at least 0, not {short(values)}", "argument.value"
         )
     return values
 

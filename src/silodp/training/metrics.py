@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
 
@@ -23,6 +24,10 @@ Metric = Callable[["Tensor", "Tensor"], float]
 
 # Pairs compared at a time by `concordance`: 4 million comparisons are 4 MB of booleans.
 _PAIRS_AT_ONCE = 4_000_000
+
+
+def _refuse(problem: str) -> SilodpError:
+    return SilodpError(problem, code="metric.wrong_labels", field="task.metrics")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
@@ -92,14 +97,10 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
 
     Source: Harrell et al. 1982, "Evaluating the Yield of Medical Tests".
     """
-    import torch
-
     if targets.dim() != 2 or targets.shape[1] != 2:
-        raise SilodpError(
+        raise _refuse(
             f"concordance needs pairs of event and time, and the labels are of shape {tuple(targets.shape[1:])}: use "
-            "another metric, or set the table's kind of label (schema.kind) to 'survival'",
-            code="metric.wrong_labels",
-            field="task.metrics",
+            "another metric, or set the table's kind of label (schema.kind) to 'survival'"
         )
     hazard = flatten_outputs(outputs).detach().double().cpu()
     event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
@@ -107,6 +108,7 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     # A table of events by records, some rows at a time, so that memory does not grow with the square of the records.
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
     for first in torch.nonzero(event).squeeze(1).split(rows):  # type: ignore[no-untyped-call]
+        # An event at the time of a censored record came first: that record lasted at least as long.
         later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
         higher, equal = hazard[first, None] > hazard, hazard[first, None] == hazard
         usable += int(later.sum())
@@ -166,15 +168,14 @@ def _measure_numbers(
 ) -> float:
     """Return scikit-learn's `metric(targets, outputs)` of finite numbers times their spread, else nan."""
     if targets.dim() == 2 and outputs.shape == targets.shape:
+        # Each label has its own unit, and is measured in it.
         spreads = [spread] * targets.shape[1] if isinstance(spread, int | float) else spread
         columns = zip(outputs.unbind(1), targets.unbind(1), spreads, strict=True)
         return _average(_measure_numbers(name, metric, *column) for column in columns)
     if targets.dim() != 1 or outputs.numel() != len(targets) or not isinstance(spread, int | float):
-        raise SilodpError(
+        raise _refuse(
             f"{name} needs one output for each number of a record, and the outputs are of shape "
-            f"{tuple(outputs.shape[1:])} and the labels of {tuple(targets.shape[1:])}: use another metric.",
-            code="metric.wrong_labels",
-            field="task.metrics",
+            f"{tuple(outputs.shape[1:])} and the labels of {tuple(targets.shape[1:])}: use another metric."
         )
     found, wanted = (one.detach().double().cpu() for one in (outputs.reshape(-1), targets))
     if len(wanted) == 0 or not bool(found.isfinite().all()):
@@ -197,13 +198,11 @@ def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets:
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         outputs = outputs[:, 1] - outputs[:, 0]  # the logit of class 1: softmax is a function of differences
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
-        raise SilodpError(
-            f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy",
-            code="metric.wrong_labels",
-            field="task.metrics",
-        )
+        raise _refuse(f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy")
     _check_class_numbers("roc_auc or average_precision", outputs, targets)
+    # In float64 on the CPU, as scikit-learn wants it; float32 scores keep their order.
     score, positive = flatten_outputs(outputs).detach().double().cpu(), (targets > 0).cpu()
+    # scikit-learn warns or raises where one class is missing, or a score is not finite.
     if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):
         return float("nan")
     return float(metric(positive.numpy(), score.numpy()))
@@ -218,11 +217,9 @@ def _check_class_numbers(name: str, outputs: Tensor, targets: Tensor) -> None:
     ):
         return
     if targets.dim() != 1 or (targets.is_floating_point() and bool((targets != targets.round()).any())):
-        raise SilodpError(
+        raise _refuse(
             f"{name} needs one class number per record, and the labels are of shape {tuple(targets.shape[1:])} and "
-            f"{targets.dtype}: use another metric, or declare the classes of the label (schema.classes)",
-            code="metric.wrong_labels",
-            field="task.metrics",
+            f"{targets.dtype}: use another metric, or declare the classes of the label (schema.classes)"
         )
 
 

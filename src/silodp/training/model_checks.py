@@ -16,16 +16,8 @@ from torch import Tensor, nn
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception
+from silodp.training import model_state
 from silodp.training.losses import Loss, loss_error
-from silodp.training.model_runs import call_model, seeded
-from silodp.training.model_state import (
-    are_equal,
-    keep_modes,
-    model_error,
-    refuse_changes,
-    set_mode,
-    take_snapshot,
-)
 from silodp.training.model_structure import RefuseLookups, describe_layer
 
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
@@ -54,33 +46,28 @@ def inspect_on(model: nn.Module, example: Any) -> None:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
     batch = example[:_EXAMPLES] if len(example) >= 3 else example[[0, 0, 0]]
     changed = map_arrays(_replace_record, batch)
-    state = take_snapshot(model)
+    state = model_state.take_snapshot(model)
+    # A model that changes its own state is refused, and must be left as it came all the same.
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     kept = [tensor.clone() for tensor in tensors]
     try:
         for mode in (True, False):
-            with keep_modes(model):
-                set_mode(model, mode)
+            with model_state.keep_modes(model):
+                model_state.set_mode(model, mode)
                 before = _run_layers(model, batch)
-                refuse_changes(model, state)
+                model_state.refuse_changes(model, state)
                 _inspect_runs(model, batch, before, _run_layers(model, changed))
                 _inspect_one_record(model, batch, before[""])
                 _inspect_padding(model, batch, before)
-                refuse_changes(model, state)
+                model_state.refuse_changes(model, state)
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, kept, strict=True):
-                if not are_equal(tensor, value):
+                if not model_state.are_equal(tensor, value):
                     tensor.copy_(value)
 
 
-def inspect_loss(
-    model: nn.Module,
-    loss: Loss,
-    x: Any,
-    y: Tensor,
-    classes: int | None = None,
-) -> None:
+def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int | None = None) -> None:
     """Check that a loss can train this model, and that it leaves out records whose mask is 0.
 
     Args:
@@ -93,21 +80,22 @@ def inspect_loss(
     Raises:
         SilodpError: the loss cannot train the model, or does not leave such records out.
     """
-    with keep_modes(model), torch.enable_grad():
-        set_mode(model, training=False)
-        outputs = call_model(model, x)
+    with model_state.keep_modes(model), torch.enable_grad():
+        model_state.set_mode(model, training=False)
+        outputs = model_state.call_model(model, x)
     if not outputs.requires_grad:
-        raise model_error(
+        raise model_state.model_error(
             f"the outputs of {type(model).__name__} have no gradient with respect to its parameters: write its forward "
             "with differentiable torch operations only (no argmax, no .detach(), no numpy)",
             "model.no_gradient",
         )
     if loss.per_class and classes is not None and outputs.dim() > 1 and 1 < outputs.shape[1] != classes:
-        raise model_error(
+        raise model_state.model_error(
             f"the model gives {outputs.shape[1]} outputs for a record, and the labels have {classes} classes: end it "
             f"in a layer of width {classes}, because the loss '{loss.name}' takes one output per class",
             "loss.output_shape",
         )
+    # Cut off from the model, so that only the loss is differentiated.
     outputs = outputs.detach().requires_grad_()
     everyone = torch.ones(len(x), dtype=outputs.dtype, device=outputs.device)
     if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
@@ -137,18 +125,18 @@ def inspect_parameters(model: nn.Module, x: Any) -> None:
     idle = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     count = len(idle)
     device = next(iter(idle.values())).device
-    with keep_modes(model), torch.enable_grad():
-        set_mode(model, training=True)
+    with model_state.keep_modes(model), torch.enable_grad():
+        model_state.set_mode(model, training=True)
         for seed in range(_MAX_DRAWS):  # a model may leave layers out at random
-            with seeded(device, seed):
+            with model_state.seed_torch(device, seed):
                 found = torch.autograd.grad(
-                    call_model(model, x).sum(), list(idle.values()), allow_unused=True
+                    model_state.call_model(model, x).sum(), list(idle.values()), allow_unused=True
                 )
             idle = {name: p for (name, p), g in zip(idle.items(), found, strict=True) if g is None}
             if not idle:
                 return
     shown = ", ".join(f"'{name}'" for name in list(idle)[:3]) + (" and others" if len(idle) > 3 else "")
-    raise model_error(
+    raise model_state.model_error(
         f"{len(idle)} of the {count} trainable parameters of {type(model).__name__} get no gradient, so noise alone "
         f"would move them: {shown}. Freeze or remove what the forward does not use (requires_grad_(False)), take "
         ".detach() out, and set use_reentrant=False where torch.utils.checkpoint runs a layer.",
@@ -167,20 +155,16 @@ def _counts_masked_records(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
     other = next((i for i in everyone if not torch.equal(y[i], y[1])), 0)
     swapped, left = [other if i == 1 else i for i in everyone], [i for i in everyone if i != 1]
     every, no_second = [1.0] * len(y), [float(i != 1) for i in everyone]
-    whole = _differentiate(loss, outputs, y, everyone, every)
-    if not torch.equal(whole[0], _differentiate(loss, outputs, y, everyone, every, seed=1)[0]):
+    differentiate = partial(_differentiate, loss, outputs, y)
+    whole = differentiate(everyone, every)
+    if not torch.equal(whole[0], differentiate(everyone, every, seed=1)[0]):
         # Other numbers of records draw other random numbers.
-        expected = _differentiate(loss, outputs, y, everyone, no_second)
-        return _differs(expected, _differentiate(loss, outputs, y, swapped, no_second), whole)
+        return _differs(differentiate(everyone, no_second), differentiate(swapped, no_second), whole)
     padded = [(everyone + [0] * count, every + [0.0] * count, everyone) for count in _PADDINGS]
     only_second = [float(i == 1) for i in everyone]
     masked = [(everyone, no_second, left), (swapped, no_second, left), (everyone, only_second, [1])]
     return any(
-        _differs(
-            _differentiate(loss, outputs, y, kept, [1.0] * len(kept)),
-            _differentiate(loss, outputs, y, rows, mask),
-            whole,
-        )
+        _differs(differentiate(kept, [1.0] * len(kept)), differentiate(rows, mask), whole)
         for rows, mask, kept in padded + masked
     )
 
@@ -208,7 +192,7 @@ def _differentiate(
 
 def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor, seed: int = 0) -> Tensor:
     """Return the loss, with the same random numbers in every call."""
-    with seeded(outputs.device, seed):
+    with model_state.seed_torch(outputs.device, seed):
         return loss.compute(outputs, targets, mask)
 
 
@@ -216,7 +200,7 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
     """Check outputs on a batch, and that replacing its second record moved no other's."""
     final = before[""]
     if final.dim() == 0 or final.shape[0] != len(batch):
-        raise model_error(
+        raise model_state.model_error(
             f"the model turns {len(batch)} records into an output of shape {tuple(final.shape)}: "
             "it must give one row per record",
             "model.output_shape",
@@ -225,12 +209,13 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
         all(torch.isfinite(part).all() for part in list_arrays(batch).values())
         and not torch.isfinite(final).all()
     ):
-        raise model_error(
+        raise model_state.model_error(
             "the model gives outputs that are not finite on a finite example (before a run, standard normal numbers "
             "are made up, also negative ones): scale the inputs, and bound them where a function needs it, for example "
             "x.clamp(min=1e-6) before a logarithm",
             "model.not_finite",
         )
+    # The second record was replaced: all others must not notice.
     others = [i for i in range(len(batch)) if i != 1]
     if not _have_moved(final, after[""], others):
         return
@@ -238,7 +223,7 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
     remedy = "use a layer that works on each record alone" if name else "work on each record alone"
     if name and getattr(model.get_submodule(name), "batch_first", True) is False:
         remedy = "set batch_first=True, because here the first dimension of its inputs is the record"
-    raise model_error(
+    raise model_state.model_error(
         f"{_describe_place(model, name)} mixes the records of a batch, so one person's records change another's "
         f"gradient: {remedy}",
         "model.mixes_records",
@@ -254,9 +239,10 @@ def _describe_place(model: nn.Module, name: str) -> str:
 
 def _inspect_one_record(model: nn.Module, batch: Any, outputs: Tensor) -> None:
     """Refuse outputs of another shape where a batch has one record, as a person may have: squeeze() drops its row."""
+    # By a list of places, so that the dimension of records stays.
     alone = _run_layers(model, batch[[0]])[""]
     if alone.shape != (1, *outputs.shape[1:]):
-        raise model_error(
+        raise model_state.model_error(
             f"the model turns {len(batch)} records into outputs of shape {tuple(outputs.shape)}, and one record into "
             f"{tuple(alone.shape)}: give one row per record, for example by squeeze(-1) in place of squeeze()",
             "model.output_shape",
@@ -279,7 +265,7 @@ def _inspect_padding(model: nn.Module, batch: Any, outputs: dict[str, Tensor]) -
         before, after = outputs, _run_layers(model, padded)
         if _have_moved(before[""], after[""], real) and _is_random(model, batch):
             # Another number of rows draws other random numbers: compare without dropout, if that leaves none.
-            with keep_modes(model):
+            with model_state.keep_modes(model):
                 for layer in model.modules():
                     if isinstance(layer, nn.modules.dropout._DropoutNd):
                         layer.training = False
@@ -288,7 +274,7 @@ def _inspect_padding(model: nn.Module, batch: Any, outputs: dict[str, Tensor]) -
                     continue
         if _have_moved(before[""], after[""], real):
             name = _find_layer(before, after, real)
-            raise model_error(
+            raise model_state.model_error(
                 f"the outputs of {_describe_place(model, name)} change with the number of rows in a batch, which is "
                 "padded to the longest of other persons: work on each record alone, without the length of the batch",
                 "model.mixes_records",
@@ -324,7 +310,7 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
         unfinished.append((name, layer, inputs[0] if inputs else torch.zeros(0)))
 
     device = next(iter(list_arrays(batch).values())).device
-    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), seeded(device, seed):
+    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), model_state.seed_torch(device, seed):
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(module.register_forward_hook(partial(keep, name)))
@@ -332,14 +318,14 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                 hooks.enter_context(module.register_forward_pre_hook(partial(begin, name)))
                 hooks.enter_context(module.register_forward_hook(lambda *_: unfinished.clear()))
         try:
-            final = call_model(model, batch)
+            final = model_state.call_model(model, batch)
         except SilodpError:
             raise
         except (Exception, SystemExit) as problem:
             refusal = _refuse_lookup(*unfinished[0], list_arrays(batch)) if unfinished else None
             raise refusal or _describe_failed_run(batch, problem) from problem
     if not isinstance(final, Tensor):
-        raise model_error(
+        raise model_state.model_error(
             f"the model must return one tensor, not {type(final).__name__}: {_suggest_output(final)}",
             "model.output_shape",
         )
@@ -355,7 +341,7 @@ def _describe_failed_run(batch: Any, problem: BaseException) -> SilodpError:
     if "Long" in reason and any(kind == "torch.int64" for _, _, kind in kinds):
         reason += "; look ids (int64) up in an nn.Embedding, or give numbers as float32"
     called = f", given as the arguments {', '.join(inputs)}" if "" not in inputs else ""
-    return model_error(
+    return model_state.model_error(
         f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): {reason}",
         "model.raised",
     )
@@ -380,7 +366,7 @@ def _refuse_lookup(
     """Return the refusal of an embedding layer that failed on made-up records; None where the ids are not at fault."""
     where = describe_layer(name, layer)
     if all(part.is_floating_point() for part in inputs.values()):
-        return model_error(
+        return model_state.model_error(
             f"{where} looks up ids, and the inputs are real numbers: give ids as int64, with their public number "
             "(categories)",
             "model.integer_inputs",
@@ -388,7 +374,7 @@ def _refuse_lookup(
     rows = int(getattr(layer, "num_embeddings", 0))
     if asked.is_floating_point() or not len(asked) or int(asked.max()) < rows:
         return None
-    return model_error(
+    return model_state.model_error(
         f"{where} has {rows} rows and is asked for row {int(asked.max())}, which the public number of ids allows "
         "(categories): set num_embeddings to at least that number",
         "data.categories",
@@ -401,6 +387,7 @@ def _replace_record(batch: Tensor) -> Tensor:
     if batch.is_floating_point():
         generator = torch.Generator().manual_seed(1)
         noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
+        # At the scale of the largest value, so that a layer that mixes records moves the others visibly.
         changed[1] = batch[1] + (1 + batch.abs().max().nan_to_num(0, 0)) * noise
     else:
         # At every place an id that another record has there, and this one has not, if there is one.

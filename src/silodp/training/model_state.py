@@ -1,4 +1,4 @@
-"""The state of a model: modes, values and attributes, which training and checks must leave as they are."""
+"""How a model is run, and its state: modes, values and attributes, which training and checks must leave as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Number
 from types import ModuleType
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from silodp.data.inputs import NamedArrays
 from silodp.errors import SilodpError
 from silodp.text import first_line
+from silodp.training.losses import describe_raised
 
 # Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
 # whose contents are compared by name.
@@ -31,6 +33,49 @@ def model_error(message: str, code: str) -> SilodpError:
     return SilodpError(message, code=code, field="task.model")
 
 
+def call_model(model: nn.Module, x: Any) -> Any:
+    """Return the outputs of a model: several named inputs are its keyword arguments."""
+    return model(**x) if isinstance(x, NamedArrays) else model(x)
+
+
+def describe_failures(model: nn.Module) -> AbstractContextManager[None]:
+    """Raise an error that names the model in place of whatever it raises, except for a `SilodpError`."""
+    return describe_raised(
+        lambda reason: model_error(
+            f"the model ({type(model).__name__}) raised {reason}: correct its forward.", "model.raised"
+        )
+    )
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    """Draw a seed for `seed_torch`."""
+    return int(torch.randint(1 << 62, (), generator=generator))
+
+
+@contextmanager
+def seed_torch(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's global generators for the time of the context, because dropout takes no generator.
+
+    Args:
+        device: The device that the model is on.
+        seed: The seed of the CPU's generator, and of the device's.
+    """
+    if device.type == "cuda":
+        with torch.random.fork_rng(devices=[device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # torch.manual_seed also records, with a stack trace, that GPUs used later are to be seeded, which takes longer than
+    # a small step: seed the CPU's generator directly.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
 def is_frozen_norm(module: nn.Module) -> bool:
     """Return whether a layer normalizes by constants: running statistics, in the eval mode that it was given in."""
     norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -40,6 +85,7 @@ def is_frozen_norm(module: nn.Module) -> bool:
 def set_mode(model: nn.Module, training: bool) -> None:
     """Set train or eval mode; frozen parts that are in eval mode, and all that is in them, stay as they are."""
     constant = [part for part in model.modules() if is_frozen_norm(part) or _is_frozen_part(part)]
+    # `train` sets every module; what is frozen in eval mode is put back afterwards.
     kept = [module for part in constant for module in part.modules() if not module.training]
     model.train(training)
     for module in kept:
@@ -118,6 +164,7 @@ def _collect(name: str, value: object, found: dict[str, object], seen: set[int])
     if is_plain and all(isinstance(part, _SCALARS) for _, part in parts):  # a vocabulary is long
         found[name] = repr(value)
         return
+    # Of other objects the type must stay, and their attributes are looked into, each object once.
     found[name] = type(value)
     if id(value) not in seen:
         seen.add(id(value))
@@ -214,6 +261,7 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
     written: set[int] = set()
     for name, value in model.state_dict().items():
         tensor = value.detach().contiguous().cpu()
+        # safetensors refuses two names for one memory, which would also be written twice.
         storage = tensor.untyped_storage().data_ptr()
         tensors[name] = tensor.clone() if storage in written else tensor
         written.add(storage)
@@ -230,6 +278,7 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
 def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
     hasher = hashlib.sha256()
+    # Sorted: the order in which a model lists its tensors is not part of what it computes.
     for name, value in sorted(tensors.items()):
         try:
             dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str

@@ -77,16 +77,16 @@ def inspect_model(model: nn.Module) -> None:
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trainable):
         raise model_error(
-            "the model has no trainable parameters: there is nothing to learn",
-            "model.no_parameters",
+            "the model has no trainable parameters: there is nothing to learn", "model.no_parameters"
         )
+    # One vector holds all parameters, so they need one data type and device.
     kinds = {(p.dtype, p.device) for p in model.parameters()}
     if len(kinds) > 1 or trainable[0].dtype not in (torch.float32, torch.float64):
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise model_error(
-            f"parameters must all be float32, or all float64, on one device, not {found}",
-            "model.dtype",
+            f"parameters must all be float32, or all float64, on one device, not {found}", "model.dtype"
         )
+    # Last: a lazy module has no memory to look at before it is run.
     _inspect_state(model)
 
 
@@ -110,8 +110,7 @@ def _refuse_lookup_options(where: str, options: Mapping[str, Any]) -> None:
     for option, why in _LOOKUP_OPTIONS.items():
         if options.get(option):
             raise model_error(
-                f"{where} has {option}={options[option]}, which {why}: leave {option} out",
-                "model.embedding",
+                f"{where} has {option}={options[option]}, which {why}: leave {option} out", "model.embedding"
             )
 
 
@@ -147,6 +146,7 @@ def _inspect_state(model: nn.Module) -> None:
             )
     # Sorted by where they begin in memory, tensors that overlap are neighbors.
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    # Tied parameters are listed once, so two names for one memory are two parameters or a buffer.
     spans = sorted(
         (*_memory_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel()
     )
@@ -161,6 +161,7 @@ def _inspect_state(model: nn.Module) -> None:
 
 def _memory_span(tensor: Tensor) -> tuple[int, int, int]:
     """Return a tensor's storage, and the bytes in it from the first to beyond the last element."""
+    # Strides may leave gaps and swap dimensions; the last element is where all indices are largest.
     extent: int = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return tensor.untyped_storage().data_ptr(), begin, begin + extent * tensor.element_size()

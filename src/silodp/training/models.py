@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from silodp._lazy import LazyModule, torch
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+else:
+    nn = LazyModule("torch.nn")
 
 
 VERSION = 1
@@ -50,21 +53,19 @@ class Architecture:
 
 def logistic(features: int, classes: int = 2) -> nn.Module:
     """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
-    from torch import nn
-
     _check_min("classes", classes, 2)
     return nn.Linear(_check_min("features", features, 1), 1 if classes == 2 else classes)
 
 
 def cox_linear(features: int, outputs: int = 1) -> nn.Module:
-    """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters).
+    """Build a linear log hazard with bias (TCGA: 39 features, 40 parameters).
 
     Args:
         features: The number of features of a record.
         outputs: The outputs of the layer, where a record has several labels.
-    """
-    from torch import nn
 
+    Source: Ogier du Terrail et al. 2022, "FLamby", Fed-TCGA-BRCA.
+    """
     return nn.Linear(_check_min("features", features, 1), _check_min("outputs", outputs, 1))
 
 
@@ -84,9 +85,6 @@ def embedding(
         dimension: The numbers that embed a category.
         outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
     """
-    import torch
-    from torch import nn
-
     _check_min("dimension", dimension, 1)
     if classes is not None:
         outputs = 1 if _check_min("classes", classes, 2) == 2 else classes
@@ -128,9 +126,9 @@ def mlp(
 
     Raises:
         SilodpError: a width that is not a multiple of `groups`, or a number below 1.
-    """
-    from torch import nn
 
+    Source: ULDP-FL (Kato et al. 2024), section 5.1.1, "Creditcard".
+    """
     if width % _check_min("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
@@ -147,8 +145,6 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
     `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
     """
-    from torch import nn
-
     if not 0 <= dropout < 1:
         raise SilodpError(
             f"dropout must be at least 0 and below 1, not {dropout}", code="argument.value", field="dropout"
@@ -172,22 +168,22 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
-    """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters."""
-    from torch import nn
+    """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters.
 
+    Source: DDP (Heikkilä), section 5, after Papernot et al. 2021 (Tempered Sigmoid Activations).
+    """
     return _two_convolutions(classes, nn.Tanh)
 
 
 def cnn_rpdp(classes: int = 10) -> nn.Module:
-    """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters."""
-    from torch import nn
+    """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters.
 
+    Source: rPDP-FL (Liu et al. 2024), section 7, "MNIST-IID and MNIST-NIID".
+    """
     return _two_convolutions(classes, nn.ReLU)
 
 
 def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
-    from torch import nn
-
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3),
         activation(),
@@ -208,29 +204,29 @@ def hog_linear(classes: int = 10) -> nn.Module:
     The features have no parameters and no constant from data: for each of 4 × 4 cells, how much the image gets brighter
     in each of 8 directions; the square roots are scaled to mean 0 and norm 1 record by record. With little noise a
     convolutional network is better, with much noise this is, because the noise of a round grows with the number of
-    parameters (Dalal and Triggs 2005 for the features, Tramèr and Boneh 2021 for their use under privacy).
+    parameters.
 
     Args:
         classes: The outputs of the linear layer.
 
-    Returns:
-        The model.
+    Source: Dalal and Triggs 2005 (Histograms of Oriented Gradients) for the features, Tramèr and Boneh 2021
+    (Differentially Private Learning Needs Better Features) for their use under privacy.
     """
-    import torch
-    from torch import nn
-
     directions, cells = 8, 4
     size = directions * cells**2
 
     class OrientedGradients(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
+            # Padded by zeros, so that pixels at the border have a gradient, too, and sizes stay the same.
             wide, high = (nn.functional.pad(x, pad) for pad in ((1, 1, 0, 0), (0, 0, 1, 1)))
             across, down = wide[..., 2:] - wide[..., :-2], high[..., 2:, :] - high[..., :-2, :]
             angle = torch.atan2(down, across) * (directions / (2 * torch.pi))
             # On the circle, the nearest direction is this one, or this one less a whole turn.
             distance = angle - torch.arange(directions, device=x.device).reshape(-1, 1, 1)
+            # Each pixel votes for the two nearest directions, in proportion to how near they are.
             share = (1 - torch.minimum(distance.abs(), (distance + directions).abs())).clamp(min=0)
             histograms = nn.functional.adaptive_avg_pool2d(share * torch.hypot(across, down), cells)
+            # Norm 1 whatever the record: the gradient of a linear layer is bounded by that of its logits.
             features: Tensor = nn.functional.layer_norm(histograms.flatten(1).sqrt(), (size,)) / size**0.5
             return features
 

@@ -14,28 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from silodp.data.inputs import NamedArrays, map_arrays
+from silodp.data.inputs import map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
-from silodp.text import describe_exception
-from silodp.training.gradients import select_user_gradient
-from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
+from silodp.training import model_state
+from silodp.training.gradients import select_gradient
+from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, describe_raised
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
-from silodp.training.model_runs import call_model, describe_failures, seeded
-from silodp.training.model_state import (
-    copy_model,
-    digest_tensors,
-    has_frozen_parts,
-    has_tensor_attributes,
-    list_numeric_attributes,
-    list_places,
-    model_error,
-    refuse_changes,
-    serialize,
-    set_mode,
-    take_snapshot,
-)
 from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
@@ -43,7 +29,7 @@ from silodp.training.sgd._planning import default_memory_budget, measure_cost
 Built = TypeVar("Built")
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
-_KNOWN_CODE = ("silodp", "torch")
+_KNOWN_CODE = {"silodp", "torch"}
 # Entries of a task's cache. 50 silos in one process have hundreds of shapes of steps, and each takes up to a second to
 # trace.
 _MAX_CACHED = 512
@@ -85,14 +71,15 @@ class Task:
     ) -> None:
         _check_arguments(model, loss, metrics, pretrained)
         inspect_model(model)
-        self.model = copy_model(model)
-        set_mode(self.model, training=True)
+        self.model = model_state.copy_model(model)
+        model_state.set_mode(self.model, training=True)
         # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
         # shares the parameters, whose values `load` replaces or which are frozen.
-        self._released = copy_model(self.model, dict((id(p), p) for p in self.model.parameters()))
+        self._released = model_state.copy_model(self.model, dict((id(p), p) for p in self.model.parameters()))
         self.metrics = {} if metrics is None else dict(metrics)
         check_type("architecture", architecture, (Architecture, type(None)))
         self.architecture = Architecture() if architecture is None else architecture
+        # named_parameters lists a tied parameter once, under its first name.
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)
@@ -104,9 +91,10 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
-        self._places = list_places(self.model)
+        self._caller = _Caller(self.model)
+        self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self._has_stated_start = pretrained is True
-        self.is_pretrained = has_frozen_parts(self.model) if pretrained is None else pretrained
+        self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
 
     @property
@@ -116,50 +104,39 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
-        constants = {**list_numeric_attributes(self.model), **self._constants}
+        """The SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
+        constants = {**model_state.list_numeric_attributes(self.model), **self._constants}
         if not constants:
             return ""
         # Frozen dropout computes something else in train mode than in eval mode.
         in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
-        return digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+        return model_state.digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
 
     @property
     def start_digest(self) -> str:
-        """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
-        return digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
+        """The SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
+        return model_state.digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
 
     @property
     def keeps_values(self) -> bool:
         """Whether values that the model came with are constants of it, or the start of training."""
-        return (
-            self.is_pretrained
-            or bool(self._constants)
-            or has_tensor_attributes(self.model)
-            or any(
-                one.is_floating_point()
-                and one.numel() > 1  # a single one is mostly a rate of dropout or a scale
-                for one in list_numeric_attributes(self.model).values()
-            )
-            or _keeps_parameters(self.model)
-        )
+        # A single number is mostly a rate of dropout or a scale.
+        numbers = model_state.list_numeric_attributes(self.model).values()
+        has_numbers = any(one.is_floating_point() and one.numel() > 1 for one in numbers)
+        kept = self.is_pretrained or bool(self._constants) or has_numbers
+        return kept or model_state.has_tensor_attributes(self.model) or _keeps_parameters(self.model)
 
     @property
     def has_other_code(self) -> bool:
         """Whether the model, the loss or a metric is code that came neither with silodp nor with torch."""
-        modules = list(self.model.modules())
-        kept = [value for module in modules for value in vars(module).values() if callable(value)]
-        code = [*map(type, modules), *kept, self.loss.function, *self.metrics.values()]
-        return any(
-            str(getattr(one, "__module__", "")).partition(".")[0] not in _KNOWN_CODE for one in code
-        ) or any(
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-            or "forward" in vars(module)
-            for module in modules
-        )
+        code: list[object] = [self.loss.function, *self.metrics.values()]
+        for module in self.model.modules():
+            hooks = (f"_{when}_{kind}" for when in ("forward", "backward") for kind in ("hooks", "pre_hooks"))
+            if "forward" in vars(module) or any(vars(module)[hook] for hook in hooks):
+                return True
+            code += [type(module), *filter(callable, vars(module).values())]
+        origins = {str(getattr(one, "__module__", "")).partition(".")[0] for one in code}
+        return not origins <= _KNOWN_CODE
 
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
@@ -173,8 +150,11 @@ class Task:
         """
         if self.is_pretrained:
             return self.flatten(self.model).clone()
+        # On the CPU: other devices draw other numbers from the same seed.
         model = copy.deepcopy(self.model).cpu()
-        with seeded(torch.device("cpu"), np.random.SeedSequence(seed).generate_state(1)[0].item()):
+        with model_state.seed_torch(
+            torch.device("cpu"), np.random.SeedSequence(seed).generate_state(1)[0].item()
+        ):
             _draw_parameters(model)
         return self.flatten(model).to(self.device)
 
@@ -195,24 +175,19 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
-        # With tie_weights, torch sets a module with two names twice and puts back what it set first.
-        outputs: Tensor = functional_call(self.model, self._place(params), args, named, tie_weights=False)
+        outputs: Tensor = self.call_with(params, partial(model_state.call_model, self.model, x))
         return outputs
 
     def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
         """Return what a function returns while the model carries the given parameters, one tensor per name."""
-        values = {f"model.{place}": value for place, value in self._place(params).items()}
-        return functional_call(_Caller(self.model), values, (function,), tie_weights=False)
-
-    def _place(self, params: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """Return the given parameters and the constants, by the places in the model that hold them."""
-        found = dict(zip(self.names, params, strict=True)) | self._constants
-        return {place: found[name] for place, name in self._places.items()}
+        values = dict(zip(self.names, params, strict=True)) | self._constants
+        places = {place: values[name] for place, name in self._places.items()}
+        # With tie_weights, torch sets a module with two names twice and puts back what it set first.
+        return functional_call(self._caller, places, (function,), tie_weights=False)
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
-        with describe_failures(self.model):
+        with model_state.describe_failures(self.model):
             outputs = self.forward(params, x)
         return self.loss.compute(outputs, y, mask)
 
@@ -222,6 +197,11 @@ class Task:
         A mapping x of names to arrays becomes `NamedArrays` of tensors.
         """
         return map_arrays(self._tensor, x), self._tensor(y)
+
+    def copy_first(self, x: Any, y: Tensor, *shape: int) -> tuple[Any, Tensor]:
+        """Return copies (*shape, ...) of the first record of x (n, ...), y (n, ...), on which costs are measured."""
+        first = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return x[first], y[first]
 
     def _tensor(self, values: Any) -> Tensor:
         return make_tensor(values, self.device, self.dtype)
@@ -262,11 +242,9 @@ class Task:
             # The outputs of all batches before the loss: a Cox loss is not a mean over batches.
             outputs = self.predict(params, inputs)
             everyone = torch.ones(len(outputs), dtype=self.dtype, device=self.device)
-            values = {"loss": float(self.loss.compute(outputs, targets, everyone))}
-        values |= {
-            name: _measure_metric(name, metric, outputs, targets) for name, metric in self.metrics.items()
-        }
-        return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
+            loss = float(self.loss.compute(outputs, targets, everyone))
+        values = {name: _measure(name, metric, outputs, targets) for name, metric in self.metrics.items()}
+        return {"loss": loss} | {name: value for name, value in values.items() if not math.isnan(value)}
 
     def predict(self, params: Tensor, inputs: Any) -> Tensor:
         """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 inputs (n, ...), in eval mode.
@@ -289,46 +267,45 @@ class Task:
         Raises:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
         """
-        serialize(self.model, {})
-        before = take_snapshot(self.model)
+        model_state.serialize(self.model, {})
+        before = model_state.take_snapshot(self.model)
         example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels, classes)
-            select_user_gradient(self, example, labels)
+            select_gradient("user", self, example, labels)
             inspect_parameters(self.model, example)
         # Running a model may have left in it what cannot be copied, or must not stay.
-        copy_model(self.model)
-        refuse_changes(self.model, before)
+        model_state.copy_model(self.model)
+        model_state.refuse_changes(self.model, before)
 
 
 def _check_arguments(model: Any, loss: Any, metrics: Any, pretrained: Any) -> None:
     """Raise `SilodpError` for an argument of `Task` that has another type."""
-    nothing = type(None)
-    kinds: tuple[tuple[str, Any, tuple[type, ...], str], ...] = (
-        ("model", model, (nn.Module,), "give a torch.nn.Module, for example torch.nn.Linear(3, 2)."),
+    if isinstance(loss, type) or any(loss is known for known in LOSSES.values()):
+        problem = f"loss is {loss.__name__} itself: call it, loss={loss.__name__}()."
+        raise SilodpError(problem, code="argument.type", field="loss")
+    kinds: tuple[tuple[str, Any, Any, str], ...] = (
+        ("model", model, nn.Module, "give a torch.nn.Module, for example torch.nn.Linear(3, 2)."),
         (
             "loss",
             loss,
-            (Loss, nn.Module),
+            Loss | nn.Module,
             "use one of silodp.training's, or wrap your own in Loss.per_record.",
         ),
         (
             "metrics",
             metrics,
-            (Mapping, nothing),
+            Mapping | None,
             "give a mapping of names to functions, for example {'accuracy': silodp.training.accuracy}.",
         ),
-        ("pretrained", pretrained, (bool, nothing), "give True, False or None."),
+        ("pretrained", pretrained, bool | None, "give True, False or None."),
     )
     for name, value, allowed, remedy in kinds:
-        if isinstance(value, allowed):
-            continue
-        problem = f"{name} is a {type(value).__name__}: {remedy}"
-        if name == "loss" and (isinstance(loss, type) or any(loss is known for known in LOSSES.values())):
-            problem = f"loss is {loss.__name__} itself: call it, loss={loss.__name__}()."
-        raise SilodpError(problem, code="argument.type", field=name)
+        if not isinstance(value, allowed):
+            problem = f"{name} is a {type(value).__name__}: {remedy}"
+            raise SilodpError(problem, code="argument.type", field=name)
     for name, metric in (metrics or {}).items():
         if not callable(metric):
             raise SilodpError(
@@ -369,11 +346,8 @@ class LruCache:
         found: Built = self._built[key]
         return found
 
-    def __deepcopy__(self, memo: object) -> LruCache:
-        return LruCache(self._limit)  # a copy measures and traces its own
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return LruCache, (self._limit,)
+        return LruCache, (self._limit,)  # a copy measures and traces its own
 
 
 def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -397,7 +371,7 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad(), describe_failures(model):
+    with torch.no_grad(), model_state.describe_failures(model):
         batch = _choose_evaluation_batch(model, inputs)
     starts = range(0, len(inputs), batch)
     return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch]) for i in starts])
@@ -409,8 +383,8 @@ def compute_outputs_at_once(model: nn.Module, inputs: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    with torch.no_grad(), describe_failures(model):
-        outputs: Tensor = call_model(model, inputs)
+    with torch.no_grad(), model_state.describe_failures(model):
+        outputs: Tensor = model_state.call_model(model, inputs)
     return outputs
 
 
@@ -423,11 +397,12 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
     enough = min(len(inputs), _EVALUATION_BATCH)
     device = next(model.parameters()).device
     budget = default_memory_budget(device)
+    # Two records at first: some layers refuse a batch of one.
     measured, batch = 2, 1
-    with seeded(device, 0):
+    with model_state.seed_torch(device, 0):
         while batch < enough and measured <= max(2, batch):
             example = map_arrays(partial(_make_up, count=measured), inputs)
-            peak = measure_cost(partial(call_model, model, example)).peak
+            peak = measure_cost(partial(model_state.call_model, model, example)).peak
             # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
             affordable = 1 << max(0, (budget * measured // max(1, peak)).bit_length() - 1)
             if affordable <= batch:
@@ -452,13 +427,12 @@ def _draw_parameters(model: nn.Module) -> None:
     for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):
-            try:
+            with describe_raised(partial(_blame_reset, type(module).__name__)):
                 reset()
-            except (Exception, SystemExit) as error:
-                raise model_error(
-                    f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
-                    "model.raised",
-                ) from error
+
+
+def _blame_reset(layer: str, reason: str) -> SilodpError:
+    return model_state.model_error(f"{layer}.reset_parameters raised {reason}: correct it.", "model.raised")
 
 
 def _keeps_parameters(model: nn.Module) -> bool:
@@ -467,22 +441,20 @@ def _keeps_parameters(model: nn.Module) -> bool:
     trained = [p for p in trial.parameters() if p.requires_grad]
     with torch.no_grad():
         for parameter in trained:
+            # What is still NaN afterwards is drawn by no layer.
             parameter.fill_(math.nan)
-    with seeded(torch.device("cpu"), 0):
+    with model_state.seed_torch(torch.device("cpu"), 0):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
 
 
-def _measure_metric(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+def _measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
     """Return the value of a metric; whatever it raises is its author's to correct."""
-    try:
-        return float(metric(outputs, targets))
-    except SilodpError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise SilodpError(
-            f"the metric '{name}' raised {describe_exception(error)}: correct it so that it returns one number, or "
-            "leave it out.",
+    with describe_raised(
+        lambda reason: SilodpError(
+            f"the metric '{name}' raised {reason}: correct it so that it returns one number, or leave it out.",
             code="metric.raised",
             field="task.metrics",
-        ) from error
+        )
+    ):
+        return float(metric(outputs, targets))

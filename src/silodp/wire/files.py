@@ -33,6 +33,7 @@ def _replace(path: Path, parts: Sequence[bytes], mode: int) -> None:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
+        # Contents are on disk before the name points to them: a crash leaves the old file or the whole new one.
         temporary.replace(path)
         # The rename itself is on disk only when the directory is.
         directory = os.open(path.parent, os.O_RDONLY)
@@ -66,6 +67,7 @@ def append_durably(path: Path, line: bytes, mode: int = 0o666) -> None:
 
 def write_sealed(path: Path, data: bytes) -> None:
     """Replace a file's content, as `write_durably` does, behind its SHA-256; its owner alone may read it."""
+    # Against accidents only: whoever can write the file can write its checksum.
     _replace(path, (hashlib.sha256(data).digest(), data), PRIVATE_FILE)
 
 
@@ -73,7 +75,7 @@ def read_sealed(path: Path, where: str) -> bytes:
     """Return the data of `write_sealed`.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         where: name of the file in an error.
 
     Raises:
@@ -98,6 +100,7 @@ def make_private_folder(path: Path) -> None:
         SilodpError: it is there, and others may read or enter it (code store.permissions).
     """
     path.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+    # A folder that is there already keeps its permissions: they are checked, never widened or narrowed.
     mode = path.stat().st_mode & 0o777
     if mode & ~PRIVATE_FOLDER:
         raise SilodpError(

@@ -21,6 +21,7 @@ _MAX_NAME = 400  # characters of a kind, a run id, or the name of an entry
 _MAX_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
 _MAX_ENTRIES = 1 << 14  # a roster names each silo a few times
 _MAX_DEPTH = 4
+_HEADER = {"kind", "run", "round", "attempt", "fields"}  # the plain part of a message
 _MAX_NUMBER = 1 << 53  # whole numbers that every language reads alike
 _UNREADABLE = (SafetensorError, MemoryError, *UNSOUND)  # MemoryError: sizes that nothing backs
 
@@ -85,13 +86,7 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire: safetensors, with the plain part as a JSON header."""
-        header = {
-            "kind": self.kind,
-            "run": self.run,
-            "round": self.round,
-            "attempt": self.attempt,
-            "fields": self.fields,
-        }
+        header = {name: getattr(self, name) for name in _HEADER}
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         blobs = {_BLOB + name: np.frombuffer(blob, dtype=np.uint8) for name, blob in self.blobs.items()}
         return bytes(save({**arrays, **blobs}, metadata={"message": json.dumps(header, sort_keys=True)}))
@@ -108,12 +103,14 @@ class Message:
             length = int.from_bytes(data[:8], "little")
             if length > min(_MAX_HEADER, len(data)):
                 raise ValueError("header")
+            # safetensors checks that offsets lie in the data, follow each other and fit shapes and types.
             arrays = load(data)
             metadata = parse_json(data[8 : 8 + length])["__metadata__"]
             header = parse_json(metadata["message"], _MAX_DEPTH)
             if len(arrays) > _MAX_ENTRIES or not all(_is_text(name) for name in arrays):
                 raise ValueError("entries")
-            if header.keys() != {"kind", "run", "round", "attempt", "fields"}:
+            # Exact names: an unknown one may be of a later version, whose meaning is not known here.
+            if header.keys() != _HEADER:
                 raise ValueError("fields")
             blobs = {
                 name.removeprefix(_BLOB): arrays.pop(name).tobytes()

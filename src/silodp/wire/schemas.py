@@ -17,6 +17,7 @@ from silodp.errors import SilodpError
 from silodp.text import shorten
 from silodp.wire.messages import Message
 
+# Generous: these bound what is read before a signature is checked, not what a message may say.
 _HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside the entries' names
 _BYTES_PER_NAME = 1 << 11
 _HEX = frozenset("0123456789abcdef")
@@ -48,6 +49,7 @@ class Array:
         """Return what is wrong with an array; None where it fits."""
         if value.dtype != np.dtype(self.dtype) or value.shape != self.shape:
             return f"is {value.dtype} of shape {value.shape}, due is {self.dtype} of shape {self.shape}"
+        # A byte of 2 is true in numpy, and has another digest than 1: one value must have one form.
         if value.dtype == bool and (value.view(np.uint8) > 1).any():
             return "has truth values other than 0 and 1"
         if self.finite and not np.isfinite(value).all():
@@ -129,6 +131,7 @@ class MessageSchema:
             ("blob", self.blobs, message.blobs),
         )
         for what, known, given in due:
+            # Entries that nobody asked for are refused, not ignored: what is signed is what is used.
             if known.keys() != given.keys():
                 odd = sorted(known.keys() ^ given.keys())[0]
                 return f"the {what} {shorten(odd)} is {'missing' if odd in known else 'unknown'}"
@@ -184,6 +187,7 @@ class MessageSchedule:
     @cached_property
     def kinds(self) -> Mapping[str, MessageType]:
         """All kinds by name."""
+        # A kind that is not listed is refused by the gate, whatever it holds.
         every = (*self.setup, *self.prepare, self.update, *(() if self.open is None else (self.open,)))
         return {kind.name: kind for kind in every}
 

@@ -53,6 +53,7 @@ class RoundStore:
 
         Not in one step: a process that dies in between leaves entries, which the next call drops.
         """
+        # Compared as numbers: round 10 is later than round 9.
         for key in _Namespace(self.run, _ROUNDS).names():
             if int(key.partition("/")[0]) < round_:
                 self.run.drop(_ROUNDS + key)
@@ -107,6 +108,7 @@ def set_once(store: Store, key: str, value: bytes) -> bool:
     Returns:
         Whether the key has this value now.
     """
+    # One process writes a store (a deployed party holds a lock), so nothing comes between these two lines.
     known = store.get(key)
     if known is None:
         store.put(key, value)

@@ -208,6 +208,7 @@ def _sign_bytes(body: bytes, identity: Identity, recipient: str, request: str) -
 
 def _signature_input(body: memoryview, recipient: str, request: str) -> bytes:
     # Every part has a fixed length or is hashed, so that none can be read as another.
+    # "silodp message" keeps these signatures apart from those of a session, which begin with its version.
     to = hashlib.sha256(recipient.encode()).hexdigest()
     about = hashlib.sha256(request.encode()).hexdigest()
     return f"silodp message to {to} about {about}: {hashlib.sha256(body).hexdigest()}".encode()
@@ -252,6 +253,7 @@ class SignedParty:
             SilodpError: the request does not verify, or the silo refuses it.
         """
         name = self.silo.name
+        # Anybody can call a silo's endpoint; only its pinned server gets beyond this line.
         request = verify(data, self.server, "the server", name, max_bytes=self.silo.max_bytes)
         return sign(self.silo.answer(request), self.identity, SERVER, request.digest())
 
@@ -294,6 +296,7 @@ class SignedChannel:
         self, requests: Mapping[str, Message], timeout: float | None = None
     ) -> tuple[dict[str, Message], dict[str, DeliveryFailure]]:
         """Sign the requests, send them, and verify the answers; see `Transport.ask`."""
+        # The transport is not trusted: what it reports as an answer is one only if the signature of its silo holds.
         answers, failures = self.transport.ask(self._sign_all(requests), timeout)
         genuine: dict[str, Message] = {}
         for name in list(answers):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.dataset import Dataset
+from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import Whole
 from silodp_experiments.benchmarks.allocation import allocate
 
 Normalize = Literal["private", "public"]
 Floats = NDArray[Any]
+Part = tuple[str, Floats, Floats]
+"""Name of a silo, its x and its y."""
 
 SPLIT_SEED = 0
 """Of the train/test splits that no publisher pins; separate from the seed of the allocation."""
@@ -60,6 +65,7 @@ def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
     path = folder / dataset / name
     if not path.is_file():
         above = folder.resolve().parent
+        # The two usual mistakes: the folder of one data set is named, or the files lie one level too high.
         for found, remedy in (
             (above / dataset / name, f"name {above}"),
             (folder / name, f"move the file into a folder {dataset} there"),
@@ -78,59 +84,94 @@ def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
     return path
 
 
-def make_fixed_silos(
-    parts: list[tuple[str, Floats, Floats]],
-    users: int,
-    allocation: str,
-    seed: int,
-    pairs: bool = False,
-    tests: Sequence[tuple[Floats, Floats]] | None = None,
-) -> tuple[SiloData, ...]:
-    """Make silos of (name, x, y), which keep their records; only the users are drawn.
+@dataclass(frozen=True)
+class Shares:
+    """How records are dealt to simulated users, and to simulated silos: arguments of `allocation.allocate`."""
 
-    Held-out records (x, y) of each silo are persons of their own.
+    users: int
+    silos: int | None
+    allocation: str
+    seed: int
+    labels_per_user: int | None = None
+    labels_per_silo: int | None = None
+
+
+def federate_fixed(
+    dataset: Dataset, parts: Sequence[Part], tests: Sequence[Part], shares: Shares, **facts: Any
+) -> Federation:
+    """Make a federation of silos that keep their records; only the users are drawn.
+
+    Args:
+        dataset: the data set, which states the public facts.
+        parts: (name, x, y) of every silo.
+        tests: its held-out records, which are persons of their own.
+        shares: how records are dealt; `silos` is not used.
+        facts: arguments of `_make_federation`, and whether users get records in `pairs`.
     """
     sizes = [len(y) for _, _, y in parts]
-    generator = np.random.default_rng(seed)
-    user, silo = allocate(allocation, users=users, generator=generator, sizes=sizes, pairs=pairs)
-    held_out = [None if tests is None else hold_out(name, *tests[s]) for s, (name, _, _) in enumerate(parts)]
-    return tuple(
-        SiloData(name, x, y, user[silo == s], test=held_out[s]) for s, (name, x, y) in enumerate(parts)
-    )
-
-
-def make_free_silos(
-    x: Floats,
-    y: Floats,
-    users: int,
-    silos: int,
-    allocation: str,
-    seed: int,
-    labels_per_user: int | None = None,
-    labels_per_silo: int | None = None,
-    test: tuple[Floats, Floats] | None = None,
-) -> tuple[SiloData, ...]:
-    """Draw both the silo and the user of every record; held-out records (x, y) go to the silos in turn."""
-    Whole(0).check("seed", seed)
+    generator = np.random.default_rng(shares.seed)
+    pairs = facts.pop("pairs", False)
     user, silo = allocate(
-        allocation,
-        users=users,
-        generator=np.random.default_rng(seed),
-        records=len(y),
-        silos=silos,
-        labels=y,
-        labels_per_user=labels_per_user,
-        labels_per_silo=labels_per_silo,
+        shares.allocation, users=shares.users, generator=generator, sizes=sizes, pairs=pairs
     )
-    names = [f"silo-{s + 1}" for s in range(silos)]
-    held_out = [
-        None if test is None else hold_out(name, test[0][s::silos], test[1][s::silos])
-        for s, name in enumerate(names)
+    silos = [
+        SiloData(name, x, y, user[silo == s], test=hold_out(*test))
+        for s, ((name, x, y), test) in enumerate(zip(parts, tests, strict=True))
     ]
-    return tuple(
-        SiloData(name, x[silo == s], y[silo == s], user[silo == s], test=held_out[s])
-        for s, name in enumerate(names)
+    return _make_federation(dataset, silos, pool("test", tests)[1:], shares, **facts)
+
+
+def federate_free(
+    dataset: Dataset, train: tuple[Floats, Floats], test: tuple[Floats, Floats], shares: Shares, **facts: Any
+) -> Federation:
+    """Make a federation where silo and user of every record are drawn; held-out records go to the silos in turn.
+
+    Args:
+        dataset: the data set, which states the public facts.
+        train: (x, y) of all records for training.
+        test: (x, y) of all held-out records.
+        shares: how records are dealt.
+        facts: arguments of `_make_federation`.
+    """
+    (x, y), given = train, asdict(shares)
+    Whole(0).check("seed", given["seed"])
+    generator = np.random.default_rng(given.pop("seed"))
+    user, silo = allocate(given.pop("allocation"), generator=generator, records=len(y), labels=y, **given)
+    silos = []
+    for s in range(shares.silos or 0):
+        name, mine = f"silo-{s + 1}", silo == s
+        # In turn, not drawn: the draws for training records stay the same with and without held-out ones.
+        held_out = hold_out(name, test[0][s :: shares.silos], test[1][s :: shares.silos])
+        silos.append(SiloData(name, x[mine], y[mine], user[mine], test=held_out))
+    return _make_federation(dataset, silos, test, shares, **facts)
+
+
+def _make_federation(
+    dataset: Dataset,
+    silos: Sequence[SiloData],
+    test: tuple[Floats, Floats],
+    shares: Shares,
+    normalize: str,
+    features: tuple[str, ...] = (),
+    schema: Schema | None = None,
+) -> Federation:
+    """Return the federation; it states that rows were scaled by private constants where `normalize` is "private"."""
+    records = sum(map(len, silos))
+    return Federation(
+        silos=tuple(silos),
+        users=records if shares.allocation == "own" else shares.users,
+        test=make_test(*test),
+        assumptions=(dataset.private_scaling,) if normalize == "private" else (),
+        name=dataset.name,
+        classes=dataset.classes,
+        features=features,
+        schema=schema,
     )
+
+
+def pool(name: str, parts: Sequence[Part]) -> Part:
+    """Return the records of several silos as those of one."""
+    return name, np.concatenate([x for _, x, _ in parts]), np.concatenate([y for _, _, y in parts])
 
 
 def hold_out(name: str, x: Floats, y: Floats) -> SiloData:
@@ -138,23 +179,6 @@ def hold_out(name: str, x: Floats, y: Floats) -> SiloData:
     return SiloData(name, x, y, np.arange(len(y), dtype=np.int64))
 
 
-def count_users(allocation: str, users: int, records: int) -> int:
-    """Return U: `users`, or the number of records where every record is a user."""
-    return records if allocation == "own" else users
-
-
 def make_test(x: Floats, y: Floats) -> SiloData:
     """Pool test records, which belong to no simulated user."""
     return SiloData("test", x, y, np.full(len(y), -1, dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How records are dealt where silos and users are both simulated: arguments of `allocation.allocate`."""
-
-    users: int
-    silos: int
-    allocation: str
-    seed: int
-    labels_per_user: int | None = None
-    labels_per_silo: int | None = None

@@ -24,48 +24,6 @@ MAIN_SHARE = 0.8
 """Share of a user's records in one silo, where silos are fixed."""
 
 
-def uniform(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Draw user and silo of every record, independently and uniformly.
-
-    With `labels` (n,) and `labels_per_user` a record goes to a user who holds its label (see `zipf`).
-
-    Returns:
-        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
-    """
-    user = _draw_users(records, np.full(users, 1 / users), generator, labels, labels_per_user)
-    return user, generator.integers(silos, size=records)
-
-
-def zipf(
-    records: int,
-    users: int,
-    silos: int,
-    generator: np.random.Generator,
-    labels: ArrayLike | None = None,
-    labels_per_user: int | None = None,
-) -> tuple[Indices, Indices]:
-    """Draw every record's user with probability ∝ rank^-0.5, then its silo with probability ∝ rank^-2.
-
-    For each user, the silos are ranked in a separate random order.
-
-    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are
-    given about equally often. The user of a record is then drawn only among the users who have its label, with
-    the same weights.
-
-    Returns:
-        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
-    """
-    user = _draw_users(records, zipf_weights(users, USER_EXPONENT), generator, labels, labels_per_user)
-    return user, draw_silos(user, users, silos, generator)
-
-
 def _draw_users(
     records: int,
     weights: NDArray[np.float64],
@@ -73,7 +31,11 @@ def _draw_users(
     labels: ArrayLike | None,
     labels_per_user: int | None,
 ) -> Indices:
-    """Draw (n,) users with `weights`, or, per label, among the users who hold it."""
+    """Draw (n,) users with `weights`, or, per label, among the users who hold it.
+
+    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are given about
+    equally often. The user of a record is then drawn only among the users who have its label, with the same weights.
+    """
     users = len(weights)
     if labels_per_user is None:
         return generator.choice(users, size=records, p=weights)
@@ -92,14 +54,17 @@ def _draw_users(
             field="labels_per_user",
         )
     # All labels in a random order, repeated: every label has a user, all about the same number of users.
+    # Rounded up: the last deck may be dealt in part.
     decks = -(-labels_per_user * users // len(values))
     deck = generator.permuted(np.tile(np.arange(len(values)), (decks, 1)), axis=1).ravel()
     hands = deck[: labels_per_user * users].reshape(users, labels_per_user)
+    # The first users, who have most records, must not hold the labels of the first deck alone.
     hands = generator.permutation(hands, axis=0)
     user = np.empty(records, dtype=np.int64)
     for value in range(len(values)):
         mine = np.flatnonzero(label == value)
         holders = np.flatnonzero((hands == value).any(axis=1))
+        # Renormalized among the holders, so that users keep their weights relative to each other.
         share = weights[holders] / weights[holders].sum()
         user[mine] = generator.choice(holders, size=len(mine), p=share)
     return user
@@ -116,8 +81,10 @@ def uniform_fixed(
 
     Returns:
         one array (sizes[s],) of users per silo.
+
+    Source: ULDP-FL, section 5.1.1, "uniform" for HeartDisease and TcgaBrca.
     """
-    units = _units(sizes, pairs)
+    units = _count_units(sizes, pairs)
     drawn = [generator.integers(users, size=size) for size in units]
     return _spread(drawn, np.asarray(sizes), generator, pairs)
 
@@ -127,7 +94,6 @@ def zipf_fixed(
     users: int,
     generator: np.random.Generator,
     pairs: bool = False,
-    main_share: float = MAIN_SHARE,
 ) -> list[Indices]:
     """Draw records per user ∝ rank^-0.5, 80 % in one silo and the rest elsewhere; silo sizes (S,) are given.
 
@@ -138,16 +104,20 @@ def zipf_fixed(
 
     Returns:
         one array (sizes[s],) of users per silo.
+
+    Source: ULDP-FL, section 5.1.1, "zipf" for HeartDisease and TcgaBrca.
     """
-    room = _units(sizes, pairs)
+    room = _count_units(sizes, pairs)
     drawn: list[list[int]] = [[] for _ in room]
     totals = generator.multinomial(room.sum(), zipf_weights(users, USER_EXPONENT))
+    # Users with most records choose first, while there is room for their 80 %.
     for user in np.argsort(-totals, kind="stable"):
         total = int(totals[user])
         if total == 0:
             break
+        # By free places, so that small silos are not full before the users with few records come.
         main = int(generator.choice(len(room), p=room / room.sum()))
-        here = min(round(main_share * total), int(room[main]))
+        here = min(round(MAIN_SHARE * total), int(room[main]))
         taken = np.zeros_like(room)
         taken[main] = here
         for _ in range(total - here):
@@ -162,7 +132,7 @@ def zipf_fixed(
     )
 
 
-def _units(sizes: ArrayLike, pairs: bool) -> Indices:
+def _count_units(sizes: ArrayLike, pairs: bool) -> Indices:
     """Return how many records, or pairs of them, every silo hands out: (S,)."""
     units = np.array(sizes, dtype=np.int64)
     if not pairs:
@@ -183,6 +153,7 @@ def _spread(
     result = []
     for users, size in zip(drawn, sizes, strict=True):
         if pairs:
+            # An odd record goes to a user with a pair here: alone it would give no Cox loss.
             odd = generator.choice(users, size=size % 2) if size else users
             users = np.concatenate([np.repeat(users, 2), odd])
         result.append(generator.permutation(users))
@@ -217,6 +188,7 @@ def one_user_per_record(
                 code="argument.value",
                 field="labels_per_silo",
             )
+        # A stable sort keeps the random order within a label, so that shards differ between seeds.
         by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
         shards = np.array_split(by_label, silos * labels_per_silo)
         for place, shard in enumerate(generator.permutation(len(shards))):
@@ -244,15 +216,17 @@ def allocate(
     `sizes[1]` times, and so on.
 
     Args:
-        scheme: "uniform", "zipf", or "own", which makes every record a user.
+        scheme: "uniform" draws user and silo of a record independently; "zipf" draws its user with probability
+            ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of the silos that is drawn for each user; "own" makes every
+            record a user.
         users: U; unused by "own".
-        generator: of all draws.
+        generator: the source of all draws.
         records: n.
         silos: S.
         sizes: (S,) records of fixed silos.
         labels: (n,) class of every record.
         labels_per_user: number of classes that a user may hold; None for no limit.
-        pairs: with fixed silos, whether users get records in pairs.
+        pairs: whether, with fixed silos, users get records in pairs.
         labels_per_silo: with "own", about how many classes a silo holds.
 
     Returns:
@@ -262,18 +236,16 @@ def allocate(
         SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
     """
     check_choice("allocation", scheme, get_args(Scheme))
-    if labels_per_silo is not None and scheme != "own":
-        raise SilodpError(
-            "labels_per_silo goes with allocation 'own' only; leave it out",
-            code="argument.conflict",
-            field="labels_per_silo",
-        )
-    if labels_per_user is not None and scheme == "own":
-        raise SilodpError(
-            "labels_per_user is set with allocation 'own', where every user has one record: leave it out.",
-            code="argument.conflict",
-            field="labels_per_user",
-        )
+    for option, value, excluded in (
+        ("labels_per_silo", labels_per_silo, scheme != "own"),
+        ("labels_per_user", labels_per_user, scheme == "own"),
+    ):
+        if value is not None and excluded:
+            raise SilodpError(
+                f"{option} does not go with allocation '{scheme}': leave it out.",
+                code="argument.conflict",
+                field=option,
+            )
     if scheme != "own":
         Range().check("users", users)
         Whole().check("users", users)
@@ -304,6 +276,8 @@ def allocate(
         )
     if scheme == "own":
         return one_user_per_record(records, silos, generator, labels, labels_per_silo)
+    weights = np.full(users, 1 / users) if scheme == "uniform" else zipf_weights(users, USER_EXPONENT)
+    user = _draw_users(records, weights, generator, labels, labels_per_user)
     if scheme == "uniform":
-        return uniform(records, users, silos, generator, labels, labels_per_user)
-    return zipf(records, users, silos, generator, labels, labels_per_user)
+        return user, generator.integers(silos, size=records)
+    return user, draw_silos(user, users, silos, generator)

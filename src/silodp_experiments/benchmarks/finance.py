@@ -12,16 +12,15 @@ from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.data.tables.columns import NumericColumn
-from silodp.errors import SilodpError
-from silodp.settings import check_choice
+from silodp.settings import Range, Whole, check_choice
 from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
-    count_users,
+    Shares,
     data_root,
+    federate_free,
     find_file,
     hold_out,
-    make_free_silos,
     make_test,
 )
 
@@ -80,7 +79,7 @@ def creditcard(
         users: U.
         silos: S.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "private" standardizes by the training rows; "public" takes the time in days − 1, principal
             components clipped to [-20, 20], and log(1 + amount)/5 − 1.
         labels_per_user: number of classes that a user may hold; None for no limit.
@@ -99,19 +98,14 @@ def creditcard(
     if normalize == "private":
         x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
     else:
+        # Two days of records, in seconds; amounts from cents to thousands, so by their logarithm.
         components = CREDITCARD_COMPONENTS.scale(x[:, 1:29])
         x = np.column_stack([x[:, 0] / 86_400 - 1, components, np.log1p(x[:, 29]) / 5 - 1])
     x = x.astype(np.float32)
-    return Federation(
-        silos=make_free_silos(
-            x[train], y[train], users, silos, allocation, seed, labels_per_user, test=(x[test], y[test])
-        ),
-        users=count_users(allocation, users, len(train)),
-        test=make_test(x[test], y[test]),
-        assumptions=(CREDITCARD.private_scaling,) if normalize == "private" else (),
-        name="creditcard",
-        classes=2,
-        features=features,
+    shares = Shares(users, silos, allocation, seed, labels_per_user)
+    held_out = (x[test], y[test])
+    return federate_free(
+        CREDITCARD, (x[train], y[train]), held_out, shares, normalize=normalize, features=features
     )
 
 
@@ -121,6 +115,7 @@ def _creditcard_table(root: str | Path | None) -> pd.DataFrame:
     full = data_root(root) / "creditcard" / "creditcard.csv"
     if full.is_file() and not (full.parent / "creditcard_subset.parquet").is_file():
         table = pd.read_csv(full)
+        # All frauds stay: they are a sixth of a percent of the full table.
         honest = table[table["Class"] == 0].sample(29_252, random_state=SPLIT_SEED)
         return pd.concat([table[table["Class"] == 1], honest]).sort_index()
     table = pd.read_parquet(find_file(root, "creditcard", "creditcard_subset.parquet"))
@@ -141,7 +136,7 @@ def acs_income(
 
     Args:
         root: folder of the data sets (see `data_root`).
-        seed: of both draws below.
+        seed: the seed of both draws below.
         max_per_state: rows of each state that are kept, drawn; None for all.
         test_share: share of each state's rows, drawn, that are pooled as test data; between 0 and 1.
         normalize: "ranges" maps the public range of each numeric column to [-1, 1]; "public" takes (age − 45)/15 and
@@ -153,18 +148,9 @@ def acs_income(
     import pandas as pd
 
     check_choice("normalize", normalize, ("ranges", "public"))
-    if max_per_state is not None and max_per_state < 2:
-        raise SilodpError(
-            f"max_per_state is {max_per_state}; give 2 or more, or None for all rows",
-            code="argument.value",
-            field="max_per_state",
-        )
-    if not 0 < test_share < 1:
-        raise SilodpError(
-            f"test_share is {test_share}; give a share between 0 and 1",
-            code="argument.value",
-            field="test_share",
-        )
+    if max_per_state is not None:
+        Whole(2, what="rows of a state").check("max_per_state", max_per_state)
+    Range(above=0, below=1, what="share").check("test_share", test_share)
     states = pd.read_csv(find_file(root, "acs_income", "state_counts.csv")).set_index("fips")["state"]
     table = pd.read_parquet(find_file(root, "acs_income", "acs_income_2018_50.parquet"))
     generator = np.random.default_rng(seed)
@@ -173,6 +159,7 @@ def acs_income(
         order = generator.permutation(len(rows))[:max_per_state]
         x = _acs_features(rows.iloc[order], normalize)
         y = rows["PINCP_gt_50k"].to_numpy()[order].astype(np.int64)
+        # Every state has a test record, also where few rows are kept.
         held = max(1, round(test_share * len(y)))
         test_x.append(x[:held])
         test_y.append(y[:held])

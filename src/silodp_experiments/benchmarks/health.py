@@ -13,16 +13,16 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
 from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError
 from silodp.settings import check_choice
 from silodp_experiments.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
-    count_users,
+    Part,
+    Shares,
+    federate_fixed,
+    federate_free,
     find_file,
-    make_fixed_silos,
-    make_free_silos,
-    make_test,
+    pool,
 )
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
@@ -111,7 +111,7 @@ def heart_disease(
         root: folder of the data sets (see `data_root`).
         users: U.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "private" is FLamby's: each center by the mean and standard deviation of its training rows; "public"
             clips and scales by the constants `HEART_COLUMNS`.
         silos: 4, or 1 to pool the training records, too.
@@ -123,7 +123,8 @@ def heart_disease(
     from sklearn.model_selection import train_test_split
 
     check_choice("normalize", normalize, ("private", "public"))
-    parts, tests = [], []
+    check_choice("silos", silos, (1, 4))
+    parts, tests = list[Part](), list[Part]()
     for center in HEART_CENTERS:
         path = find_file(root, "heart_disease", f"processed.{center}.data")
         table = pd.read_csv(path, header=None, na_values="?").drop(columns=[10, 11, 12]).dropna()
@@ -133,6 +134,7 @@ def heart_disease(
         plain = [table[column] for column in (0, 1, 3, 4, 5, 7, 8, 9)]
         x = np.stack([np.asarray(column, dtype=float) for column in (*plain, *chest_pain, *ecg)], axis=1)
         y = (table[13].to_numpy() > 0).astype(np.int64)
+        # FLamby's rule; scikit-learn cannot stratify by a class of one or two records.
         stratify = y if np.bincount(y, minlength=2).min() > 2 else None
         train, test = train_test_split(
             np.arange(len(y)),
@@ -143,32 +145,25 @@ def heart_disease(
             stratify=stratify,
         )
         if normalize == "private":
+            # As torch: ddof = 1, and a small number for columns that are constant in a center.
             x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0, ddof=1) + 1e-9)
         else:
             scaled = [column.scale(x[:, i]) for i, column in enumerate(HEART_COLUMNS.values())]
             x = np.stack(scaled, axis=1)
         x = x.astype(np.float32)
         parts.append((center, x[train], y[train]))
-        tests.append((x[test], y[test]))
+        tests.append((center, x[test], y[test]))
     if silos == 1:
-        _, features, labels = zip(*parts, strict=True)
-        parts = [("pooled", np.concatenate(features), np.concatenate(labels))]
-        tests = [(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests]))]
-    elif silos != len(parts):
-        raise SilodpError(
-            f"silos is {silos}; heart_disease has 4, or 1 when they are pooled",
-            code="argument.value",
-            field="silos",
-        )
-    return Federation(
-        silos=make_fixed_silos(parts, users, allocation, seed, tests=tests),
-        users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
-        test=make_test(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests])),
-        assumptions=(HEART_DISEASE.private_scaling,) if normalize == "private" else (),
-        name="heart_disease",
-        classes=2,
+        parts, tests = [pool("pooled", parts)], [pool("pooled", tests)]
+    schema = HEART_DISEASE.schema if normalize == "public" else None
+    return federate_fixed(
+        HEART_DISEASE,
+        parts,
+        tests,
+        Shares(users, None, allocation, seed),
+        normalize=normalize,
         features=tuple(HEART_COLUMNS),
-        schema=HEART_DISEASE.schema if normalize == "public" else None,
+        schema=schema,
     )
 
 
@@ -187,7 +182,7 @@ def tcga_brca(
         root: folder of the data sets (see `data_root`).
         users: U.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
         normalize: "none" leaves the age in years as FLamby does (nothing is estimated); "public" maps 20–90 years to
             [-1, 1]. All other features are 0/1.
 
@@ -201,29 +196,21 @@ def tcga_brca(
     centers = pd.read_csv(find_file(root, "tcga_brca", "centers.csv"), keep_default_na=False)
     folds = pd.read_csv(find_file(root, "tcga_brca", "train_test_split.csv"), index_col="pid")["fold"]
     table = pd.read_csv(find_file(root, "tcga_brca", "brca.csv"))
+    # A TCGA barcode has the tissue source site at these places, as in TCGA-A2-A0T2.
     region = table["pid"].str[5:7].map(dict(zip(centers["TSS Code"], centers["Region"], strict=True)))
     fold = table["pid"].map(folds)
     features = tuple(column for column in table.columns if column not in ("pid", "E", "T"))
     x = table[list(features)].to_numpy(dtype=np.float32)
     if normalize == "public":
+        # Only the age: all other columns are 0 or 1 already.
         x[:, 0] = TCGA_AGES.scale(x[:, 0])
     y = table[["E", "T"]].to_numpy(dtype=np.float32)
-    parts, test = [], []
-    for name in TCGA_REGIONS:
-        here = (region == name).to_numpy()
-        train = here & (fold == "train").to_numpy()
-        test.append(np.flatnonzero(here & (fold == "test").to_numpy()))
-        parts.append((name, x[train], y[train]))
-    pooled = np.concatenate(test)
-    return Federation(
-        silos=make_fixed_silos(
-            parts, users, allocation, seed, pairs=True, tests=[(x[rows], y[rows]) for rows in test]
-        ),
-        users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
-        test=make_test(x[pooled], y[pooled]),
-        name="tcga_brca",
-        features=features,
+    parts, tests = (
+        [(name, x[rows], y[rows]) for name in TCGA_REGIONS for rows in [(region == name) & (fold == part)]]
+        for part in ("train", "test")
     )
+    shares = Shares(users, None, allocation, seed)
+    return federate_fixed(TCGA_BRCA, parts, tests, shares, normalize=normalize, features=features, pairs=True)
 
 
 def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: int = 0) -> Federation:
@@ -236,7 +223,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         users: U.
         silos: S.
         allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: of the allocation.
+        seed: the seed of the allocation.
     """
     from sklearn.datasets import load_breast_cancer
     from sklearn.model_selection import train_test_split
@@ -246,12 +233,12 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
     x = scale_to_range(table.data, low, high)
     y = (table.target == 0).astype(np.int64)  # scikit-learn's 0 is malignant
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=SPLIT_SEED, stratify=y)
-    return Federation(
-        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed, test=(x[test], y[test])),
-        users=count_users(allocation, users, len(train)),
-        test=make_test(x[test], y[test]),
-        name="embedded",
-        classes=2,
+    return federate_free(
+        EMBEDDED,
+        (x[train], y[train]),
+        (x[test], y[test]),
+        Shares(users, silos, allocation, seed),
+        normalize="public",
         features=tuple(EMBEDDED_RANGES),
         schema=EMBEDDED.schema,
     )

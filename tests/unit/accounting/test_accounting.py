@@ -4,6 +4,7 @@ import importlib
 import logging
 import math
 import warnings
+from dataclasses import dataclass
 
 import dp_accounting
 import mpmath
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from silodp.accounting import pld, rdp
+from silodp.accounting import pld, rdp, steps
 from silodp.accounting.accountant import compute_delta, compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
@@ -26,12 +27,19 @@ from silodp.accounting.events import (
     WorstOf,
 )
 from silodp.accounting.ledger import Ledger
+from silodp.accounting.steps import flatten_event
 from silodp.errors import SilodpError
 from support.examples import few_or_many
 from support.refusals import refused
 
 DELTA = 1e-5
 SIGMA = Gaussian(5.0)
+
+
+def choose_event_grid(event, count=1):
+    """The interval between privacy losses for `count` times this event alone; None where nothing is promised."""
+    steps = flatten_event([(event, count)], for_pld=True)
+    return pld.choose_grid(steps) if steps else None
 
 
 # docs/privacy.md, section 3: ε of uldp-avg at σ=5, T=100: q, RDP, PLD, known sample by RDP, known sample by PLD.
@@ -143,7 +151,7 @@ def test_nothing_costs_nothing_and_no_noise_promises_nothing():
         for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NonPrivate("counts disclosed"), 1)]):
             assert compute_epsilon(open_, DELTA, accountant) == math.inf
             assert compute_delta(open_, 1.0, accountant) == 1.0
-    assert pld.choose_event_grid(Gaussian(0.0)) is None
+    assert choose_event_grid(Gaussian(0.0)) is None
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -423,7 +431,7 @@ def test_pld_is_never_above_rdp_though_its_arithmetic_be_too_coarse(event, round
 
 def test_an_epsilon_where_pld_was_infinite():
     event = PoissonSampled(0.01, Gaussian(5.0))
-    by_grid = pld.compose_steps(((event, 10_000),), pld.choose_event_grid(event, 10_000))
+    by_grid = pld.compose_steps(((event, 10_000),), choose_event_grid(event, 10_000))
     assert max(direction.epsilon(1e-12) for direction in by_grid) == math.inf
     assert round(compute_epsilon([(event, 10_000)], 1e-12), 3) == 1.403
 
@@ -479,12 +487,37 @@ def test_asking_what_would_be_spent_charges_nothing():
     assert spent.epsilon("released") == before
 
 
+@dataclass(frozen=True)
+class Laplace:
+    """A kind of noise for which no accountant of silodp has a rule."""
+
+    noise_multiplier: float
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda new: new, lambda new: PoissonSampled(0.1, new), lambda new: Group(2, new)]
+)
+def test_a_new_kind_of_event_is_refused_until_somebody_adds_a_rule(monkeypatch, wrap):
+    """Also by `compose`: a method may have forgotten to ask, and an event that is ignored costs nothing."""
+    charges = [(SIGMA, 3), (wrap(Laplace(1.0)), 1)]
+    assert pld.PldAccountant().supports(SIGMA)
+    assert not pld.PldAccountant().supports(charges[1][0])
+    for accountant in (pld.PldAccountant(), rdp.RdpAccountant()):
+        with refused("accounting.event", "accounting.unsupported"):
+            accountant.compose(charges)
+    if isinstance(charges[1][0], Laplace):
+        with refused("argument.type"):
+            compute_epsilon(charges, DELTA)
+    # As if the class were in the unions of events already, and in the steps, but in no accountant.
+    monkeypatch.setattr(steps, "_simplify", lambda event: event)
+    with refused("accounting.unsupported"):
+        pld.PldAccountant().compose(charges)
+
+
 def test_grids_are_stated():
-    assert pld.choose_event_grid(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
-    assert pld.choose_event_grid(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(
-        8e-4
-    )
-    assert pld.choose_event_grid(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
+    assert choose_event_grid(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
+    assert choose_event_grid(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(8e-4)
+    assert choose_event_grid(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
 
 
 @pytest.mark.parametrize("q", [1e-12, 1e-15, 1e-30])

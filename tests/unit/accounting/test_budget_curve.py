@@ -9,11 +9,10 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.budget_curve import EpsilonCurve, compute_filter_budget
-from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
 from silodp.accounting.two_stage import (
     ORDERS,
@@ -21,6 +20,8 @@ from silodp.accounting.two_stage import (
     compute_conversion,
     compute_two_stage_curve,
     count_affordable_rounds,
+    fit_scf,
+    search_probabilities,
 )
 from silodp.errors import SilodpError
 from support.examples import few_or_many
@@ -272,30 +273,46 @@ def test_steps_chosen_by_what_was_seen_cost_no_more_than_one_release_of_all(eps,
 # The papers' calibrations
 
 
-def test_scf_overspends_and_says_so():
-    run = {"noise_multiplier": 1.0, "local_steps": 5, "client_sampling": 0.5, "rounds": 20, "delta": 1e-3}
+def simulate_and_fit(run, rounds):
+    """ε at q = .01, .02, …, 1 by the paper's conversion, and (a, b, c) of the least squares by e^(aq+b) + c."""
+    q = np.linspace(0.01, 1, 100)
+    orders = ORDERS[:, None] - 1
+    epsilons = (rounds * run.compute_rdp(q) + math.log(1 / run.delta) / orders).min(axis=0)
+    return q, epsilons, optimize.curve_fit(lambda q, a, b, c: np.exp(a * q + b) + c, q, epsilons)[0]
+
+
+def count_overspent(found, run, rounds, budgets):
+    """How many records cost more than their budget, by the tight conversion."""
+    return (run.bound_epsilon(found, rounds) > budgets).sum()
+
+
+def test_scf_overspends():
+    sizes = {"noise_multiplier": 1.0, "local_steps": 5, "client_sampling": 0.5, "rounds": 20, "delta": 1e-3}
+    run, rounds = two_stage(**sizes)
     budgets = np.linspace(0.5, 5, 300)
-    fitted = fit_scf(*two_stage(**run), budgets)
-    true = np.array([renyi_cost(q, **run) for q in fitted.sampling_probabilities[::60] if q > 0])
-    asked = budgets[::60][fitted.sampling_probabilities[::60] > 0]
-    assert fitted.r_squared > 0.99
-    assert fitted.violations > 0.7 * len(budgets)
-    assert fitted.worst > 2
-    assert (true > asked).mean() > 0.5
-    exact = compute_two_stage_curve(*two_stage(**run))
-    assert (fitted.costs <= exact.spent(fitted.sampling_probabilities) * (1 + 1e-9)).all()
+    found = fit_scf(run, rounds, budgets)
+    true = np.array([renyi_cost(q, **sizes) for q in found[::60] if q > 0])
+    assert (true > budgets[::60][found[::60] > 0]).mean() > 0.5
+    q, epsilons, (a, b, c) = simulate_and_fit(run, rounds)
+    assert 1 - np.var(epsilons - np.exp(a * q + b) - c) / np.var(epsilons) > 0.99
+    assert count_overspent(found, run, rounds, budgets) > 0.7 * len(budgets)
+    costs = run.bound_epsilon(found, rounds)
+    assert (costs / budgets).max() > 2
+    exact = compute_two_stage_curve(run, rounds)
+    assert (costs <= exact.spent(found) * (1 + 1e-9)).all()
     assert (exact.spent(exact.parameter_for(budgets)) <= budgets).all()
 
 
 def test_scf_is_what_the_paper_fits():
     """Where the curve goes through the points the inverse gives the q back, and costs beyond ε(1) give 1."""
-    fitted = fit_scf(*two_stage(**HEART), np.array([0.5, 3.0, 9.0, 50.0]))
-    a, b, c = fitted.coefficients
-    q = fitted.sampling_probabilities
-    np.testing.assert_allclose(np.exp(a * q[:3] + b) + c, [0.5, 3.0, 9.0], rtol=1e-9)
-    assert q[3] == 1.0
-    tight = fit_scf(*two_stage(**HEART), LEVELS, conversion="tight")
-    assert tight.violations > fit_scf(*two_stage(**HEART), LEVELS).violations == 0
+    run, rounds = two_stage(**HEART)
+    found = fit_scf(run, rounds, np.array([0.5, 3.0, 9.0, 50.0]))
+    _, _, (a, b, c) = simulate_and_fit(run, rounds)
+    np.testing.assert_allclose(np.exp(a * found[:3] + b) + c, [0.5, 3.0, 9.0], rtol=1e-9)
+    assert found[3] == 1.0
+    tight = fit_scf(run, rounds, LEVELS, conversion="tight")
+    paper = fit_scf(run, rounds, LEVELS)
+    assert count_overspent(tight, run, rounds, LEVELS) > count_overspent(paper, run, rounds, LEVELS) == 0
 
 
 def test_scf_says_that_its_fit_fails():

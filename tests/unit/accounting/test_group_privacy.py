@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from silodp.accounting.accountant import compute_delta, compute_epsilon
+from silodp.accounting.charges import scale_to_person
 from silodp.accounting.events import (
     Composed,
     CorrelatedReleases,
@@ -19,7 +20,6 @@ from silodp.accounting.events import (
     Skellam,
     WorstOf,
 )
-from silodp.accounting.group_privacy import scale_to_person
 
 
 def spent(event, accountant="pld", count=10):

@@ -11,7 +11,6 @@ import pytest
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Plain
-from silodp.config.comparison import parse_methods
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.config.task import build_task
@@ -19,6 +18,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.training.sgd.local import LocalTraining
+from silodp_experiments.method_specs import parse_methods
 from support.refusals import refused
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -62,7 +62,7 @@ def test_secure_lattices_are_exact_with_every_user_at_the_cap(parameters):
         parameters.users, (1 << parameters.weight_bits) // (parameters.silos * parameters.count_cap)
     )
     noise = rng.integers(-(2**40), 2**40, (parameters.silos, parameters.dimension))
-    found = round_of(parameters, counts, rows, weights, noise, workers=2)
+    found = round_of(parameters, counts, rows, weights, noise)
     np.testing.assert_array_equal(found, plain(parameters, counts, rows, weights, noise))
 
 

@@ -246,10 +246,10 @@ def test_a_cheating_receiver_is_caught_and_the_base_transfers_end() -> None:
     )  # the honest case, so that the next refusal is for the columns
     with pytest.raises(SilodpError, match="not 16 transfers"):
         sender.keys(1, 16, b"cut")
-    assert not sender.ended
+    assert not sender.has_ended
     with pytest.raises(SilodpError, match="columns disagree"):
         sender.keys(1, 16, cheating(receiver, 1, 16, list(range(64))))
-    assert sender.ended
+    assert sender.has_ended
     with pytest.raises(SilodpError, match="has ended"):
         sender.keys(2, 16, receiver.choose(2, bits(16))[0])
     with pytest.raises(SilodpError, match="used past 2"):

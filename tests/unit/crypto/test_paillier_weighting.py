@@ -3,12 +3,12 @@ import pytest
 from gmpy2 import mpz
 from scipy import stats
 
-from silodp.crypto import private_sampling
+from silodp.crypto import sampling
 from silodp.crypto.paillier import weighting
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import MultiExponentiation
 from silodp.crypto.paillier.weighting import PaillierServer, unpack_ciphertexts
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from support.toys import Parties, cancelling_masks, small_rows
 
 SMALL = {"silos": 2, "users": 3, "dimension": 4, "count_cap": 2, "row_bound": 100, "noise_std": 1.0}
@@ -55,8 +55,6 @@ def test_the_decrypted_integers_are_the_plain_sum(shape, constants):
     counts = rng.integers(0, constants["count_cap"] + 1, (silos, users))
     counts[:, 0] = 0  # somebody without any record
     parties = Parties(counts, dimension=dimension, **constants)
-    for silo in parties.silos:
-        silo.precompute()
     for _ in range(2):
         rows, noise, uniform = a_round(parties, rng)
         sampled = rng.random(users) < 0.6
@@ -137,7 +135,7 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
     counts = rng.integers(0, 3, (3, 8))
     parties = Parties(counts, dimension=3, key_bits=key_bits, row_bound=100, noise_std=1.0)
     p, server = parties.parameters, parties.server
-    places, shifts = private_sampling.draw_server_cells(8, law), rng.integers(0, 10, 8)
+    places, shifts = sampling.draw_server_cells(8, law), rng.integers(0, 10, 8)
     tables = server.tables(law, places, server.encrypt_pairs())
     assert tables.shape == (8, 10, p.entry_words)
     for u, i in enumerate(places.tolist()):
@@ -164,17 +162,14 @@ def test_pairs_are_fresh_and_say_nothing_of_who_is_sampled():
     assert all(c % parties.n != 1 for pairs in seen for c in pairs)
 
 
-def test_answers_are_fresh_also_from_a_pool():
+def test_answers_are_fresh():
     parties = Parties(np.ones((2, 1), np.int64), dimension=1)
     silo = parties.silos[0]
-    silo.precompute(rounds=2)
-    assert len(set(silo._blanks)) == 4
     request = parties.server.encrypt_inverses(np.ones(1, bool))
     zero = np.zeros(1, np.int64)
     answers = {silo.answer(request, [], zero, masks, [0]) for masks in ([1], [2], [3])}
     randomness = {int.from_bytes(a, "big") % parties.n for a in answers}
     assert len(randomness) == 3
-    assert silo._blanks == []
 
 
 def test_no_count_shows_in_the_exponent_or_the_base(monkeypatch):

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from silodp.crypto import lookup, private_sampling
+from silodp.crypto import lookup, sampling
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
-from silodp.crypto.private_sampling import SILO_CHOOSES, SamplingRatio
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
     FirstSilo,
@@ -22,9 +21,9 @@ from silodp.crypto.reciprocals import (
     ReciprocalServer,
     SiloShares,
     answer_unknown,
-    choose_modulus,
     compute_reciprocals,
 )
+from silodp.crypto.sampling import SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 
 SESSION = bytes(range(32))
@@ -50,7 +49,8 @@ def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[Recipro
 
 def choices(plan: ReciprocalParameters, law: SamplingRatio, round: int) -> Lookup:
     """Silo 0's request for entries κ, on base transfers as if never used."""
-    return private_sampling.ask(copy.copy(SILO_RECEIVER), SECRET, plan.session, plan.users, law, round)
+    cells = sampling.derive_silo_cells(SECRET, plan.session, plan.users, law, round)
+    return Lookup.ask(copy.copy(SILO_RECEIVER), sampling.transfer_counter(round), cells, law.denominator)
 
 
 def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 49) -> ReciprocalParameters:
@@ -72,7 +72,7 @@ def added(plan: ReciprocalParameters, *shares: NDArray[np.uint64]) -> list[int]:
     ("silos_times_cap", "modulus"), [(1, 2), (2, 4), (2000, 2048), (2047, 2048), (2048, 4096)]
 )
 def test_the_modulus_exceeds_every_count(silos_times_cap: int, modulus: int) -> None:
-    assert choose_modulus(silos_times_cap) == modulus
+    assert ReciprocalParameters(SESSION, 1, silos_times_cap, 20, 49).modulus == modulus
 
 
 @pytest.mark.parametrize("weight_bits", [0, 1, 20, 63])
@@ -205,7 +205,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
     assert np.unique(np.concatenate(streams)).size == 1000 * len(streams)
     shifts = [one.cells(round, law) for round in (0, 1)]
     shifts += [
-        private_sampling.derive_silo_cells(*other, 1000, law, 0)
+        sampling.derive_silo_cells(*other, 1000, law, 0)
         for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
     ]
     masks = [
@@ -259,7 +259,7 @@ def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
 
 
 def test_the_servers_cells_are_uniform_and_its_own() -> None:
-    drawn = [private_sampling.draw_server_cells(40_000, SamplingRatio(1, 10)) for _ in range(2)]
+    drawn = [sampling.draw_server_cells(40_000, SamplingRatio(1, 10)) for _ in range(2)]
     assert all(stats.chisquare(np.bincount(i, minlength=10)).pvalue > 1e-6 for i in drawn)
     assert stats.chisquare(np.bincount((drawn[0] - drawn[1]) % 10, minlength=10)).pvalue > 1e-6
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.crypto.lattice._digits import LimbGroup
-from silodp.crypto.lattice.ring import FourierTransform, Ring, pack, unpack
+from silodp.crypto.lattice.ring import FourierTransform, LimbGroup, Ring, pack, unpack
 from silodp.errors import SilodpError
 
 

@@ -25,10 +25,10 @@ from silodp.data import Federation, IdentityProfile, PublicData
 from silodp.data.catalog import find_dataset
 from silodp.data.federation import count_persons_by_silos
 from silodp.data.identity.check import check_cells, check_table
-from silodp.data.identity.person_index import read_person_index
 from silodp.data.identity.profile import load_profile, make_test_spellings, parse_profile
 from silodp.data.identity.spellings import CHECKS, Refusal, find_wrong_checks
 from silodp.data.tables.columns import Reader
+from silodp.data.tables.reader import read_person_index
 from support.identifiers import REFUSED, read_identifier
 from support.refusals import refused
 

@@ -100,10 +100,10 @@ def test_a_seal_long_after_the_first_renews_certificates_and_authority(
     for name in ("server", "silo-1", "silo-2"):
         made = make_keys(tmp_path / name, name)
         (requests / made.name).write_bytes(made.read_bytes())
-    first = seal_public(public, requests, private, "server.example", 8443)
+    first = seal_public(tmp_path, "server.example", 8443)
     key, before = (private / "authority.key").read_bytes(), read_expiries(public)
     move_clock(monkeypatch, AUTHORITY_DAYS + 1)
-    again = seal_public(public, requests, private, "server.example", 8443, again=True)
+    again = seal_public(tmp_path, "server.example", 8443, again=True)
     after = read_expiries(public)
     assert (private / "authority.key").read_bytes() == key
     assert again.digest != first.digest

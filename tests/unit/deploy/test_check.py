@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from silodp.cli.deploy import _parse_address
+from silodp.cli.parties import parse_address
 from silodp.deploy import certificates
 from silodp.deploy import check as check_module
-from silodp.deploy.certificates import make_context
+from silodp.deploy.certificates import load_context
 from silodp.deploy.check import check_party
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import HttpsServer, listen_at
@@ -37,12 +37,7 @@ def parties(tmp_path: Path) -> Path:
 @contextmanager
 def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") -> Iterator[None]:
     """A server that has a public folder."""
-    tls = make_context(
-        consortium.folder / "ca.pem",
-        consortium.certificate("server"),
-        parties / "server" / "tls.key",
-        is_server=True,
-    )
+    tls = load_context(consortium.folder, "server", parties / "server")
     roster = consortium.sealed
     with HttpsServer(
         (host, roster.port), tls, roster.silos, consortium.digest, answer_timeout=1, max_bytes=1000
@@ -133,14 +128,7 @@ def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: P
 def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
     consortium = Consortium.load(parties / "public")
     older = Consortium.load(shutil.copytree(parties / "public", parties / "older"))
-    seal_public(
-        parties / "public",
-        parties / "requests",
-        parties / "coordinator",
-        "127.0.0.1",
-        consortium.sealed.port,
-        again=True,
-    )
+    seal_public(parties, "127.0.0.1", consortium.sealed.port, again=True)
     newer = Consortium.load(parties / "public")
     with listening(parties, older):
         assert find_bad(parties / "silos" / "silo-1", newer) == ["digest"]
@@ -149,14 +137,7 @@ def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
     for host in ("::1", "localhost"):
-        seal_public(
-            parties / "public",
-            parties / "requests",
-            parties / "coordinator",
-            host,
-            find_free_port(),
-            again=True,
-        )
+        seal_public(parties, host, find_free_port(), again=True)
         consortium = Consortium.load(parties / "public")
         if host == "::1":
             assert consortium.sealed.url == f"https://[::1]:{consortium.sealed.port}"
@@ -166,9 +147,7 @@ def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
                 socket.create_connection((there, consortium.sealed.port), timeout=5).close()
     for wrong in ("[::1]", "fe80::1%eth0", "::1]:8443", "a b"):
         with refused("argument.value"):
-            seal_public(
-                parties / "public", parties / "requests", parties / "coordinator", wrong, 8443, again=True
-            )
+            seal_public(parties, wrong, 8443, again=True)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +160,13 @@ def test_parties_meet_at_an_address_of_ipv6(parties: Path) -> None:
     ],
 )
 def test_an_address_of_ipv6_is_in_brackets(text: str, address: tuple[str, int]) -> None:
-    assert _parse_address(text, "listen") == address
+    assert parse_address(text, "listen") == address
 
 
 @pytest.mark.parametrize("text", ["::1:8443", "[::1]", "[::1:8443", "x", "1.2.3.4:99999"])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with refused("argument.value"):
-        _parse_address(text, "listen")
+        parse_address(text, "listen")
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused() -> None:

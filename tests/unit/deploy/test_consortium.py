@@ -21,14 +21,17 @@ from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
-from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
+from silodp.deploy.acceptance import accept, describe_agreement
+from silodp.deploy.consortium import Consortium, check_party_name, take_copy
 from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.deploy.policy import Policy
+from silodp.deploy.public_files import compute_digest, format_digest
 from silodp.deploy.records import load_records, save_records
-from silodp.deploy.server import SocketOptions, _lead_to_run, _open_mailbox, load_answers
-from silodp.deploy.setup import accept, describe_agreement, draft_public, find_list_doubts, make_keys
-from silodp.deploy.silo import check_policy, load_identity, open_silo
-from silodp.deploy.status import StatusFile
+from silodp.deploy.server import _lead_to_run, _make_mailbox
+from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
+from silodp.deploy.silo import check_policy, open_silo
+from silodp.deploy.sockets import SocketOptions
+from silodp.deploy.status import StatusFile, read_status
 from silodp.errors import SilodpError
 from silodp.wire.files import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
@@ -459,10 +462,9 @@ def test_a_server_at_a_socket_keeps_what_one_on_https_has_counted(tmp_path: Path
     parties = make_parties(tmp_path, CONFIG)
     consortium, home = Consortium.load(parties / "public"), parties / "server"
     (home / "status.json").write_text('{"answers": {"silo-1": 7}}')
-    way, identity = SocketOptions(tmp_path / "server.sock"), load_identity(home, "server")
-    with _open_mailbox(home, consortium, identity, way, 1.0, None, lambda: None) as (_, mailbox):
+    with _make_mailbox(home, consortium, SocketOptions(tmp_path / "server.sock"), 1.0) as mailbox:
         StatusFile(home / "status.json", mailbox.seconds_since_seen, 5, mailbox.answers).write()
-    assert load_answers(home / "status.json") == {"silo-1": 7}
+    assert read_status(home / "status.json")["answers"] == {"silo-1": 7}
 
 
 def test_an_appended_line_is_its_own(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
+from silodp.deploy.acceptance import accept
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
-from silodp.deploy.setup import accept, make_local
+from silodp.deploy.setup import make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
@@ -240,7 +241,7 @@ def test_how_far_a_run_is_goes_last_when_it_is_forgotten(tmp_path: Path) -> None
 
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
     watched = Watched(tmp_path / "store")
-    SiloLimits("north", policy, watched, (tmp_path,), tmp_path / "audit.jsonl", 10).forget(run)
+    SiloLimits(tmp_path, "north", policy, watched, 10).forget(run)
     assert len(left) == 2 * len(keys)
     assert set(store.names()) == {f"{'b' * 32}/{key}" for key in keys}
     for names in left:
@@ -419,7 +420,7 @@ def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> No
     audit = tmp_path / "audit.jsonl"
     audit.write_text('{"run": "a"}\n{"run": "a"}\n{"ru\n[]\n')
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
-    limits = SiloLimits("north", policy, MemoryStore(), (tmp_path, audit), audit, 10)
+    limits = SiloLimits(tmp_path, "north", policy, MemoryStore(), 10)
     assert limits.answers == {"a": 2, "": 2}
 
 

@@ -14,7 +14,7 @@ from silodp.crypto.keys import Identity
 from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.courier import ask_silo, give_reply, take_request
 from silodp.deploy.https import HttpsClient, HttpsServer
-from silodp.deploy.sockets import ServerSocket, SiloSocket
+from silodp.deploy.sockets import ServerSocket, SiloSocket, SocketOptions
 from silodp.wire.transport import Transport
 
 SIZE = 10**7
@@ -59,7 +59,9 @@ def over_sockets(folder: Path) -> Iterator[Transport]:
 
     silo = SiloSocket(folder / "north.sock", Echo(), SIZE)
     with (
-        ServerSocket(folder / "server.sock", ["north"], answer_timeout=60, max_bytes=SIZE) as server,
+        ServerSocket(
+            SocketOptions(folder / "server.sock"), ["north"], answer_timeout=60, max_bytes=SIZE
+        ) as server,
         serving(silo),
     ):
         threading.Thread(target=carry, daemon=True).start()

@@ -16,10 +16,11 @@ from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
+from silodp.deploy.acceptance import accept, describe_agreement
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy
-from silodp.deploy.setup import accept, describe_agreement, draft_public, make_keys, seal_public
+from silodp.deploy.setup import draft_public, make_keys, seal_public
 from silodp.deploy.silo import load_identity, open_silo
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, sign
@@ -48,12 +49,11 @@ class Parties:
         text = TABLES.format(user=user, index=index, more="")
         (self.folder / "config.toml").write_text(text.partition("[method]")[0] + method if method else text)
         config = load_config(self.folder / "config.toml")
-        number = len(list(self.folder.glob("public*")))
-        public = self.folder / f"public{number}"
-        draft_public(config, public, config.read_public_data())
-        return seal_public(
-            public, self.folder / "requests", self.folder / f"coordinator{number}", "127.0.0.1", 1
-        )
+        number = len(list(self.folder.glob("consortium*")))
+        home = self.folder / f"consortium{number}"
+        draft_public(config, home / "public", config.read_public_data())
+        shutil.copytree(self.folder / "requests", home / "requests")
+        return seal_public(home, "127.0.0.1", 1)
 
     def take_part(self, consortium: Consortium) -> None:
         """Accept, and come to the first charge."""

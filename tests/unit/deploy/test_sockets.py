@@ -25,8 +25,8 @@ from silodp.crypto.keys import Identity
 from silodp.deploy import agreement, courier
 from silodp.deploy.agreement import AgreedTransport, answer_join
 from silodp.deploy.courier import Reply, ask_silo, give_reply, receive_frame, send_frame, take_request
-from silodp.deploy.sockets import ServerSocket, SiloSocket
-from silodp.errors import SilodpError
+from silodp.deploy.sockets import ServerSocket, SiloSocket, SocketOptions
+from silodp.errors import DISK_FULL, SilodpError
 from silodp.wire.transport import SERVER, DeliveryFailure, Endpoint, InProcess, sign, verify
 from support.echo import Echo
 
@@ -50,8 +50,9 @@ def serving(
         thread.join()
 
 
-def server_at(path: Path, **changes) -> ServerSocket:
-    return ServerSocket(path, NAMES, **{"answer_timeout": 10.0, "max_bytes": 10**6, **changes})
+def server_at(path: Path, repeat: float = 30.0, **changes) -> ServerSocket:
+    options = SocketOptions(path, repeat=repeat)
+    return ServerSocket(options, NAMES, **{"answer_timeout": 10.0, "max_bytes": 10**6, **changes})
 
 
 @contextmanager
@@ -82,15 +83,17 @@ def test_a_silo_answers_one_request_after_the_other(tmp_path: Path) -> None:
 
 def test_a_refusal_leaves_as_its_code_alone(tmp_path: Path) -> None:
     def refuse(data: bytes) -> bytes:
-        if data == b"disk":
-            raise OSError(errno.ENOSPC, "No space left on device", "/data/patients/17")
+        if data.startswith(b"disk"):
+            raise OSError(int(data.split()[1]), "No space left on device", "/data/patients/17")
         if data == b"odd":
             raise ValueError("person 17 has the diagnosis X")
         raise SilodpError("person 17 has the diagnosis X", code="gate.rounds")
 
     with serving(tmp_path / "s", Echo(refuse)):
-        for sent, code in ((b"1", "gate.rounds"), (b"odd", "deploy.silo_failed"), (b"disk", "run.disk_full")):
+        for sent, code in ((b"1", "gate.rounds"), (b"odd", "deploy.silo_failed")):
             assert ask_silo(tmp_path / "s", sent) == Reply(b"", code)
+        for number in DISK_FULL:  # a full quota is a full disk for the operator
+            assert ask_silo(tmp_path / "s", b"disk %d" % number) == Reply(b"", "run.disk_full")
 
 
 def test_a_request_that_is_too_long_is_not_read(tmp_path: Path) -> None:
@@ -432,6 +435,6 @@ def test_a_silo_that_comes_late_joins_then(monkeypatch: pytest.MonkeyPatch) -> N
 
     joined = []
     agreed = agree([], Away({name: Member(name) for name in NAMES}))
-    agreed._on_change = lambda: joined.append(set(agreed._joined))
+    agreed.on_change = lambda: joined.append(set(agreed.joined))
     agreed.wait_for_silos()
     assert joined == [{"north"}, {"north", "south"}]

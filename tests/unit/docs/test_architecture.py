@@ -82,7 +82,7 @@ def test_the_listings_are_those_of_the_source(listings: ModuleType) -> None:
 def test_every_package_has_a_row(listings: ModuleType) -> None:
     order, _ = listings.read_import_rules()
     packages = {f"silodp.{path.parent.name}" for path in SOURCE.glob("*/__init__.py")}
-    modules = {f"silodp.{name}" for name in ("parsing", "settings", "errors", "text")}
+    modules = {f"silodp.{name}" for name in ("bundle", "tracking", "parsing", "settings", "errors", "text")}
     assert packages == set(order) - modules
 
 

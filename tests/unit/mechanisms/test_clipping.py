@@ -18,8 +18,7 @@ from silodp.mechanisms.clipping import (
     clip_rows,
 )
 from silodp.mechanisms.clipping import add_weighted_rows as fold_stream
-from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms.noise import Randomness, draw_poisson_sample
 from silodp.settings import Clip, Probability, check_value
 from support.oracles import judges_std
 from support.refusals import refused

@@ -122,6 +122,7 @@ def test_rows_are_of_norm_one_at_most_and_say_whether_the_update_was_clipped(cli
     for chunk, other in zip(stream.chunks, plain.chunks, strict=True):
         rows = chunk.rows.double() * chunk.factors[:, None]
         assert (torch.linalg.vector_norm(rows, dim=1) <= 1).all()
+        # Both train by the same operations on the same shapes: the factors, in double precision, alone differ.
         short = other.rows.double() * (other.factors * math.sqrt(0.99) / clip)[:, None]
         torch.testing.assert_close(rows[:, :-1], short, rtol=1e-6, atol=1e-9)
         bits += (rows[:, -1] > 0).tolist()

@@ -22,9 +22,9 @@ from silodp.methods import (
     UldpGroup,
     UldpNaive,
     UldpSgd,
+    roles,
 )
-from silodp.methods import weights as weightings
-from silodp.methods.group import split_group
+from silodp.methods.uldp_baselines import split_group
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.sgd.records import record_gradients
@@ -295,14 +295,14 @@ def test_weights_add_to_at_most_one(silos, users, seed):
     uniform = UldpAvg(1.0, 1.0).user_weights(None, population)
     present = UldpAvg(1.0, 1.0, weighting="present").user_weights(counts, population)
     home = UldpAvg(1.0, 1.0, weighting="home").user_weights(counts, population)
-    for weights in (uniform, present, home, weightings.weigh_by_records(counts)):
+    for weights in (uniform, present, home, roles.weigh_by_records(counts)):
         assert weights.shape == (silos, users)
         assert weights.sum(axis=0).max() <= 1 + 1e-15
         assert (weights >= 0).all()
-    assert (uniform == weightings.uniform_weight(silos)).all()
-    assert weightings.uniform_weight(silos) == pytest.approx(1 / silos, rel=1e-15)
+    assert (uniform == roles.uniform_weight(silos)).all()
+    assert roles.uniform_weight(silos) == pytest.approx(1 / silos, rel=1e-15)
     totals = counts.sum(axis=0)
-    for weights in (present, home, weightings.weigh_by_records(counts)):
+    for weights in (present, home, roles.weigh_by_records(counts)):
         np.testing.assert_allclose(weights.sum(axis=0), totals > 0)
         assert (weights[counts == 0] == 0).all()
     assert (present == (counts > 0) / np.maximum((counts > 0).sum(axis=0), 1)).all()
@@ -335,7 +335,7 @@ def test_where_only_presence_matters_a_silo_says_no_counts():
 
 def test_weights_above_one_are_refused():
     with pytest.raises(SilodpError, match="add to"):
-        weightings.validate_weights(np.full((3, 2), 0.5))
+        roles.validate_weights(np.full((3, 2), 0.5))
 
 
 @settings(deadline=None)
@@ -466,4 +466,4 @@ def test_the_std_oracle_can_reject():
 def test_weights_that_add_to_a_little_more_than_one_are_scaled_down():
     weights = np.full((2, 3), 0.5) + 2.5e-10
     assert (weights.sum(axis=0) > 1).all()
-    assert (weightings.validate_weights(weights).sum(axis=0) <= 1).all()
+    assert (roles.validate_weights(weights).sum(axis=0) <= 1).all()

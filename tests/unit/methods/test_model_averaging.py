@@ -9,7 +9,7 @@ from torch import nn
 
 import silodp
 from silodp.errors import SilodpError
-from silodp.methods.ddp.method import CLAIM
+from silodp.methods.ddp import CLAIM
 from silodp.methods.model_averaging import average_models
 from unit.methods.test_distributed import TABLE
 

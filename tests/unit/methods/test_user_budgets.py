@@ -20,7 +20,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto.coins import PersonCoins
+from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost

@@ -17,7 +17,7 @@ from silodp.accounting.events import (
     SelfComposed,
 )
 from silodp.accounting.views import View
-from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weights
+from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, roles
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
 
@@ -88,8 +88,8 @@ def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_tw
     """
     counts = np.array([[1], [99]])  # the curious silo, and another
     update = np.array([1.0, -1.0])  # clipped to 1, one parameter
-    with_others = float((weights.weigh_by_records(counts)[:, 0] * update).sum())
-    without = float((weights.weigh_by_records(np.array([[1], [0]]))[:, 0] * update).sum())
+    with_others = float((roles.weigh_by_records(counts)[:, 0] * update).sum())
+    without = float((roles.weigh_by_records(np.array([[1], [0]]))[:, 0] * update).sum())
     moved = abs(with_others - without)
     assert moved == pytest.approx(1.98)
     view = View("silo", 2)

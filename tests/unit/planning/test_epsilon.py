@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.assumptions import OTHER_CODE
+from silodp.accounting.guarantee import OTHER_CODE
 from silodp.accounting.views import ADVERSARIES
-from silodp.config.arguments import get_fields
-from silodp.config.build import build_aggregator
+from silodp.config.build import build_aggregator, get_fields
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, FederationSize, UldpAvg, UserBudgets
 from silodp.methods.rpdp.method import TwoStageSampling

@@ -267,7 +267,7 @@ def test_an_assumed_number_of_persons_is_named(tmp_path, silodp):
 
 def test_a_share_of_classes_that_no_test_set_can_have_is_refused(tmp_path, silodp):
     outcome = silodp("plan", configured(tmp_path), "--tune", "--target-epsilon", 2, "--prevalence", 0.0001)
-    assert_sentence(outcome, "--prevalence", code="argument.value")
+    assert_sentence(outcome, "prevalence", "second class", code="argument.value")
 
 
 def test_a_share_of_classes_for_a_label_that_is_a_number_is_refused(tmp_path, silodp):

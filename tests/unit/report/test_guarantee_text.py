@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.assumptions import NOT_COVERED
 from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, SelfComposed
-from silodp.accounting.guarantee import Guarantee, format_epsilon
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee, format_epsilon
 from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.accounting.views import ADVERSARIES
 from silodp.errors import SilodpError

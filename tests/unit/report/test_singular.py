@@ -11,7 +11,7 @@ from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError
 from silodp.methods import UserBudgets
-from silodp.methods.ddp.clients import PER_CLIENT, expand_per_client
+from silodp.methods.ddp import PER_CLIENT, expand_per_client
 from silodp.text import pluralize
 from support.commands import Silodp
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Loss, Task, cross_entropy, gradients, record_gradients, silo_update
-from silodp.training.sgd import RecordGradients, _trainer
+from silodp.training.sgd import RecordGradients
 from support.reference import assert_equal_updates, looped, ragged, updates
 
 
@@ -184,7 +184,7 @@ def test_large_batches_of_images_train_one_user_after_another_with_equal_results
     called = []
     build = gradients.build_plain_gradient
     spy = lambda task: lambda *tensors: called.append(1) or build(task)(*tensors)  # noqa: E731
-    monkeypatch.setattr(_trainer, "build_plain_gradient", spy)
+    monkeypatch.setattr(gradients, "build_plain_gradient", spy)
     found = updates(task, params, x, y, user, local, seed=3)
     assert called
     assert_equal_updates(found, looped(task, params, x, y, user, local, seed=3), 1e-12)

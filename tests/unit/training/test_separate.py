@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from silodp.training.losses import binary_cross_entropy, cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
-from silodp.training.sgd.separate import isolated, predict_separately
+from silodp.training.sgd.separate import isolate, predict_separately
 from silodp.training.task import Task
 from support.oracles import expand_rows
 
@@ -153,7 +153,7 @@ def test_batches_are_those_of_torch() -> None:
         model.requires_grad_().train()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
         records = torch.nonzero(user == person).flatten()
-        with isolated(task, master, person) as generator:
+        with isolate(task, master, person) as generator:
             for _ in range(3):
                 for batch in records[torch.randperm(len(records), generator=generator)].split(4):
                     optimizer.zero_grad()

@@ -76,7 +76,7 @@ def test_what_another_aggregator_keeps_for_a_round_is_forgotten_too():
     parties = Parties(Diary())
     for round_ in range(3):
         parties.run_round(round_)
-    for store in (parties.server.store, *(silo._store for silo in parties.silos.values())):
+    for store in (parties.server.store, *map(parties.store_of, parties.names)):
         assert [store.round(round_).get("diary") is not None for round_ in range(3)] == [False, False, True]
         assert not store.round(0).names()
         assert not store.round(1).names()

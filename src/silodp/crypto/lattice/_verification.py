@@ -6,8 +6,7 @@ noise was sized for. So every block is checked against random polynomials modulo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,24 +34,18 @@ class VerifiedProducts:
     Args:
         parameters: public constants.
         key: secret, from which T follows; whoever knew it could make wrong blocks pass.
-        executor: shares the blocks; None: one after the other.
 
     Attributes:
         repeated: blocks that had to be computed in pieces.
     """
 
-    def __init__(
-        self,
-        parameters: LatticeParameters,
-        key: bytes,
-        executor: Executor | None = None,
-    ):
+    def __init__(self, parameters: LatticeParameters, key: bytes):
         self.repeated = 0
         self._ring = parameters.ring
         self._pieces = parameters.pieces
         self._transform = FourierTransform(parameters.ring_size)
-        self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
+        # Secret and drawn for this answer alone: known tests could be met by a wrong block.
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
         # 16-bit pieces keep the products with ciphertexts exact; together they are uniform modulo 2^64.
         self._tests = _join(drawn.astype(np.int64), CHECK_PIECE_BITS)
@@ -70,31 +63,25 @@ class VerifiedProducts:
             SilodpError: a block is not exact even in pieces; nothing of `total` may be sent (code crypto.parameters).
         """
         blocks = multipliers.shape[1]
+        # Tiles of blocks, so that the spectra of a product stay small whatever the size of the vector.
         tiles = [slice(b, min(b + _BLOCKS_AT_A_TIME, blocks)) for b in range(0, blocks, _BLOCKS_AT_A_TIME)]
-        sums: dict[int, Any] = {}
-        expected = np.zeros(blocks, np.uint64)
-
         # Sums are kept as spectra: one inverse transform for each block, whatever the number of users.
+        sums: list[Any] = [0] * len(tiles)
+        expected = np.zeros(blocks, np.uint64)
         for users in _groups(len(multipliers)):
             spectrum = self._transform.forward(elements(users))
             digests = self._digests(spectrum)
-
-            def multiply(
-                tile: slice, some: NDArray[np.int32] = multipliers[users], b: Any = spectrum, y: Any = digests
-            ) -> None:
-                expected[tile] += _inner(y, some[:, tile])
-                product = self._product(some[:, tile], b)
-                if tile.start in sums:
-                    sums[tile.start] += product
-                else:
-                    sums[tile.start] = product
-
-            list(self._map(multiply, tiles))
-
-        def finish(tile: slice) -> None:
-            rows = self._transform.inverse(sums.pop(tile.start))
+            for i, tile in enumerate(tiles):
+                some = multipliers[users, tile]
+                # Σ_u ⟨y_u, M_u⟩ for every block: two's complement is right modulo 2^64.
+                expected[tile] += np.einsum("un,ubn->b", digests, some.astype(np.int64).view(np.uint64))
+                sums[i] += self._product(some, spectrum)
+        for i, tile in enumerate(tiles):
+            rows, sums[i] = self._transform.inverse(sums[i]), None  # each spectrum is freed when it was read
             wrong = np.flatnonzero(self._digest(rows) != expected[tile])
             if wrong.size:
+                # Smaller pieces have smaller products, and rounding errors shrink with them; then every block is
+                # checked again.
                 self.repeated += wrong.size
                 rows[wrong] = self._in_pieces(multipliers[:, tile][:, wrong], elements)
                 require(
@@ -105,8 +92,6 @@ class VerifiedProducts:
                 )
             total[tile] += rows.reshape(total[tile].shape)
             self._ring.balance(total[tile])
-
-        list(self._map(finish, tiles))
 
     def _product(self, multipliers: NDArray[np.int32], spectrum: Any) -> Any:
         """Return the spectrum of Σ_u M_u·b_u."""
@@ -141,17 +126,12 @@ def _groups(users: int) -> Iterator[slice]:
     return (slice(u, min(u + _USERS_AT_A_TIME, users)) for u in range(0, users, _USERS_AT_A_TIME))
 
 
-def _inner(digests: Words, multipliers: NDArray[np.int32]) -> Words:
-    """Return Σ_u ⟨y_u, M_u⟩ modulo 2^64 for every block."""
-    inner: Words = np.einsum("un,ubn->b", digests, multipliers.astype(np.int64).view(np.uint64))
-    return inner
-
-
 def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
     """Return `count` balanced pieces of 14 bits whose weighted sum, 2^(14·i) for the i-th, is `integers`."""
     pieces, half = [], 1 << (PIECE_BITS - 1)
     rest = integers.astype(np.int64)
     for _ in range(count - 1):
+        # What is left is the nearest multiple of 2^14, so that pieces are balanced.
         low = ((rest + half) & ((1 << PIECE_BITS) - 1)) - half
         pieces.append(low.astype(np.int32))
         rest = (rest - low) >> PIECE_BITS
@@ -160,6 +140,7 @@ def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
 
 def _join(pieces: Integers, bits: int) -> Words:
     """Return Σ_i piece_i·2^(bits·i) modulo 2^64, over the axis before the last."""
+    # Two's complement: signed pieces add up right modulo 2^64.
     words = pieces.view(np.uint64)
     total = np.zeros((*words.shape[:-2], words.shape[-1]), np.uint64)
     for i in range(words.shape[-2]):

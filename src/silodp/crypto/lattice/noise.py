@@ -43,16 +43,21 @@ def draw_centered_binomial(key: bytes, *shape: int) -> Integers:
 def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Integers:
     """Add uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place; carries are left.
 
-    They reach from the lowest bit to bit `bits`, so that none of the errors below shows (docs/protocols.md, section 3).
+    They reach from the lowest bit to bit `bits`, so that none of the errors below shows.
+
+    Source: docs/protocols.md, section 3; the smudging lemma of Asharov, Jain, López-Alt, Tromer, Vaikuntanathan and
+    Wichs, "Multiparty Computation with Low Communication, Computation and Interaction via Threshold FHE" (EUROCRYPT
+    2012).
 
     Args:
         element: limbs (..., K, N).
-        ring: of the element.
+        ring: the ring that the element is in.
         bits: F.
         key: secret, of this use alone.
     """
     shape = (*element.shape[:-2], ring.size)
     for limb in range(-(-bits // ring.limb_bits)):
+        # The last limb takes what is left of the bits, so that the whole is uniform below 2^bits.
         width = min(ring.limb_bits, bits - limb * ring.limb_bits)
         drawn = draw_words(derive_key(key, "flooding", limb), int(np.prod(shape, dtype=np.int64)), np.uint32)
         element[..., limb, :] += (drawn & np.uint32((1 << width) - 1)).reshape(shape)
@@ -65,7 +70,9 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
 def scale_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
     """Return 2^shift·share + centered Uniform of width 2^shift.
 
-    Without the uniform part the sum modulo 2^shift would be free of noise (docs/protocols.md, section 3).
+    Without the uniform part the sum modulo 2^shift would be free of noise.
+
+    Source: docs/protocols.md, section 3.
 
     Args:
         share: integer noise (d,), in units of 2^shift.
@@ -82,5 +89,6 @@ def scale_noise(share: Integers, shift: int, stream: np.random.Generator) -> Int
     )
     if not shift:
         return share.astype(np.int64)
+    # Together with the integers times 2^shift it is spread over all residues modulo 2^shift.
     uniform = stream.integers(-(1 << (shift - 1)), 1 << (shift - 1), share.shape)
     return (share.astype(np.int64) << shift) + uniform

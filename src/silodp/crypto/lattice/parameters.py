@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from silodp.crypto.lattice._digits import LimbGroup
-from silodp.crypto.lattice.ring import Ring
+from silodp.crypto.lattice.ring import LimbGroup, Ring
 from silodp.errors import SilodpError, require
 from silodp.text import pluralize
 
@@ -25,6 +24,7 @@ MIN_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
 MAX_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
+# A silo with many users goes through them in batches, each of which can be computed a second time.
 _BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
 
 
@@ -143,6 +143,8 @@ class LatticeParameters:
     @property
     def noise_shift(self) -> int:
         """r = k + log2(C/g) − 17: integer noise is drawn at a scale of 2^r (docs/protocols.md, section 3)."""
+        # Noise is drawn at 2^17 steps to the clip: at finer ones its variance would leave the range that is drawn
+        # exactly (`mechanisms.noise.MAX_SKELLAM_VARIANCE`).
         return max(0, self.weight_bits + math.floor(math.log2(self.clip_units)) - 17)
 
     @property
@@ -159,6 +161,8 @@ class LatticeParameters:
     def sum_bits(self) -> float:
         """log2 of what the sum must hold: 2^k·U·C/g + 12σ, and the uniform part of the noise."""
         clip = math.ldexp(self.clip_units, self.weight_bits)
+        # A normal variable leaves 12 standard deviations with probability below 2^-107; a sum that did would wrap
+        # around.
         noise = 12 * self.noise_multiplier * clip + self.silos * 2.0**self.noise_shift
         return math.log2(self.users * clip + noise)
 
@@ -186,6 +190,7 @@ class LatticeParameters:
     @property
     def check_bits(self) -> float:
         """The same for the products with random test polynomials: 2K of norm 2^15·√(N/3) for every user."""
+        # A uniform 16-bit piece has the standard deviation 2^16/√12 = 2^15/√3, so N of them have the norm 2^15·√(N/3).
         norm = CHECK_PIECE_BITS - 1 + 0.5 * math.log2(self.ring_size / 3)
         return 0.5 * math.log2(2 * self.limbs) + norm + self.limb_bits
 
@@ -197,16 +202,21 @@ class LatticeParameters:
     @property
     def flooding_bits(self) -> int:
         """F = Q − T − 2 − ⌈log2 S⌉."""
+        # The flooding of S silos is at most S·2^(F−1) in size: a quarter of the room 2^(Q−T−1) at decryption.
         return self.modulus_bits - self.plaintext_bits - 2 - (self.silos - 1).bit_length()
 
     @property
     def log2_leakage(self) -> float:
         """log2 of Σ_u N_cap[u]·(C/g)·‖ê_u‖_∞, which bounds the 2-norm of what the errors add to the sum."""
+        # ‖M·e‖₂ ≤ ‖M‖₂·‖ê‖_∞, by Parseval's identity; N_cap[u] = S·n_max.
         return math.log2(self.users * self.silos * self.multiplier_norm * self.error_spectrum)
 
     @property
     def log2_tv(self) -> float:
-        """log2 of the total variation by which decryption errors betray more than the sum, over the whole run."""
+        """log2 of the total variation by which decryption errors betray more than the sum, over the whole run.
+
+        Source: docs/protocols.md, section 3, "Flooding"; the smudging lemma of Asharov et al. (EUROCRYPT 2012).
+        """
         # Uniform flooding of width 2^F, moved by s, is at total variation |s|/2^F. Over all coefficients the shifts
         # add up in the 1-norm, which is at most √(N·B) times the 2-norm that `log2_leakage` bounds.
         coefficients = 0.5 * math.log2(self.ring_size * self.blocks)
@@ -214,7 +224,10 @@ class LatticeParameters:
 
     @property
     def log2_delta(self) -> float:
-        """log2 of (1+e^ε)·TV, to be added to δ."""
+        """log2 of (1+e^ε)·TV, to be added to δ.
+
+        Source: docs/privacy.md, section 3.
+        """
         # log(1 + e^ε), written so that a large ε does not overflow.
         exponential = max(self.epsilon, 0.0) + math.log1p(math.exp(-abs(self.epsilon)))
         return exponential / math.log(2) + self.log2_tv
@@ -231,6 +244,7 @@ class LatticeParameters:
     @property
     def log2_limb_row(self) -> float:
         """log2 of the largest limb row of a batch, worst case: Σ_u‖M_u‖₁·2^(w−1)."""
+        # ‖M‖₁ ≤ √N·‖M‖₂, by Cauchy and Schwarz.
         norm1 = math.log2(self.multiplier_norm) + 0.5 * math.log2(self.ring_size)
         return math.log2(self.batch_users) + norm1 + self.limb_bits - 1
 
@@ -279,59 +293,39 @@ class LatticeParameters:
         return self.ring_size * (0.4 * math.log2(self.ring_size) * transforms + 0.27 * products)
 
 
-def search_parameters(
-    *,
-    dimension: int,
-    users: int,
-    silos: int,
-    count_cap: int,
-    noise_multiplier: float,
-    attempts: int,
-    epsilon: float,
-    delta: float,
-    weight_bits: int = 20,
-    clip_units: int | None = None,
-) -> LatticeParameters:
+def search_parameters(clip_units: int | None = None, **constants: Any) -> LatticeParameters:
     """Return the cheapest encryption that meets every rule.
 
     Encryptions of at most `MAX_BYTES_UP` come first; among these, the one of least work.
 
     Args:
-        dimension, users, silos, count_cap, noise_multiplier, attempts, epsilon, delta, weight_bits: as in
-            `LatticeParameters`.
         clip_units: C/g. None: the finest grid C/g ≤ 2^17 for which there is an encryption, not below 64√d, so that the
             charge for rounding stays small.
+        constants: the fields `dimension` to `weight_bits` of `LatticeParameters`, by name.
 
     Raises:
         SilodpError: none passes; it names the rules that the nearest one breaks (code crypto.parameters).
     """
-    positive = (dimension, users, silos, count_cap, attempts, delta, weight_bits, clip_units or 1)
+    start = LatticeParameters(
+        clip_units=clip_units or 1 << 17,
+        ring_size=0,
+        limb_bits=0,
+        limbs=0,
+        plaintext_bits=0,
+        dropped=0,
+        **constants,
+    )
+    positive = ("dimension", "users", "silos", "count_cap", "attempts", "delta", "weight_bits", "clip_units")
     require(
-        all(x > 0 for x in positive),
+        all(getattr(start, name) > 0 for name in positive),
         "the constants of a private weighting must be positive; check users, silos, caps and delta",
         code="argument.value",
     )
     # The finest grid comes first; below 64√d steps, truncation would add more than 1/64 to the sensitivity.
-    grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(dimension)]
+    grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(start.dimension)]
     tried: list[LatticeParameters] = []
     for units in [clip_units] if clip_units else grids or [1 << 17]:
-        start = LatticeParameters(
-            dimension=dimension,
-            users=users,
-            silos=silos,
-            count_cap=count_cap,
-            clip_units=units,
-            noise_multiplier=noise_multiplier,
-            attempts=attempts,
-            epsilon=epsilon,
-            delta=delta,
-            weight_bits=weight_bits,
-            ring_size=0,
-            limb_bits=0,
-            limbs=0,
-            plaintext_bits=0,
-            dropped=0,
-        )
+        start = replace(start, clip_units=units)
         tried = list(_encryptions(replace(start, plaintext_bits=math.floor(start.sum_bits) + 2)))
         passing = [one for one in tried if all(rule.holds for rule in one.rules())]
         if passing:
@@ -341,9 +335,9 @@ def search_parameters(
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
     ]
     raise SilodpError(
-        f"no lattice holds {pluralize(users, 'user')} with up to {pluralize(count_cap, 'record')} a silo at C/g = "
-        f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
-        "weight bits",
+        f"no lattice holds {pluralize(start.users, 'user')} with up to {pluralize(start.count_cap, 'record')} a silo "
+        f"at C/g = {nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer "
+        "rounds or weight bits",
         code="crypto.parameters",
     )
 

@@ -3,6 +3,8 @@
 A coefficient is Σ_k limb_k·2^(w·k); an array of elements has shape (..., K, N), least limb first. *Balanced* limbs lie
 in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. A product here may round wrong: the caller proves
 that it does not, or checks it (docs/protocols.md, section 3).
+
+Silos send coefficients as vectors of integers modulo a power of two (`LimbGroup`), which secure aggregation masks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import LazyModule
-from silodp.crypto.streams import Bytes, Integers, Words, draw_words
+from silodp.crypto.streams import Bytes, Integers, Words, draw_words, keystream
+from silodp.errors import require
 
 if TYPE_CHECKING:
     from scipy import fft
@@ -32,6 +35,9 @@ class FourierTransform:
     One complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N). One product `A @ B` of spectra is the
     product of matrices of polynomials; the adjoint of a polynomial has the conjugate spectrum.
 
+    Source: the weighted transform of Crandall and Fagin, "Discrete Weighted Transforms and Large-Integer Arithmetic",
+    Mathematics of Computation 62, 1994.
+
     Attributes:
         size: N, the number of coefficients, a power of two.
     """
@@ -47,6 +53,7 @@ class FourierTransform:
         """Return the spectrum (N/2, r, c) of integer polynomials (r, c, N)."""
         rows, columns, size = polynomials.shape
         half = size // 2
+        # The root comes first, so that `@` multiplies the matrices at all roots in one call.
         spectrum = np.empty((half, rows, columns), np.complex128)
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
         for first in range(0, rows, step):
@@ -112,6 +119,7 @@ class Ring:
     def _carry(self, element: Integers, offset: int) -> Integers:
         # `>>` rounds down for negative numbers too, so the rest lies in [−offset, 2^w − offset).
         carry: Integers | int = 0
+        # A carry that leaves the last limb is dropped: it is a multiple of 2^(w·K).
         for k in range(element.shape[-2]):
             limb = element[..., k, :]
             limb += carry
@@ -129,6 +137,8 @@ class Ring:
         """
         first, offset = divmod(shift, self.limb_bits)
         room = self.limb_bits - offset
+        # `&` and `>>` read negative integers as if they had sign bits without end, so what is added is exact modulo
+        # 2^(w·K).
         element[..., first, :] += (integers & ((1 << room) - 1)) << offset
         rest = integers >> room
         for k in range(first + 1, element.shape[-2]):
@@ -139,6 +149,7 @@ class Ring:
     def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
         """Return uniform elements (*shape, K, N) in balanced limbs: the stream of `key`."""
         count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
+        # The low w bits of a uniform word are uniform, and so is a limb less half of its range.
         digits = (draw_words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
         return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
 
@@ -187,3 +198,131 @@ def unpack(packed: Bytes, bits: int) -> Words:
     if bits < 64:
         rows &= np.uint64((1 << bits) - 1)
     return rows.reshape(*packed.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class LimbGroup:
+    """The group of vectors of integers modulo 2^bits, for any number of bits, as planes of 64-bit words.
+
+    A number below 2^bits is Σ_i word_i·2^(64·i); a vector has shape (words, count), least word first.
+
+    Attributes:
+        bits: The modulus is 2^bits.
+        count: The number of integers of a vector, a multiple of 64.
+    """
+
+    bits: int
+    count: int
+
+    @property
+    def words(self) -> int:
+        """64-bit words a number."""
+        return -(-self.bits // 64)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a vector on the wire, and of the keystream that masks it."""
+        return self.count * self.bits // 8
+
+    def add(self, a: Words, b: Words) -> Words:
+        """Return a + b mod 2^bits."""
+        total = np.empty((self.words, self.count), np.uint64)
+        carry: NDArray[np.bool_] | None = None
+        for i in range(self.words):
+            np.add(a[i], b[i], out=total[i])
+            # A sum of words that is smaller than a summand has left 64 bits: the carry into the next word.
+            overflow = total[i] < b[i]
+            if carry is not None:
+                total[i] += carry
+                overflow |= carry & (total[i] == 0)
+            carry = overflow
+        return self._reduce(total)
+
+    def subtract(self, a: Words, b: Words) -> Words:
+        """Return a − b mod 2^bits."""
+        rest = np.empty((self.words, self.count), np.uint64)
+        borrow: NDArray[np.bool_] | None = None
+        for i in range(self.words):
+            np.subtract(a[i], b[i], out=rest[i])
+            underflow = a[i] < b[i]
+            if borrow is not None:
+                underflow |= borrow & (rest[i] == 0)
+                rest[i] -= borrow
+            borrow = underflow
+        return self._reduce(rest)
+
+    def zero(self) -> Words:
+        """Return the vector of zeros."""
+        return np.zeros((self.words, self.count), np.uint64)
+
+    def uniform(self, key: bytes) -> Words:
+        """Return a uniform vector: the stream of `key`."""
+        return self._unpack(keystream(key, self.size))
+
+    def mask(self, value: Words, key: bytes, sign: int) -> Words:
+        """Return value ± the uniform vector of `key`."""
+        return (self.add if sign > 0 else self.subtract)(value, self.uniform(key))
+
+    def bits_from(self, vector: Words, first: int, width: int) -> Words:
+        """Return bits [first, first+width) of every number, width ≤ 64."""
+        word, offset = divmod(first, 64)
+        found: Words = vector[word] >> np.uint64(offset)
+        if offset + width > 64:
+            found |= vector[word + 1] << np.uint64(64 - offset)
+        found &= np.uint64((1 << width) - 1)
+        return found
+
+    def from_limbs(self, limbs: Integers, limb_bits: int) -> Words:
+        """Return the vector of all coefficients in order.
+
+        Args:
+            limbs: in [0, 2^w), shape (..., L, N) with L·w = bits.
+            limb_bits: w.
+        """
+        vector = self.zero()
+        for k in range(limbs.shape[-2]):
+            # A limb may lie across two words; its upper part goes to the next one.
+            limb = limbs[..., k, :].reshape(-1).view(np.uint64)
+            word, offset = divmod(k * limb_bits, 64)
+            vector[word] |= limb << np.uint64(offset)
+            if offset + limb_bits > 64:
+                vector[word + 1] |= limb >> np.uint64(64 - offset)
+        return vector
+
+    def to_limbs(self, vector: Words, limb_bits: int, *shape: int) -> Integers:
+        """Return the limbs (..., L, N) of a vector of `from_limbs`; `shape` is (..., N)."""
+        starts = range(0, self.bits, limb_bits)
+        limbs = [self.bits_from(vector, first, limb_bits).view(np.int64).reshape(shape) for first in starts]
+        return np.stack(limbs, axis=-2)
+
+    def to_bytes(self, vector: Words) -> bytes:
+        """Return whole words plane by plane, then the last word's bits packed: `size` bytes."""
+        rest = self.bits % 64
+        # Whole words are sent as they are: only the last word of a number has bits to spare.
+        planes = [np.ascontiguousarray(plane, "<u8").tobytes() for plane in vector[: self.bits // 64]]
+        return b"".join([*planes, pack(vector[-1], rest).tobytes()] if rest else planes)
+
+    def from_bytes(self, packed: bytes) -> Words:
+        """The inverse of `to_bytes`; any bytes of the right length are a vector."""
+        require(
+            len(packed) == self.size,
+            f"a vector of {self.count} numbers modulo 2^{self.bits} takes {self.size} bytes, not {len(packed)}; "
+            "server and silos must use the same parameters",
+            code="message.malformed",
+        )
+        return self._unpack(np.frombuffer(packed, np.uint8))
+
+    def _unpack(self, packed: Bytes) -> Words:
+        vector = np.empty((self.words, self.count), np.uint64)
+        whole = self.bits // 64
+        split = whole * 8 * self.count
+        vector[:whole] = packed[:split].view("<u8").reshape(whole, self.count)
+        if self.bits % 64:
+            vector[whole] = unpack(packed[split:], self.bits % 64)
+        return vector
+
+    def _reduce(self, vector: Words) -> Words:
+        if self.bits % 64:
+            # Bits above the modulus stand in the last word alone.
+            vector[-1] &= np.uint64((1 << self.bits % 64) - 1)
+        return vector

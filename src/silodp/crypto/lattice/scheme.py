@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._digits import LimbGroup
-from silodp.crypto.lattice._plaintexts import Chunk, Plaintexts, add_own_part
 from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import FourierTransform, Ring
+from silodp.crypto.lattice.ring import FourierTransform, LimbGroup, Ring
 from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret
 from silodp.errors import require
+from silodp.settings import check_shape
 
+# Users encrypted together: the spectra of a group stay small, whatever U is.
 _USERS_AT_A_TIME = 32
+
+Chunk = tuple[Integers, NDArray[Any]]
+"""Owners (r,), and their rows (r, d) of grid units."""
 
 
 def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
@@ -48,6 +49,8 @@ def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
 
 class LatticeServer:
     """The server's side: it holds the secret polynomial, encrypts shares and decrypts the sum.
+
+    Source: the encryption of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010), with the plaintext in the highest bits.
 
     Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of docs/protocols.md, section 3
     (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
@@ -66,6 +69,7 @@ class LatticeServer:
         self._ring = parameters.ring
         self._transform = FourierTransform(parameters.ring_size)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        # Ternary, as the limits of STANDARD_128 are for; kept as its spectrum, since it is only multiplied with.
         secret = draw_ternary(derive_key(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
 
@@ -117,6 +121,7 @@ class LatticeServer:
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
         digits = LimbGroup(parameters.sent_bits, half.size)
         numbers = digits.from_limbs(phase, parameters.limb_bits)
+        # The 8 bits below the plaintext: the error in units of 1/256 of a step, and the half step that was added above.
         errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
         require(
@@ -151,7 +156,80 @@ class LatticeServer:
             spectrum = self._transform.forward(error[None, None])
             if float(abs(spectrum).max()) <= self.parameters.error_spectrum:
                 return error
+            # Drawn anew under another key: the errors that are used are independent of those that were refused.
             attempt += 1
+
+
+@dataclass(frozen=True)
+class Plaintexts:
+    """The plaintexts M_u = n[s,u]·Δ_u of one silo in one round, in batches and within their public bounds.
+
+    The flooding margin and the sensitivity rest on these bounds, so they are checked here, whoever else checked them.
+
+    Attributes:
+        parameters: The public constants.
+        counts: The silo's numbers of records n[s,u], shape (U,), each in 0..n_max.
+
+    Raises:
+        SilodpError: counts of another shape, or out of range.
+    """
+
+    parameters: LatticeParameters
+    counts: Integers = field(repr=False)
+
+    def __post_init__(self) -> None:
+        counts, cap = self.counts, self.parameters.count_cap
+        check_shape("counts", counts, self.parameters.users, kind="iu")
+        require(
+            counts.min(initial=0) >= 0 and counts.max(initial=0) <= cap,
+            f"counts must lie between 0 and the public cap of {cap}; cap them before the first round",
+            code="argument.value",
+            field="counts",
+        )
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Integers, NDArray[np.int32]]]:
+        """Yield owners (b,) and their M (b, B, N), padded with zeros; each is valid until the next one is asked for.
+
+        Raises:
+            SilodpError: an owner is no user or comes twice; a row is not integer, not (d,), or longer than C/g.
+        """
+        parameters = self.parameters
+        # Zeros fill the last block; a batch reuses the same memory, which is why it is valid until the next one.
+        held = np.zeros((parameters.batch_users, parameters.blocks * parameters.ring_size), np.int32)
+        owners: list[int] = []
+        seen = np.zeros(parameters.users, bool)
+
+        def batch() -> tuple[Integers, NDArray[np.int32]]:
+            shape = (len(owners), parameters.blocks, parameters.ring_size)
+            return np.array(owners, np.int64), held[: len(owners)].reshape(shape)
+
+        for some, rows in chunks:
+            require(
+                rows.shape == (len(some), parameters.dimension) and rows.dtype.kind in "iu",
+                f"rows must be integers of shape ({len(some)}, {parameters.dimension})",
+                code="method.rows",
+            )
+            for owner, row in zip(some.tolist(), rows, strict=True):
+                require(
+                    0 <= owner < parameters.users and not seen[owner],
+                    "every owner must be a user of the common index, with one row; check the rows",
+                    code="method.rows",
+                )
+                seen[owner] = True
+                norm2 = float(np.einsum("d,d->", row, row, dtype=np.float64))  # exact as far as the bound
+                require(
+                    norm2 <= float(parameters.clip_units) ** 2,
+                    f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero",
+                    code="method.rows",
+                )
+                into = held[len(owners), : parameters.dimension]
+                np.multiply(row, self.counts[owner], out=into, dtype=np.int32, casting="unsafe")
+                owners.append(owner)
+                if len(owners) == len(held):
+                    yield batch()
+                    owners.clear()
+        if owners:
+            yield batch()
 
 
 @dataclass(frozen=True)
@@ -163,12 +241,10 @@ class LatticeSilo:
         claim: A function that stores a seed durably and returns whether it was new. It is called before anything is
             computed, and a seed that is not new is refused: two encryptions under one seed would betray the difference
             of their plaintexts.
-        workers: The number of threads that share the blocks of a large vector.
     """
 
     parameters: LatticeParameters
     claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
-    workers: int = 1
 
     def __post_init__(self) -> None:
         self.parameters.check()
@@ -185,6 +261,8 @@ class LatticeSilo:
         """Return an encryption of Σ_u v_u·n_u·Δ_u + noise.
 
         A user without a row costs no time: where it must not show who is absent, pass rows of zeros.
+
+        Source: docs/protocols.md, section 3, step 3.
 
         Args:
             request: the server's.
@@ -219,6 +297,7 @@ class LatticeSilo:
             code="crypto.reused",
         )
         key = secrets.token_bytes(KEY_BYTES)
+        # c0 and c1 of the answer; `own` is the part of it that the silo computes in clear, modulo 2^64.
         total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
         own = np.zeros((parameters.blocks, ring.size), np.uint64)
 
@@ -226,15 +305,14 @@ class LatticeSilo:
             sent = np.frombuffer(request["public key"], np.uint8)
             return np.concatenate([ring.from_bytes(sent), ring.uniform(derive_key(seed, "public key"))])[None]
 
-        with ThreadPoolExecutor(self.workers) if self.workers > 1 else nullcontext() as executor:
-            products = VerifiedProducts(parameters, derive_key(key, "tests"), executor)
-            for owners, multipliers in batches:
-                ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
-                products.add_to(total, multipliers, ciphertexts)
-                add_own_part(own, shares[owners], multipliers)
-            # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
-            fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
-            products.add_to(total, fresh, public_key)
+        products = VerifiedProducts(parameters, derive_key(key, "tests"))
+        for owners, multipliers in batches:
+            ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
+            products.add_to(total, multipliers, ciphertexts)
+            _add_own_part(own, shares[owners], multipliers)
+        # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
+        fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
+        products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
         own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
         # What the silo knows itself is added in clear to c0, at the place of plaintexts.
@@ -261,6 +339,12 @@ class _Ciphertexts:
         sent = np.frombuffer(self.packed, np.uint8).reshape(-1, size)[owners]
         halves = np.stack([ring.uniform(derive_key(self.seed, owner)) for owner in owners.tolist()])
         return np.concatenate([ring.from_bytes(sent), halves], axis=1)
+
+
+def _add_own_part(own: Words, shares: Words, multipliers: NDArray[np.int32]) -> None:
+    """Add Σ_u share_u·M_u modulo 2^64 to `own` (B, N) in place; shares (u,), multipliers (u, B, N)."""
+    for block, part in enumerate(own):
+        part += np.einsum("u,un->n", shares, multipliers[:, block].astype(np.int64).view(np.uint64))
 
 
 def _validate(vector: NDArray[Any], name: str, size: int) -> None:

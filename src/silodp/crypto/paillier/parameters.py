@@ -61,6 +61,7 @@ class PaillierParameters:
             "users · row_bound or noise_std leaves 64-bit integers: use a coarser grid",
             code="argument.grid",
         )
+        # Asked first, since computing the lcm of very many numbers would take long.
         if self.largest_count > self.key_bits or not self.slots:  # lcm(1..N) ≥ 2^N for N ≥ 7
             enough = (
                 math.ceil(1.5 * self.largest_count) + self._largest_in_grid.bit_length() + _SPARE_BITS + 2
@@ -80,13 +81,17 @@ class PaillierParameters:
     def scale(self) -> int:
         """C = lcm(1..N_max), which every N[u] divides.
 
-        At most 1.5·N_max bits: Rosser and Schoenfeld, Illinois Journal of Mathematics 6, 1962, theorem 12.
+        Source: Kato et al. (PVLDB 2024), Protocol 1, step 1 (a). It has at most 1.5·N_max bits: Rosser and Schoenfeld,
+        Illinois Journal of Mathematics 6, 1962, theorem 12.
         """
         return math.lcm(*range(1, self.largest_count + 1))
 
     @property
     def noise_bound(self) -> int:
-        """What one silo's Skellam noise stays below, grid units (Bernstein: √(2·72)·std + 2·72/3)."""
+        """What one silo's Skellam noise stays below, in grid units: √(2·72)·std + 2·72/3.
+
+        Source: Bernstein's inequality (Boucheron, Lugosi and Massart, "Concentration Inequalities", 2013, section 2.8).
+        """
         return math.ceil(math.sqrt(2 * _TAIL) * self.noise_std + 2 * _TAIL / 3)
 
     @property
@@ -117,6 +122,7 @@ class PaillierParameters:
 
         As many as fit, then evenly over the ciphertexts; 0 if none fits.
         """
+        # One bit for the sign of the plaintext, which lies in ±n/2.
         fitting = (self.key_bits - 1 - _SPARE_BITS) // self.slot_bits
         return fitting and -(-self.dimension // -(-self.dimension // fitting))
 
@@ -144,6 +150,7 @@ class PaillierParameters:
             SilodpError: no sum of answers has these plaintexts (code crypto.decryption).
         """
         # Slots are signed: a negative coordinate borrows from the slot above, and is taken off before that is read.
+        # What is left above the last slot must be 0: masks that did not cancel leave random bits there.
         half, coordinates = 1 << (self.slot_bits - 1), list[int]()
         for i, value in enumerate(plaintexts):
             for _ in range(min(self.slots, self.dimension - i * self.slots)):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
+from typing import Literal
 
 import gmpy2
 import numpy as np
@@ -58,6 +59,7 @@ class PublicKey:
         Raises:
             SilodpError: n has another length, is prime or a prime power, or has a factor below 2^16.
         """
+        # Another party's key: whatever is wrong with it must be found before something is encrypted under it.
         n = mpz(int.from_bytes(data, "big"))
         require(
             len(data) * 8 == bits and n.bit_length() == bits,
@@ -77,6 +79,7 @@ class PublicKey:
 
     def plain(self, m: int) -> mpz:
         """Return the ciphertext of m (any integer) with ρ = 1: it hides nothing until a blank is multiplied in."""
+        # (1+n)^m = 1 + n·m mod n², by the binomial theorem: no exponentiation is needed.
         return 1 + self.n * (m % self.n)
 
     def blank(self) -> mpz:
@@ -118,6 +121,7 @@ class PrivateKey:
         """Draw two primes of bits/2 bits from the operating system, so that n has `bits` bits and gcd(n, φ(n)) = 1."""
         while True:
             p, q = _prime(bits // 2), _prime(bits // 2)
+            # gcd(n, φ(n)) = 1 follows from equal lengths, and is checked all the same, as it will be proven to silos.
             far_apart = abs(p - q).bit_length() > bits // 2 - 100  # else Fermat's method finds them
             if p != q and far_apart and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
                 return cls(p, q)
@@ -148,6 +152,7 @@ class PrivateKey:
             % prime
             for prime, inverse in zip((p, q), self._minus_cofactor_inverses, strict=True)
         )
+        # Garner's form of the Chinese remainder theorem; then centered, since sums have a sign.
         m = m_p + p * ((m_q - m_p) * self._p_inverse % q)
         return int(m if m <= n // 2 else m - n)
 
@@ -190,6 +195,7 @@ def prove_modulus(key: PrivateKey, context: bytes) -> bytes:
         `proof_bytes(bits)` bytes.
     """
     n, phi = key.public.n, (key.p - 1) * (key.q - 1)
+    # The nth root mod n, which exists for every unit if gcd(n, φ(n)) = 1.
     exponent = invert(n, phi)
     roots = [powmod_sec(value, exponent, n) for value in _challenges(key.public, context)]
     return residues_to_bytes(roots, key.public.bits // 8)
@@ -228,11 +234,26 @@ def _challenges(public: PublicKey, context: bytes) -> list[int]:
 
 
 def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
-    """Return `count` integers mod `modulus`, each of 128 bits more than it needs from the stream (bias ≤ 2⁻¹²⁸)."""
+    """Return `count` integers mod `modulus` from the stream of `key`; see `reduce_bytes`."""
+    return reduce_bytes(keystream(key, wide_bytes(modulus) * count).tobytes(), modulus, "big")
+
+
+def wide_bytes(modulus: int) -> int:
+    """Return the bytes of a number with at least 128 bits more than `modulus`."""
+    return (int(modulus).bit_length() + 128 + 7) // 8
+
+
+def reduce_bytes(drawn: bytes, modulus: int, order: Literal["big", "little"]) -> list[int]:
+    """Return integers mod `modulus` from uniform bytes, `wide_bytes(modulus)` for each.
+
+    Args:
+        drawn: uniform bytes.
+        modulus: m.
+        order: of the bytes of a number.
+    """
     # Uniform below 2^b, reduced modulo m, is within m/2^b of uniform: with 128 bits more nobody sees the difference.
-    width = (int(modulus).bit_length() + 128 + 7) // 8
-    stream = keystream(key, width * count).tobytes()
-    return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
+    width = wide_bytes(modulus)
+    return [int.from_bytes(drawn[i : i + width], order) % int(modulus) for i in range(0, len(drawn), width)]
 
 
 @dataclass(frozen=True)
@@ -323,6 +344,7 @@ class MultiExponentiation:
         users, size = shape
         self._modulus, self._blank, self._bound, self._slot_bits = modulus, blank, bound, slot_bits
         residues = -(-size // slots)
+        # With more residues than users it is cheaper to shift each user's base once for a slot than each residue.
         self._slots_of_base, self._slots_of_end = (slots, 1) if residues > users else (1, slots)
         columns = residues * self._slots_of_end
         bits = (2 * bound).bit_length()
@@ -351,6 +373,7 @@ class MultiExponentiation:
 
     def residues(self) -> list[mpz]:
         """Return the products, packed: ⌈d/slots⌉ residues."""
+        # Every exponent was x + bound, so the product has one factor base^bound of every user too many.
         offset = powmod(invert(self._bases, self._modulus), self._bound, self._modulus)
         *lower, highest = self._columns
         gap = self._slot_bits - self._window * len(lower)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey, PublicKey
-from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.streams import Integers, Words, derive_key
 from silodp.errors import require
 from silodp.settings import check_shape
@@ -35,12 +35,19 @@ Rows = Iterable[tuple[Integers, Integers]]
 
 
 class PaillierServer:
-    """The server's side: it holds the private key of one session and (r_u·N[u])⁻¹, never N[u]."""
+    """The server's side: it holds the private key of one session and (r_u·N[u])⁻¹, never N[u].
 
-    def __init__(self, parameters: PaillierParameters):
-        self.parameters = parameters
-        self._key = PrivateKey.generate(parameters.key_bits)
-        self._inverses: list[int] | None = None
+    Args:
+        parameters: public constants.
+        key: the private key; None draws one.
+        inverses: (r_u·N[u])⁻¹ mod n of every user; None before the counts were received.
+    """
+
+    def __init__(
+        self, parameters: PaillierParameters, key: PrivateKey | None = None, inverses: list[int] | None = None
+    ):
+        self.parameters, self._inverses = parameters, inverses
+        self._key = PrivateKey.generate(parameters.key_bits) if key is None else key
 
     def pack(self) -> bytes:
         """Return key and inverses, secret: for the server's durable store."""
@@ -52,10 +59,7 @@ class PaillierServer:
         """Return the server that was stored."""
         width = parameters.key_bits // 8
         p, q, *inverses = (int.from_bytes(stored[i : i + width], "big") for i in range(0, len(stored), width))
-        server = cls.__new__(cls)
-        server.parameters, server._key = parameters, PrivateKey(mpz(p), mpz(q))
-        server._inverses = inverses or None
-        return server
+        return cls(parameters, PrivateKey(mpz(p), mpz(q)), inverses or None)
 
     def public_key(self) -> bytes:
         """Return the modulus n, for every silo."""
@@ -69,6 +73,8 @@ class PaillierServer:
         """Add up the masked counts, and keep the inverses of r_u·N[u] mod n.
 
         Without the dummy, users of no record show as 0 here and get no weight.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 1 (e) and 1 (f).
 
         Args:
             messages: masked r_u·n[s,u] of every silo, as `PaillierSilo.blind_counts` returned them.
@@ -91,12 +97,15 @@ class PaillierServer:
         received = [
             scheme.residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)
         ]
+        # The masks cancel over all silos, so that r_u·N[u] is left; r_u is unknown to the server.
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
         # A total of 0 has no inverse: the user has no records, and an inverse of 0 gives them the weight 0.
         self._inverses = [int(invert(total, n)) if total else 0 for total in totals]
 
     def encrypt_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
         """Return a round's request, the same for all silos: fresh ciphertexts of (r_u·N[u])⁻¹.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, step 2 (a).
 
         Args:
             sampled: shape (U,); the ciphertexts of other users are of zero.
@@ -130,6 +139,8 @@ class PaillierServer:
         One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
         ciphertext, whose plaintext is hidden from all but the server, and the server does not see which it is.
 
+        Source: docs/protocols.md, section 5; the idea is in "Private user-level sub-sampling" of Kato et al.
+
         Args:
             ratio: k/P.
             cells: i_u (U,), the server's.
@@ -140,6 +151,7 @@ class PaillierServer:
         """
         p = self.parameters
         width = p.key_bits // 4
+        # A lookup's entries are whole 64-bit words; ciphertexts are filled with zeros to that length.
         words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
         entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
         sampled = ratio.select(cells[:, None], np.arange(ratio.denominator)).astype(np.int64)
@@ -147,6 +159,8 @@ class PaillierServer:
 
     def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
         """Multiply the answers of one attempt and decrypt once: C·(weighted sum + noise) + uniform.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, step 2 (c).
 
         Args:
             answers: one of each silo of the attempt.
@@ -165,6 +179,7 @@ class PaillierServer:
             code="argument.shape",
             field="answers",
         )
+        # Multiplying ciphertexts adds plaintexts: the sum over the silos is decrypted, once, and no silo's part is.
         products = [mpz(1)] * p.ciphertexts
         for s, answer in enumerate(answers):
             ciphertexts = public.ciphertexts_from_bytes(answer, p.ciphertexts, f"answer {s}")
@@ -228,14 +243,16 @@ class PaillierSilo:
         )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
         self.public = PublicKey.from_bytes(public_key, parameters.key_bits)
+        # Bound to session and key: the same r_u in two exchanges would show ratios of counts.
         blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
         self._blinding = scheme.draw_residues(blinding, parameters.users, self.public.n)  # r_u
         self._counted = False
-        self._blanks: list[mpz] = []
         self._used_masks: set[bytes] = set()
 
     def blind_counts(self, masks: Sequence[int]) -> bytes:
         """Return r_u·n[s,u] + mask mod n for every user, once in a session.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 1 (d) and 1 (e).
 
         Args:
             masks: U numbers in 0..n−1, which add to 0 mod n over all silos.
@@ -253,10 +270,6 @@ class PaillierSilo:
         ]
         return scheme.residues_to_bytes(blinded, self.parameters.key_bits // 8)
 
-    def precompute(self, rounds: int = 1) -> None:
-        """Blanks for so many rounds ahead, which need no data; `answer` makes those that are missing."""
-        self._blanks += [self.public.blank() for _ in range(rounds * (self.parameters.ciphertexts + 1))]
-
     def answer(
         self,
         inverses: bytes,
@@ -268,6 +281,9 @@ class PaillierSilo:
         """Return the answer to a round's request; a repeated request must get the stored bytes instead.
 
         Every user costs the same operations, with records or without, sampled or not, with a row or without.
+
+        Source: Kato et al. (PVLDB 2024), Protocol 1, steps 2 (b) and 2 (c), with the repairs of
+        docs/protocols.md, section 4.
 
         Args:
             inverses: the request, U ciphertexts.
@@ -288,10 +304,10 @@ class PaillierSilo:
         bases = [
             self._weight(*of_user) for of_user in zip(requests, self._blinding, self._counts, strict=True)
         ]
-        shape = p.users, p.dimension
         products = scheme.MultiExponentiation(
-            public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits
+            public.n_squared, public.blank(), (p.users, p.dimension), p.row_bound, p.slots, p.slot_bits
         )
+        # Who has no row is multiplied by a row of zeros, so that the time shows nobody's absence.
         absent = set(range(p.users))
         for owners, rows in chunks:
             self._check_rows(rows)
@@ -323,10 +339,7 @@ class PaillierSilo:
 
     def _refresh(self, ciphertext: mpz) -> mpz:
         """Return the same plaintext under fresh randomness; from the old, the server could test guesses at rows."""
-        return ciphertext * self._blank() % self.public.n_squared
-
-    def _blank(self) -> mpz:
-        return self._blanks.pop() if self._blanks else self.public.blank()
+        return ciphertext * self.public.blank() % self.public.n_squared
 
     def _take_masks(self, masks: Sequence[int], count: int) -> list[int]:
         """Return masks in range, once: two messages under one mask give the server their difference."""

@@ -219,6 +219,7 @@ def check_cells(
 def _find_spellings(cells: Iterable[object], parsed: Iterable[object]) -> list[str]:
     """Return the identifiers whose cells differ in more than separators and invisible characters."""
     spellings = defaultdict[str, set[str]](set)
+    # Distinct pairs only: most rows repeat the spelling of their person.
     for cell, value in set(zip(cells, parsed, strict=True)):
         if isinstance(value, str):
             spellings[value].add(compact(str(cell)))

@@ -49,6 +49,7 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
         return []
     counts = federation.counts()
     doubts = []
+    # Some overlap is usual, so none at all in the whole federation is a sign.
     if len(federation.silos) > 1 and not ((counts > 0).sum(axis=0) > 1).any():
         doubts.append(
             "no person appears in more than one silo: if people have records in several, their keys differ there "
@@ -95,6 +96,7 @@ def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
                 "stand behind one of them, all of them count as one person, so give each row the key of its person, "
                 "or leave these rows out"
             )
+        # A placeholder is named once, with its own remedy.
         many = set(_find_outlying(table)) - set(none)
         if many:
             doubts.append(
@@ -119,6 +121,7 @@ def _find_outlying(rows: Mapping[str, int]) -> list[str]:
     ranked = Counter(rows).most_common()
     least = max(_MIN_ROWS, _MIN_SHARE * sum(rows.values()))
     if len(ranked) >= _MIN_KEYS:
+        # Only the upper half: below, a gap tells of people with few rows, not of a placeholder.
         for place, ((_, number), (_, following)) in enumerate(pairwise(ranked[: len(ranked) // 2])):
             if number < least:
                 break
@@ -130,7 +133,9 @@ def _find_outlying(rows: Mapping[str, int]) -> list[str]:
 def _find_placeholders(rows: Mapping[str, int]) -> Iterator[str]:
     """Yield the keys that are usual placeholders; numbers that may name persons only where they have many rows."""
     least = max(_MIN_ROWS / 2, _TIMES_MEDIAN * median(rows.values())) if rows else 0
+    # 0 or 9999 may be the key of somebody; only many rows make it a placeholder.
     for key, number in rows.items():
+        # Brackets are left out, as in <unknown> or (none).
         plain = unicodedata.normalize("NFKC", key).casefold().strip(" <>()[]")
         if _PLACEHOLDER.fullmatch(plain) or (number >= least and _MAYBE_PLACEHOLDER.fullmatch(plain)):
             yield key
@@ -146,6 +151,7 @@ def find_similar(keys: Iterable[str], fold: Callable[[str], str]) -> list[str]:
 
 def _fold_key(key: str) -> str:
     """Return what keys that may mean one person have in common."""
+    # Hidden characters first: NFKC keeps some of them.
     compatible = unicodedata.normalize("NFKC", _INVISIBLE.sub("", key)).casefold()
     if not compatible.isascii():
         compatible = "".join(map(to_ascii_digit, compatible))
@@ -169,5 +175,6 @@ def _is_odd(character: str) -> bool:
     if character.isascii():
         return not character.isprintable()
     is_hidden = unicodedata.category(character) in ("Cf", "Cc", "Zs", "Zl", "Zp")
+    # NFC only composes accents; what NFKC changes beyond that is another shape of a plain character.
     has_shape = unicodedata.normalize("NFKC", character) != unicodedata.normalize("NFC", character)
     return bool(is_hidden or has_shape or character.isdecimal() or _INVISIBLE.match(character))

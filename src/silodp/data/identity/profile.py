@@ -10,27 +10,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from silodp.data.identity.spellings import (
-    MAX_LENGTH,
-    REASONS,
-    REMEDIES,
-    Kind,
-    Refusal,
-    clean_text,
-    compile_layouts,
-    count_places,
-    find_layout_fault,
-    find_wrong_checks,
-    has_letters,
-    read_text,
-)
+from silodp.data.identity import spellings
 from silodp.errors import SilodpError
 from silodp.parsing import parse_toml
 from silodp.settings import Count, Settings, Whole, check_path
@@ -82,9 +69,9 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     """
 
     study: str
-    kind: Kind
+    kind: spellings.Kind
     population: Count
-    width: Annotated[int, Whole(most=MAX_LENGTH)] | None = None
+    width: Annotated[int, Whole(most=spellings.MAX_LENGTH)] | None = None
     layouts: tuple[str, ...] = ()
     check: Literal["mod11", "luhn", "mod97"] | None = None
     placeholders: tuple[str, ...] = ()
@@ -96,60 +83,68 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         for name in ("population", "width"):  # json does not write numpy's integers
             object.__setattr__(self, name, getattr(self, name) and int(getattr(self, name)))
         if not _STUDY.fullmatch(self.study):
-            raise _fault(
+            raise _make_error(
                 "study", self.study, "give a name of 1 to 100 letters, digits, dots, hyphens and underscores"
             )
         if len(self.overlap_note) > _MAX_NOTE:
-            raise _fault("overlap_note", self.overlap_note, f"give a text of at most {_MAX_NOTE} characters")
+            raise _make_error(
+                "overlap_note", self.overlap_note, f"give a text of at most {_MAX_NOTE} characters"
+            )
         for name in ("layouts", "placeholders"):
             listed = getattr(self, name)
             if not isinstance(listed, tuple):
-                raise _fault(name, listed, "give a list of texts")
+                raise _make_error(name, listed, "give a list of texts")
             if len(listed) > _MAX_LISTED or len(set(listed)) < len(listed):
-                raise _fault(name, listed, f"give at most {_MAX_LISTED} texts, all different")
+                raise _make_error(name, listed, f"give at most {_MAX_LISTED} texts, all different")
         self._check_shape()
         self._check_placeholders()
 
     def _check_shape(self) -> None:
         """Check that kind, width, layouts and check digit go together."""
         if self.width is None and (self.kind == "digits" or (self.kind == "code" and not self.layouts)):
-            raise _fault("width", None, f"say how many characters an identifier of kind {self.kind!r} has")
+            raise _make_error(
+                "width", None, f"say how many characters an identifier of kind {self.kind!r} has"
+            )
         if self.kind == "pseudonym" and self.check is not None:
-            raise _fault("check", self.check, "leave it out for pseudonyms, which are compared exactly")
+            raise _make_error("check", self.check, "leave it out for pseudonyms, which are compared exactly")
         if self.kind == "code" and self.check in ("mod11", "luhn"):
-            raise _fault("check", self.check, "choose 'mod97' for a code, because the others are for digits")
+            raise _make_error(
+                "check", self.check, "choose 'mod97' for a code, because the others are for digits"
+            )
         for layout in self.layouts:
-            fault = find_layout_fault(layout)
+            fault = spellings.find_layout_fault(layout)
             if fault is not None:
-                raise _fault("layouts", layout, f"it {fault}; write for example '###-###-####'")
-            if self.kind == "digits" and has_letters(layout):
-                raise _fault(
+                raise _make_error("layouts", layout, f"it {fault}; write for example '###-###-####'")
+            if self.kind == "digits" and spellings.has_letters(layout):
+                raise _make_error(
                     "layouts", layout, "use '#' only, because identifiers of kind 'digits' have no letters"
                 )
-            if self.width is not None and count_places(layout) != self.width:
-                raise _fault(
+            if self.width is not None and spellings.count_places(layout) != self.width:
+                raise _make_error(
                     "layouts",
                     layout,
-                    f"give it {self.width} places, as many as the width, and not {count_places(layout)}",
+                    f"give it {self.width} places, as many as the width, and not {spellings.count_places(layout)}",
                 )
 
     def _check_placeholders(self) -> None:
         """Check that every placeholder can be met: cells are compared after their characters were normalized."""
         for text in self.placeholders:
-            if not 0 < len(text) <= MAX_LENGTH or clean_text(text) != text:
-                raise _fault("placeholders", text, "write it in plain characters, without space around it")
+            if not 0 < len(text) <= spellings.MAX_LENGTH or spellings.clean_text(text) != text:
+                raise _make_error(
+                    "placeholders", text, "write it in plain characters, without space around it"
+                )
 
     # --- reading cells ---
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return compile_layouts(self.kind, self.width, self.layouts)
+        return spellings.compile_layouts(self.kind, self.width, self.layouts)
 
     @cached_property
     def _folded_placeholders(self) -> frozenset[str]:
         return frozenset(text.casefold() for text in self.placeholders)
 
-    def parse(self, cell: object) -> str | Refusal:
+    def parse(self, cell: object) -> str | spellings.Refusal:
         """Return the identifier that a cell spells, or why it holds none; see the class for the order.
 
         Args:
@@ -157,28 +152,29 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         """
         return self.parse_column([cell])[0]
 
-    def parse_column(self, cells: Iterable[object]) -> list[str | Refusal]:
+    def parse_column(self, cells: Iterable[object]) -> list[str | spellings.Refusal]:
         """Return `parse` of every cell; a spelling that occurs in many rows is read once."""
         cells = list(cells)
+        # Normalization of Unicode takes microseconds, which add up in tables of millions of rows.
         known = {cell: self._read(cell) for cell in dict.fromkeys(cells)}
         if self.check is not None:
-            wrong = find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
-            known = {cell: Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
+            wrong = spellings.find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
+            known = {cell: spellings.Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
         return [known[cell] for cell in cells]
 
-    def _read(self, cell: object) -> str | Refusal:
+    def _read(self, cell: object) -> str | spellings.Refusal:
         """Return the identifier that a cell spells, its check digit not yet checked."""
         if not isinstance(cell, str):
-            return Refusal.NUMBER
-        text = clean_text(cell)
+            return spellings.Refusal.NUMBER
+        text = spellings.clean_text(cell)
         if text is None:
-            return Refusal.CHARACTER
+            return spellings.Refusal.CHARACTER
         if text.casefold() in self._folded_placeholders:
-            return Refusal.PLACEHOLDER
-        value = read_text(text, self.kind, self.width, self.layouts, self._pattern)
+            return spellings.Refusal.PLACEHOLDER
+        value = spellings.read_text(text, self.kind, self.width, self.layouts, self._pattern)
         # Before the check digit: a placeholder such as 9999999999 is to be known as one also where its digit is wrong.
         if isinstance(value, str) and value.casefold() in self._folded_placeholders:
-            return Refusal.PLACEHOLDER
+            return spellings.Refusal.PLACEHOLDER
         return value
 
     def normalize(self, cell: object, row: int, where: str = "") -> str | None:
@@ -196,28 +192,30 @@ class IdentityProfile(Settings, error_code="identity.profile"):
         Raises:
             SilodpError: `identity.cell`; the message has the row and the reason, never the cell.
         """
-        return self._accept(self.parse(cell), row, where)
+        return self.normalize_column([cell], where, row)[0]
 
-    def _accept(self, parsed: str | Refusal, row: int, where: str) -> str | None:
-        if isinstance(parsed, str):
-            return parsed
-        if parsed.stands_for_none and self.missing == "drop":
-            return None
-        raise SilodpError(
-            f"{where}{': ' if where else ''}data row {row} {REASONS[parsed]}; {REMEDIES[parsed]}",
-            code="identity.cell",
-            field="data.schema.identity",
-        )
-
-    def normalize_column(self, cells: Iterable[object], where: str = "") -> list[str | None]:
-        """Return `normalize` of every cell of a column.
+    def normalize_column(
+        self, cells: Iterable[object], where: str = "", first_row: int = 1
+    ) -> list[str | None]:
+        """Return `normalize` of every cell of a column, or of a part that begins with the data row `first_row`.
 
         Raises:
             SilodpError: as `normalize`, for the first row that is refused.
         """
-        return [
-            self._accept(parsed, row, where) for row, parsed in enumerate(self.parse_column(cells), start=1)
-        ]
+        found: list[str | None] = []
+        for row, parsed in enumerate(self.parse_column(cells), start=first_row):
+            if isinstance(parsed, str):
+                found.append(parsed)
+            elif parsed.stands_for_none and self.missing == "drop":
+                found.append(None)
+            else:
+                reason = f"data row {row} {spellings.REASONS[parsed]}; {spellings.REMEDIES[parsed]}"
+                raise SilodpError(
+                    f"{where}{': ' if where else ''}{reason}",
+                    code="identity.cell",
+                    field="data.schema.identity",
+                )
+        return found
 
     # --- identity of the profile ---
 
@@ -245,6 +243,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     @cached_property
     def settings_digest(self) -> str:
         """SHA-256 (hex) of the settings as canonical JSON: sorted keys, ASCII, no spaces."""
+        # Not the bytes of the file, in which comments and the order of settings have no meaning.
         settings = {"format": FORMAT, **self.to_dict()}
         canonical = json.dumps(settings, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -255,6 +254,7 @@ class IdentityProfile(Settings, error_code="identity.profile"):
 
         The code of a consortium has digits.
         """
+        # 32 letters are 128 bits: who forges a profile with the code of another one needs about 2^128 attempts.
         code = self.digest.translate(_LETTERS)
         return "-".join(code[start : start + 4] for start in range(0, 32, 4))
 
@@ -282,6 +282,7 @@ def load_profile(path: str | Path) -> IdentityProfile:
     path = Path(path)
     try:
         with path.open("rb") as file:
+            # One byte more than allowed tells a file that is too long from one that just fits.
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
@@ -304,22 +305,22 @@ def parse_profile(values: Mapping[str, Any], source: str = "profile") -> Identit
         SilodpError: `identity.profile`, with the field that is unknown, missing or has a wrong value.
     """
 
-    def refuse(name: str, reason: str) -> SilodpError:
-        return SilodpError(f"{source}: {reason}", code="identity.profile", field=name)
-
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     version = given.pop("format", FORMAT)
     known = [field.name for field in fields(IdentityProfile)]
-    for name in given:
-        if name not in known:
-            remedy = suggest_name(name, known) or f"use {', '.join(known)}."
-            raise refuse(name, f"{shorten(name)} is no setting of an identity profile: {remedy}")
-    if version != FORMAT or isinstance(version, bool):
-        reason = f"format = {shorten(version)} is not known; use the version of silodp that wrote the profile"
-        raise refuse("format", reason)
-    for name in ("study", "kind", "population"):
-        if name not in given:
-            raise refuse(name, f"{name} is missing; write it, or make a profile with 'silodp identity new'")
+    required = [field.name for field in fields(IdentityProfile) if field.default is MISSING]
+    fault, reason = "", ""
+    if unknown := [name for name in given if name not in known]:
+        remedy = suggest_name(unknown[0], known) or f"use {', '.join(known)}."
+        fault, reason = unknown[0], f"{shorten(unknown[0])} is no setting of an identity profile: {remedy}"
+    elif version != FORMAT or isinstance(version, bool):
+        remedy = "use the version of silodp that wrote the profile"
+        fault, reason = "format", f"format = {shorten(version)} is not known; {remedy}"
+    elif missing := [name for name in required if name not in given]:
+        fault = missing[0]
+        reason = f"{fault} is missing; write it, or make a profile with 'silodp identity new'"
+    if reason:
+        raise SilodpError(f"{source}: {reason}", code="identity.profile", field=fault)
     try:
         return IdentityProfile(**given)
     except SilodpError as error:
@@ -363,8 +364,11 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
     for attempt in range(1 << 13):
         stream = hashlib.shake_256(f"{profile.settings_digest} {attempt}".encode()).digest(len(places))
         value = "".join(
-            allowed[place][byte % len(allowed[place])] for place, byte in zip(places, stream, strict=True)
+            # A byte modulo 10 or 36 prefers the first characters a little, which does no harm to made-up identifiers.
+            allowed[place][byte % len(allowed[place])]
+            for place, byte in zip(places, stream, strict=True)
         )
+        # Leading zeros are what programs lose, so half of the made-up identifiers have one.
         if found % 2 and places[0] != "@":
             value = "0" + value[1:]
         if profile.parse(value) == value:
@@ -376,9 +380,10 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
 
 
 def _join(parts: Iterable[bytes]) -> bytes:
+    # With lengths, so that no two lists of parts have the same bytes.
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def _fault(name: str, value: object, remedy: str) -> SilodpError:
+def _make_error(name: str, value: object, remedy: str) -> SilodpError:
     given = f"{name} is missing" if value is None else f"{name} = {shorten(value)}"
     return SilodpError(f"{given}: {remedy}", code="identity.profile", field=name)

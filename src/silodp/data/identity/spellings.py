@@ -161,13 +161,16 @@ def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> 
     """Return the pattern of all accepted spellings: each layout, the same without separators, and plain text."""
     accepted = set()
     for layout in layouts:
+        # Each layout is accepted with its own separators, or with none; a mixture may be another identifier.
         accepted.add("".join(_PLACES.get(c) or re.escape(c) for c in layout))
         accepted.add("".join(_PLACES[c] for c in layout if c in _PLACES))
     if kind == "digits":
+        # Shorter ones have lost leading zeros, which are put back.
         accepted.add(f"[0-9]{{1,{width}}}")
     elif not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM
         accepted.add(f"{characters}{{{width or f'1,{MAX_LENGTH}'}}}")
+    # Sorted: the order of a set differs from process to process.
     return re.compile("|".join(sorted(accepted)))
 
 
@@ -186,6 +189,7 @@ def read_text(
         return Refusal.MISSING
     if _NUMBER.fullmatch(text) or (width is None and not layouts and _MAYBE_NUMBER.fullmatch(text)):
         return Refusal.NUMBER
+    # Long cells are refused before a pattern meets them, so that no cell can take much time.
     if len(text) > _MAX_CELL or not pattern.fullmatch(text):
         return Refusal.LAYOUT
     if kind == "pseudonym" and not layouts:

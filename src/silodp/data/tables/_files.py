@@ -95,6 +95,7 @@ def read_frame(
 
 def _open(path: Path, encoding: str) -> TextIOWrapper:
     """Open a text file, compressed or not; the ends of its lines stay as they are."""
+    # newline="": within quotes, the ends of lines are part of a cell, and the csv module must see them.
     return TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
 
 
@@ -138,6 +139,7 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
             f"reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
             code="data.no_reader",
         ) from None
+    # read_only: else all cells of all sheets would be in memory only to list the names.
     workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
     sheets = [sheet.title for sheet in workbook.worksheets]  # a chart on a sheet of its own has no cells
     workbook.close()
@@ -145,20 +147,16 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
         raise _make_error(
             path, "the workbook has charts alone and no sheet with cells; export the table again"
         )
+    fault = ""
     if reader.sheet is None and len(sheets) > 1:
-        raise _make_error(
-            path,
-            f"the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
-            f"{name_setting('sheet')}",
-            field="data.schema.reader.sheet",
-        )
-    if reader.sheet is not None and reader.sheet not in sheets:
-        raise _make_error(
-            path,
-            f"the workbook has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct "
-            f"{name_setting('sheet')}",
-            field="data.schema.reader.sheet",
-        )
+        fault = f"has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as"
+    elif reader.sheet is not None and reader.sheet not in sheets:
+        fault = f"has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct"
+    if fault:
+        reason = f"the workbook {fault} {name_setting('sheet')}"
+        raise _make_error(path, reason, field="data.schema.reader.sheet")
+    # Nothing counts as missing here (na_filter): which texts stand for no value is declared, and "NA" may be a
+    # category.
     cells = pd.read_excel(
         path, sheet_name=reader.sheet or 0, header=None, dtype=object, na_filter=False, engine="openpyxl"
     )
@@ -166,9 +164,12 @@ def _read_sheet(path: Path, reader: Reader, columns: Collection[str] | None) -> 
         raise _refuse_empty(path)
     if ((cells == "") | cells.isna()).to_numpy().any():
         names = [header_text(name) for name in cells.iloc[0]]
-        used = {place for place, name in enumerate(names, 1) if columns is None or name in columns}
+        needed = names if columns is None else set(map(header_text, columns))
+        used = {place for place, name in enumerate(names, 1) if name in needed}
         _check_empty_cells(path, reader.sheet or sheets[0], used)
-    return _take_header(cells)
+    frame = cells.iloc[1:].reset_index(drop=True)
+    frame.columns = pd.Index(cells.iloc[0].astype(str))
+    return frame
 
 
 def _list_sheets(sheets: Sequence[str]) -> str:
@@ -188,6 +189,7 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
     """
     import openpyxl
 
+    # openpyxl gives either formulas or the values that are stored for them, so both are read.
     written, stored = (openpyxl.load_workbook(path, read_only=True, data_only=only) for only in (False, True))
     for book in (written, stored):
         # Some programs write wrong dimensions, and cells beyond them would be left out.
@@ -196,27 +198,19 @@ def _check_empty_cells(path: Path, sheet: str, columns: Collection[int]) -> None
         for formula, value in zip(formulas, values, strict=True):
             if formula.data_type not in ("f", "e") or formula.column not in columns:
                 continue
+            fault = ""
             # A stored text may be empty, and has the type str.
             if formula.data_type == "f" and value.value is None and value.data_type != "str":
-                raise _make_error(
-                    path,
-                    f"cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
-                    "spreadsheet program and save it, or export it as CSV",
+                fault = (
+                    "has a formula without a stored value; open the workbook in a spreadsheet program and save it, or "
+                    "export it as CSV"
                 )
-            if value.data_type == "e" and value.value != "#N/A":
-                raise _make_error(
-                    path,
-                    f"cell {value.coordinate} is the error {value.value}; correct its formula, or empty the "
-                    "cell",
-                )
+            elif value.data_type == "e" and value.value != "#N/A":
+                fault = f"is the error {value.value}; correct its formula, or empty the cell"
+            if fault:
+                raise _make_error(path, f"cell {formula.coordinate} {fault}")
     written.close()
     stored.close()
-
-
-def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
-    frame = cells.iloc[1:].reset_index(drop=True)
-    frame.columns = pd.Index(cells.iloc[0].astype(str))
-    return frame
 
 
 def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[list[str]]:
@@ -230,6 +224,7 @@ def _check_shape(path: Path, rows: Iterator[list[str]], separator: str) -> list[
     header = next((row for row in rows if len(row) > 1 or any(map(str.strip, row))), None)
     if header is None:
         raise _refuse_empty(path)
+    # The comma last: it is the one that also stands in names of columns.
     for other in (";", "\t", "|", ","):
         if len(header) == 1 and other != separator and other in header[0]:
             decimal = ', and decimal = "," for decimal commas' if other == ";" else ""
@@ -272,6 +267,7 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             lines.append(line)
             yield line
 
+    # strict: without it, text after a closing quote would become part of the cell in silence.
     rows = csv.reader(keep_lines(), delimiter=separator, strict=True)
     width = 0
     while True:
@@ -283,9 +279,11 @@ def _read_rows(path: Path, file: TextIOWrapper, separator: str) -> Iterator[list
             raise _refuse_quotes(path, start, first_line(error)) from error
         if row is None:
             break
+        # The header decides how many cells a line has if it is a row.
         width = width or len(row)
         if len(lines) > 1 and max(map(len, row)) > _LONG_CELL:
             raise _refuse_quotes(path, start, f"a quote there makes one cell of {len(lines):,} lines")
+        # In a table of one column every line could be a row, and texts of several lines are usual.
         if len(lines) > 1 and width > 1:
             cells = [_split_line(line, separator) for line in lines]
             if all(len(each) == width for each in cells):
@@ -309,6 +307,7 @@ def _find_numeric(file: TextIOWrapper, separator: str, width: int) -> list[int]:
     """Return the columns that hold numbers in all rows of one line each; none without such a row."""
     file.seek(0)
     next(file, None)  # the header
+    # Rows of several lines are left out: they are what is in doubt.
     numeric, has_rows = list(range(width)), False
     for line in file:
         cells = _split_line(line, separator)
@@ -358,6 +357,8 @@ def _check_encoding(path: Path, reader: Reader) -> None:
     _decode(path, reader.codec)
     if _has_one_byte(reader.codec):  # any bytes are text in such an encoding
         with suppress(UnicodeError):
+            # Text that is valid UTF-8 and not ASCII is hardly ever meant otherwise, and ü would be read as two
+            # characters.
             if not _decode(path, "utf-8"):
                 raise _refuse_encoding(path, reader)
 
@@ -375,6 +376,7 @@ def _decode(path: Path, encoding: str) -> bool:
     """
     is_ascii, lines = True, 1
     with _open(path, encoding) as text:
+        # In parts, as tables may be larger than memory.
         while part := text.read(1 << 20):
             is_ascii = is_ascii and part.isascii()
             if (zero := part.find("\0")) >= 0:
@@ -393,6 +395,7 @@ def _looks_like_utf_16(path: Path) -> bool:
     These are first or second bytes of all characters. A zero byte elsewhere is an error.
     """
     start = _read_start(path)
+    # ASCII in UTF-16 has a zero at every other place, all on one side: first bytes or second ones.
     zeros = sorted((start[::2].count(0), start[1::2].count(0)))
     return start[:2] in _MARKS or (zeros[1] > len(start) / 10 and zeros[0] < zeros[1] / 10)
 
@@ -408,17 +411,11 @@ def _open_bytes(path: Path) -> IO[bytes]:
 
 def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     """Return the error about a file that is not in the declared encoding."""
-    found = ""
-    if _looks_like_utf_16(path):
-        found = "utf-16"
-    else:
-        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in western Europe and America
-            try:
-                _decode(path, encoding)
-            except UnicodeError:
-                continue
+    found = "utf-16" if _looks_like_utf_16(path) else ""
+    for encoding in () if found else ("cp1252", "utf-8"):  # cp1252: Windows in western Europe and America
+        with suppress(UnicodeError):
+            _decode(path, encoding)
             found = encoding
-            break
     guess = f"it looks like {found}: set {name_setting('encoding', found)}"
     guess = guess if found else f"it is no text in UTF-8, UTF-16 or cp1252: set {name_setting('encoding')}"
     return _make_error(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -21,28 +21,9 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.identity.spellings import MISSING, names_no_person
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
-from silodp.data.tables._cells import (
-    MIN_ROUNDED,
-    Strings,
-    describe_header,
-    format_names,
-    list_identifiers,
-    list_texts,
-    needs_all_digits,
-    parse_date,
-    parse_numbers,
-)
-from silodp.data.tables._files import (
-    is_text_file,
-    is_workbook,
-    name_date,
-    name_date_option,
-    name_missing_option,
-    name_setting,
-    read_frame,
-)
-from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text
-from silodp.data.tables.schema import Schema, is_test_person, text_of, to_cell
+from silodp.data.tables import _cells, _files
+from silodp.data.tables.columns import NumericColumn, Reader, TableMapping, header_text, text_of
+from silodp.data.tables.schema import Schema, is_test_person, to_cell
 from silodp.errors import SilodpError
 from silodp.text import pluralize, suggest_name
 
@@ -90,43 +71,34 @@ _FAULTY_KEYS = [
 
 
 @dataclass
-class _Faults:
-    """The faults of a table that `Table.collect_faults` reports together.
-
-    Attributes:
-        found: the faults in the order of the columns; None while a fault is raised at once.
-        rows: column → (n,) bool, the rows that a fault in `found` is about.
-    """
-
-    found: list[SilodpError] | None = field(default=None, repr=False)
-    rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True)
 class Table:
     """One file as text columns, and the schema to read it by.
 
     Attributes:
         path: the path of the file.
         schema: what the columns mean.
-        cells: the cells as they are in the file; columns by `header_text` of their names in the schema.
+        cells: name → (n,) cells as they are in the file, by the names of the schema.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
         mapping: how the table differs from the schema.
         is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
+
+    `_faults` and, by column, (n,) bool `_faulty_rows` are what `collect_faults` has found so far; `_faults` is None
+    while a fault is raised at once.
     """
 
     path: Path
     schema: Schema
-    cells: pd.DataFrame = field(repr=False)
-    columns: Mapping[str, Strings] = field(repr=False)
+    cells: Mapping[str, pd.Series[Any]] = field(repr=False)
+    columns: dict[str, _cells.Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
     mapping: TableMapping = field(default_factory=TableMapping)
     is_fixed: bool = False
     _missing_cells: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
-    _faults: _Faults = field(default_factory=_Faults, init=False, repr=False)
+    _faults: list[SilodpError] | None = field(default=None, init=False, repr=False)
+    _faulty_rows: dict[str, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def read(
@@ -153,22 +125,24 @@ class Table:
         reader = schema.reader if reader is None else reader
         mapping = TableMapping() if mapping is None else mapping
         names = {column: mapping.columns.get(column, column) for column in schema.columns}
-        frame, header = read_frame(path, reader, set(map(header_text, names.values())))
+        frame, header = _files.read_frame(path, reader, names.values())
         check_columns(path, header, {name: schema.find_setting(column) for column, name in names.items()})
-        _check_rows(path, frame)
-        cells, columns = _take_columns(path, frame, names, reader, mapping)
-        keys = cells[header_text(schema.user)]
+        table = cls(
+            path, schema, *_take_columns(path, frame, names, reader, mapping), reader=reader, mapping=mapping
+        )
         if profile is None:
-            folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
-            columns[schema.user] = np.array(folded, dtype=object)
-            return cls(path, schema, cells, columns, reader=reader, mapping=mapping)
+            table.columns[schema.user] = _map_texts(
+                lambda key: _shorten_whole(key, reader), table.columns[schema.user], object
+            )
+            return table
         where = f"{path}: column {schema.user!r}"
-        found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
-        dropped = np.array([key is None for key in found], dtype=bool)
-        if dropped.any():
-            _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
-        columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, cells, columns, dropped, reader, mapping)
+        keys = _cells.list_identifiers(table.cells[schema.user], path, reader.missing)
+        found = profile.normalize_column(keys, where)
+        table.dropped = np.array([key is None for key in found], dtype=bool)
+        if table.dropped.any():
+            _log.warning("%s: %d rows without an identifier dropped", where, table.dropped.sum())
+        table.columns[schema.user] = np.array([key or "" for key in found], dtype=object)
+        return table
 
     @classmethod
     def read_inputs(
@@ -194,10 +168,9 @@ class Table:
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            frame, header = read_frame(source, schema.reader, set(map(header_text, names.values())))
-        needed = f"give the table the columns {format_names(list(names.values()))}"
+            frame, header = _files.read_frame(source, schema.reader, names.values())
+        needed = f"give the table the columns {_cells.format_names(list(names.values()))}"
         check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
-        _check_rows(path, frame)
         cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
         return cls(path, schema, cells, texts, None, schema.reader, mapping, is_fixed=True), frame
 
@@ -208,24 +181,25 @@ class Table:
         Raises:
             SilodpError: a cell was refused; code and field are those of the first fault.
         """
-        self._faults.found, self._faults.rows = [], {}
+        self._faults, self._faulty_rows = [], {}
         try:
             # Refused cells go on through the arithmetic, so that the faults of later columns are found as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
         except Exception as error:
-            if not self._faults.found:
+            if not self._faults:
                 raise
             if isinstance(error, SilodpError):  # others may follow from cells that are refused
-                self._faults.found.append(error)
+                self._faults.append(error)
         finally:
-            found, self._faults.found = self._faults.found, None
+            found, self._faults = self._faults, None
         if found:
             raise _join_faults(self.path, found)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the bad rows, or note them while faults are collected; a row is reported once for each column."""
-        rows = bad & ~self._faults.rows.get(column, np.zeros_like(bad)) if self._faults.found else bad
+        known = self._faulty_rows.get(column, np.zeros_like(bad))
+        rows = bad if self._faults is None else bad & ~known
         if not rows.any():
             return
         row, others = int(np.argmax(rows)), int(rows.sum()) - 1
@@ -237,22 +211,21 @@ class Table:
             code="data.value",
             field=column,
         )
-        if self._faults.found is None:
+        if self._faults is None:
             raise fault
-        self._faults.found.append(fault)
-        self._faults.rows[column] = bad | self._faults.rows.get(column, np.zeros_like(bad))
+        self._faults.append(fault)
+        self._faulty_rows[column] = bad | known
 
-    def _advise(self, remedy: str, fixed: str = "") -> str:
+    def _advise(self, remedy: str, fixed: str = _AS_TRAINED) -> str:
         """Return a remedy that changes the schema, or `fixed` where a trained model fixes the schema."""
-        if not self.is_fixed:
-            return remedy
-        return fixed or _AS_TRAINED
+        return fixed if self.is_fixed else remedy
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
+        # A float with p bits of mantissa skips whole numbers above 2^p: two keys may already have become one.
         digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
-        from_workbook = is_workbook(self.path)
+        from_workbook = _files.is_workbook(self.path)
 
         def is_rounded(key: Any) -> bool:
             if isinstance(key, str):
@@ -260,25 +233,18 @@ class Table:
                 return long is not None and int(long[1]) >= 2**53
             if isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits:
                 return True
-            return from_workbook and isinstance(key, int | float) and abs(key) >= MIN_ROUNDED
+            return from_workbook and isinstance(key, int | float) and abs(key) >= _cells.MIN_ROUNDED
 
-        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch) | _mark(keys, is_rounded)
+        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch)
+        rounded |= np.array([is_rounded(key) for key in keys], dtype=bool)
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
 
-    def _missing(self, column: str) -> NDArray[np.bool_]:
+    def _mark_missing(self, column: str) -> NDArray[np.bool_]:
         """Return (n,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
-        if column not in self._missing_cells:
-            found = self._missing_cells[column] = self._find_missing(column)
-            if found.all() and column in self.schema.feature_columns:
-                _log.warning(
-                    "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
-                )
-        return self._missing_cells[column]
-
-    def _find_missing(self, column: str) -> NDArray[np.bool_]:
-        """Return (n,) bool, as `_missing`, which keeps the result."""
+        if column in self._missing_cells:
+            return self._missing_cells[column]
         texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = _mark(self.columns[column], lambda text: _shorten_whole(text, self.reader).lower() in texts)
         schema = self.schema
@@ -286,17 +252,23 @@ class Table:
         numeric |= set(schema.label_columns if schema.kind == "real" else ())
         if self.reader.missing and column in numeric:
             listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
-            found |= np.isin(self._parse_cells(column), parse_numbers(listed, self.reader.decimal))
+            # As numbers, too: a listed -9 may be written -9.0 or, with a decimal comma, -9,00.
+            found |= np.isin(self._parse_cells(column), _cells.parse_numbers(listed, self.reader.decimal))
+        if found.all() and column in schema.feature_columns:
+            _log.warning(
+                "%s: column %r has no value in any row: a model cannot learn from it", self.path, column
+            )
+        self._missing_cells[column] = found
         return found
 
     @cached_property
-    def keys(self) -> Strings:
+    def keys(self) -> _cells.Strings:
         """(n,) user keys as text, none missing; "" in dropped rows only."""
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
-        self._refuse_rounded_keys(self.cells[header_text(column)])
-        names_none = _mark(texts, names_no_person) | self._missing(column)
+        self._refuse_rounded_keys(self.cells[column])
+        names_none = _mark(texts, names_no_person) | self._mark_missing(column)
         self._refuse(column, names_none, "names no user", "give every record a user key")
         for pattern, fault, remedy in _FAULTY_KEYS:
             remedy = f"{remedy}, since only equal keys are one person"
@@ -321,6 +293,7 @@ class Table:
         """(n,) bool: which rows are test records."""
         share = self.schema.test_share
         if share is not None:
+            # By the key, not by the row: a person in both splits would make the metrics too good.
             return _mark(self.keys, lambda key: is_test_person(key, share))
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
@@ -334,125 +307,134 @@ class Table:
         column = self.schema.budget
         if column is None:
             return None
+        # Test records are charged nothing, so their cells may be empty.
         values = self._parse(column)[train]
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
 
-    def _numbers(self, column: str, fill: float | None = None) -> NDArray[np.float64]:
+    def _read_numbers(self, column: str, fill: float | None = None) -> NDArray[np.float64]:
         """Return (n,) numbers; `fill` where a cell is missing, which is refused without it."""
         values = self._parse(column)
         if fill is not None:
-            values[self._missing(column)] = fill
+            values[self._mark_missing(column)] = fill
         wrong = ~np.isfinite(values)
         if wrong.any():
-            first = self.columns[column][np.flatnonzero(wrong)[0]]
-            if column in self.schema.numeric and _DATE.fullmatch(first):
-                remedy = (
-                    'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
-                )
-                self._refuse(column, wrong, "is a date, and the column is declared as numbers", remedy)
-            if _TRUTH.fullmatch(first):
-                remedy = "declare the column as categorical, with the categories [false, true]"
-                if column not in self.schema.numeric:
-                    remedy = "write a number there"
-                self._refuse(column, wrong, "is true or false, and no number", self._advise(remedy))
-            if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
-                remedy = (
-                    "export the table without separators of thousands, or, if it is a decimal comma, set "
-                    + name_setting("decimal", ",")
-                )
-                self._refuse(column, wrong, "has a comma that may stand for thousands", remedy)
-            if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
-                remedy = f"set {name_setting('decimal', ',')}, or export the table with decimal points"
-                self._refuse(column, wrong, "has a decimal comma", remedy)
-            if self.reader.decimal == "," and _POINT.fullmatch(first):
-                remedy = "export the table without separators of thousands, and with decimal commas"
-                self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
+            self._refuse(column, wrong, *self._explain_no_number(column, wrong))
+        return values
+
+    def _explain_no_number(self, column: str, wrong: NDArray[np.bool_]) -> tuple[str, str]:
+        """Return what is wrong with the first of the marked cells, which are no numbers, and the remedy."""
+        row = int(np.argmax(wrong))
+        first, is_feature = self.columns[column][row], column in self.schema.numeric
+        if is_feature and _DATE.fullmatch(first):
+            remedy = (
+                'declare its layout and a public day, for example date = "%d.%m.%Y", since = "2020-01-01"'
+            )
+            return "is a date, and the column is declared as numbers", remedy
+        if _TRUTH.fullmatch(first):
+            remedy = "declare the column as categorical, with the categories [false, true]"
+            remedy = remedy if is_feature else "write a number there"
+            return "is true or false, and no number", self._advise(remedy)
+        remedy = "export the table without separators of thousands"
+        if self.reader.decimal == "," and _POINT.fullmatch(first):
+            return (
+                "has a point, and the decimal mark is declared as ','",
+                f"{remedy}, and with decimal commas",
+            )
+        comma = f"set {_files.name_setting('decimal', ',')}"
+        if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
+            return (
+                "has a comma that may stand for thousands",
+                f"{remedy}, or, if it is a decimal comma, {comma}",
+            )
+        if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
+            return "has a decimal comma", f"{comma}, or export the table with decimal points"
         remedy = "fill in or drop missing and infinite values"
         if column in self.schema.label_columns:
             remedy += ", or, for a label that is text, leave out kind and list its classes"
-        if column in self.schema.numeric:
+        if is_feature:
             remedy += ', or declare missing = "indicator" or a public number for the column'
-        fixed = ""
-        if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
-            if _BEGINS_WITH_NUMBER.match(first):
-                clean = (
-                    "clean the column, so that its cells are numbers without units or other characters, or, if the "
-                    f"decimal mark is another one, set {name_setting('decimal')}"
-                )
-                self._refuse(column, wrong, "is a number with other characters", clean)
-            texts = set(self.columns[column][wrong & ~self._missing(column)])
-            if column in self.schema.numeric and len(texts) > 1 and wrong.all():
-                remedy = "declare the column as categorical, with its public categories"
-                self._refuse(column, wrong, "is no number, as all others of the column", self._advise(remedy))
-            # A value for missing cells does not help here: this text is not known to stand for none.
-            none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
-            remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
-            fixed = f"{_AS_TRAINED}, {none}"
-        self._refuse(column, wrong, "is no finite number", self._advise(remedy, fixed))
-        return values
+        if not 0 < len(first) <= 20 or self._mark_missing(column)[row]:
+            return "is no finite number", self._advise(remedy)
+        if _BEGINS_WITH_NUMBER.match(first):
+            return (
+                "is a number with other characters",
+                "clean the column, so that its cells are numbers without units or other characters, or, if the "
+                f"decimal mark is another one, set {_files.name_setting('decimal')}",
+            )
+        if is_feature and wrong.all() and len(set(self.columns[column][~self._mark_missing(column)])) > 1:
+            remedy = "declare the column as categorical, with its public categories"
+            return "is no number, as all others of the column", self._advise(remedy)
+        # A value for missing cells does not help here: this text is not known to stand for none.
+        none = f"or, if this stands for no value, set {_files.name_setting('missing', [first])}"
+        remedy = f"correct the cell, {none}; {remedy}" if is_feature else remedy
+        return "is no finite number", self._advise(remedy, f"{_AS_TRAINED}, {none}")
 
     def _parse(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers, NaN where the text is missing or not a number."""
         values = self._parse_cells(column)
         # Also where a number such as -9 is declared to stand for no value.
-        values[self._missing(column)] = np.nan
+        values[self._mark_missing(column)] = np.nan
         return values
 
     def _parse_cells(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers, those of text by the decimal mark of the file, NaN where the text is not a number."""
         texts = self.columns[column]
-        values = parse_numbers(texts, ".")
+        values = _cells.parse_numbers(texts, ".")
         if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
-            is_text = _mark(self.cells[header_text(column)], lambda cell: isinstance(cell, str))
-            values[is_text] = parse_numbers(texts[is_text], self.reader.decimal)
+            is_text = np.array([isinstance(cell, str) for cell in self.cells[column]], dtype=bool)
+            values[is_text] = _cells.parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
-    def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
+    def _read_days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
         since = datetime.fromisoformat(str(constants.since))
         layout = (self.reader.dates or {}).get(column, constants.date)
         # Cells that are dates have no layout: one with the day before the month would exchange the two.
-        is_date = [isinstance(cell, date) for cell in self.cells[header_text(column)]]
+        is_date = [isinstance(cell, date) for cell in self.cells[column]]
         cells = list(zip(self.columns[column], is_date, strict=True))
-        found = {cell: parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)}
+        found = {
+            cell: _cells.parse_date(cell[0], None if cell[1] else layout) for cell in dict.fromkeys(cells)
+        }
         of_layout = {cell: day for cell, day in found.items() if day is not None and not cell[1]}
         if any(is_date):
             # A spreadsheet program has no dates before 1900.
             converted = {
                 cell
                 for cell, day in of_layout.items()
-                if day >= _FIRST_OF_WORKBOOKS and parse_date(cell[0]) is None
+                if day >= _FIRST_OF_WORKBOOKS and _cells.parse_date(cell[0]) is None
             }
             self._refuse(
                 column,
-                np.array([cell in converted for cell in cells]) & ~self._missing(column),
+                np.array([cell in converted for cell in cells]) & ~self._mark_missing(column),
                 "is text, and other cells of the column are dates",
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
             )
-        if not of_layout and not is_text_file(self.path):
-            found = {cell: day or parse_date(cell[0]) for cell, day in found.items()}
+        # Cells of a Parquet file may be dates of ISO 8601 as text; in text files the declared layout decides alone.
+        if not of_layout and not _files.is_text_file(self.path):
+            found = {cell: day or _cells.parse_date(cell[0]) for cell, day in found.items()}
         days = {
             cell: np.nan if day is None else (day - since) / timedelta(days=1) for cell, day in found.items()
         }
         values = np.array([days[cell] for cell in cells], dtype=np.float64)
-        missing = self._missing(column)
+        missing = self._mark_missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
         why = f"is no date of the layout {layout!r}"
-        if needs_all_digits(layout):
+        if _cells.needs_all_digits(layout):
             why += (
                 ", where each number has all its digits (a first zero may be lost: export the column as text)"
             )
         if constants.missing is not None:
             wrong &= ~missing
-        remedy = f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty"
-        fixed = f"give the layout of this table ({name_date_option(column)}), or correct the cell"
+        remedy = f"correct the layout ({_files.name_date(column)}), "
+        remedy += "or declare missing for the column where cells are empty"
+        fixed = f"give the layout of this table ({_files.name_date_option(column)}), or correct the cell"
         self._refuse(column, wrong, why, self._advise(remedy, fixed))
         return values
 
-    def _codes(
+    def _read_codes(
         self, column: str, values: Sequence[Any], remedy: str, if_empty: str, missing: Any = None
     ) -> NDArray[np.int64]:
         """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
@@ -473,19 +455,20 @@ class Table:
 
         # The order matters: spellings and missing cells are told apart only among texts that are no declared value.
         texts = self.columns[column]
-        codes = np.array([find(text) for text in texts], dtype=np.int64)
+        codes = _map_texts(find, texts, int)
         # Where 'none' is a category, 'None' is a spelling of it rather than no value, unless the reader declares it.
         spellings, declared = {text.lower() for text in numbers}, set(self.reader.missing)
         misspelt = codes < 0
         misspelt[misspelt] = [text.lower() in spellings and text not in declared for text in texts[misspelt]]
         why = "differs from a declared one in upper and lower case only"
+        # A spelling is not folded in silence: "m" and "M" may be two codes.
         self._refuse(column, misspelt, why, self._advise(remedy))
-        missing_cells = self._missing(column)
+        missing_cells = self._mark_missing(column)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & missing_cells] = place
         self._refuse(column, (codes < 0) & missing_cells, "stands for no value", self._advise(if_empty))
-        why = f"is none of {format_names([*numbers, *words])}"
+        why = f"is none of {_cells.format_names([*numbers, *words])}"
         self._refuse(column, codes < 0, why, self._advise(remedy))
         return codes
 
@@ -497,7 +480,7 @@ class Table:
         for column, categories in self.schema.categorical_columns().items():
             remedy = "add it to the public categories, or change the cells before the run"
             if_empty = "declare which category stands for missing cells (missing), or fill the cells in"
-            codes = self._codes(column, categories.categories, remedy, if_empty, categories.missing)
+            codes = self._read_codes(column, categories.categories, remedy, if_empty, categories.missing)
             if categories.codes:
                 codes_of.append(codes)
                 continue
@@ -512,13 +495,14 @@ class Table:
     def _scale(self, column: str, constants: NumericColumn) -> list[NDArray[np.float32]]:
         """Return the scaled values (n,) of a numeric column, and its indicator (n,) of missing cells if it has one."""
         low, high = constants.range
-        missing = self._missing(column)
+        missing = self._mark_missing(column)
         if constants.date is None:
-            values = self._numbers(column, constants.fill)
+            values = self._read_numbers(column, constants.fill)
         else:
-            values = self._days(column, constants)
+            values = self._read_days(column, constants)
             if constants.fill is not None:
                 values[missing] = constants.fill
+        # NaN is neither below nor above: a missing cell is refused or filled in by the code above, not here.
         outside = (values < low) | (values > high)
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
@@ -528,10 +512,13 @@ class Table:
                 "correct the cell, leave out the row, or take the nearest end of the model's range "
                 "(--out-of-range clip)"
             )
+            # Programs write -9 or 999 for no value: to widen the range for it would spoil the scale.
             if _MISSING_CODE.fullmatch(first):
-                remedy += f", or, if {first} stands for no value, set {name_setting('missing', [first])}"
+                remedy += (
+                    f", or, if {first} stands for no value, set {_files.name_setting('missing', [first])}"
+                )
             if constants.fill is not None:
-                fixed = f"if it stands for no value, give {name_missing_option(first)}; else {fixed}"
+                fixed = f"if it stands for no value, give {_files.name_missing_option(first)}; else {fixed}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
             self._refuse(column, outside, why, self._advise(remedy, fixed))
         elif outside.any():
@@ -542,44 +529,47 @@ class Table:
 
     def labels(self) -> NDArray[Any]:
         """Return (n,) int64, (n,) float32, (n, 2) or (n, k) float32, by the schema's kind."""
-        schema = self.schema
-        if schema.classes is not None and isinstance(schema.label, str):
+        schema, columns = self.schema, self.schema.label_columns
+        if schema.kind == "classes":
             remedy = (
                 "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
                 "classes out, and where it is the time until an event, kind = 'survival'"
             )
-            if any(text.lower() in ("true", "false") for text in self.columns[schema.label]):
+            if any(text.lower() in ("true", "false") for text in self.columns[columns[0]]):
                 remedy = "set classes = [false, true]"
-            return self._codes(schema.label, schema.classes, remedy, "leave out rows without a label")
+            return self._read_codes(
+                columns[0], schema.classes or (), remedy, "leave out rows without a label"
+            )
+        if schema.kind == "multilabel":
+            why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
+            answers = [self._read_answers(name, why, remedy) for name in columns]
+            return np.stack(answers, axis=1).astype(np.float32)
         if schema.event is None or schema.time is None:
-            columns = schema.label_columns
-            if schema.kind == "multilabel":
-                why, remedy = "is no yes or no", "write 1 for yes, 0 for no"
-                answers = [self._answers(name, why, remedy) for name in columns]
-                return np.stack(answers, axis=1).astype(np.float32)
             pairs: Any = schema.label_typical or [(0.0, 1.0)] * len(columns)
             if schema.targets is None and schema.label_typical is not None:
                 pairs = [schema.label_typical]
             numbers = [
-                self._single(column, (self._numbers(column) - center) / spread)
+                # In float64 until here: a center far from 0 would cost float32 most of its digits.
+                self._to_float32(column, (self._read_numbers(column) - center) / spread)
                 for column, (center, spread) in zip(columns, pairs, strict=True)
             ]
             return numbers[0] if schema.targets is None else np.stack(numbers, axis=1)
-        event = self._answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
-        duration = self._numbers(schema.time)
+        event = self._read_answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
+        duration = self._read_numbers(schema.time)
         self._refuse(schema.time, duration < 0, "is a negative time", "give a time of 0 or more")
-        return np.stack([event, self._single(schema.time, duration)], axis=1).astype(np.float32)
+        return np.stack([event, self._to_float32(schema.time, duration)], axis=1).astype(np.float32)
 
-    def _answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
+    def _read_answers(self, column: str, why: str, remedy: str) -> NDArray[np.float64]:
         """Return (n,) 1 and 0 for cells that say yes and no."""
         words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
-        found = np.array([words.get(text.lower(), np.nan) for text in self.columns[column]])
+        found = _map_texts(lambda text: words.get(text.lower(), np.nan), self.columns[column], float)
         self._refuse(column, ~np.isin(found, (0, 1)), why, remedy)
         return found
 
-    def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+    def _to_float32(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values as float32, which models compute in."""
         limit = np.finfo(np.float32).max
+        # An infinite label would make the loss, and the gradient of every record beside it, NaN.
         self._refuse(column, np.abs(values) > limit, "is too large for float32", "give it in larger units")
         return values.astype(np.float32)
 
@@ -598,10 +588,10 @@ def read_cells(
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = read_frame(path, reader, {header_text(column)})
+    frame, header = _files.read_frame(path, reader, [column])
     check_columns(path, header, {column: setting})
     _check_rows(path, frame)
-    return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
+    return _cells.list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
 def check_columns(
@@ -625,7 +615,7 @@ def check_columns(
         wrong = "appears twice" if name in header else "is missing"
         hint = suggest_name(name, header) if is_header and name not in header and not remedy else None
         listed = (
-            f"; it has {describe_header(header)}"
+            f"; it has {_cells.describe_header(header)}"
             if is_header
             else ", whose first row must be the header, with nothing above the header"
         )
@@ -644,6 +634,7 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     """Return one error about the first faults of a table."""
     if len(faults) == 1:
         return faults[0]
+    # The path stands once, before the list.
     shown = [str(fault).removeprefix(f"{path}: ") for fault in faults[:_MAX_FAULTS]]
     listed = "; ".join(f"({number}) {text}" for number, text in enumerate(shown, start=1))
     more = f"; and {len(faults) - len(shown):,} more" if len(faults) > len(shown) else ""
@@ -652,9 +643,16 @@ def _join_faults(path: Path, faults: Sequence[SilodpError]) -> SilodpError:
     )
 
 
-def _mark(cells: Iterable[Any], test: Callable[[Any], object]) -> NDArray[np.bool_]:
-    """Return (n,) bool, True where a test holds for the cell."""
-    return np.array([bool(test(cell)) for cell in cells], dtype=bool)
+def _map_texts(function: Callable[[str], Any], texts: _cells.Strings, kind: type) -> NDArray[Any]:
+    """Return (n,) results of a function of each text; a text that stands in many rows is computed once."""
+    # Most columns have few different texts; one Python call for each row would take most of the time of reading.
+    results = {text: function(text) for text in set(texts)}
+    return np.array([results[text] for text in texts], dtype=kind)
+
+
+def _mark(texts: _cells.Strings, test: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Return (n,) bool, True where a test holds for the text."""
+    return _map_texts(lambda text: bool(test(text)), texts, bool)
 
 
 def _shorten_whole(text: str, reader: Reader) -> str:
@@ -669,25 +667,16 @@ def _find_type(cells: pd.Series[Any]) -> Any:
 
 def _take_columns(
     path: Path, frame: pd.DataFrame, names: Mapping[str, str], reader: Reader, mapping: TableMapping
-) -> tuple[pd.DataFrame, dict[str, Strings]]:
-    """Return the cells of the schema's columns under its names, and their texts, those that are mapped replaced.
-
-    Args:
-        path: the path of the table.
-        frame: all its cells.
-        names: column of the schema → its name in the table.
-        reader: how the file is written.
-        mapping: how the table differs from the schema; only its values are used here.
-    """
-    named = frame[[header_text(name) for name in names.values()]]
-    texts = {
-        column: list_texts(frame[header_text(name)], path, reader.decimal) for column, name in names.items()
-    }
-    for column, values in mapping.values.items():
-        if column in texts:
-            found = {text_of(text): to_cell(value) for text, value in values.items()}
-            texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
-    return named.set_axis([header_text(column) for column in names], axis=1), texts
+) -> tuple[dict[str, pd.Series[Any]], dict[str, _cells.Strings]]:
+    """Return cells and texts of the columns `names` (in the schema → in the file), mapped values replaced."""
+    _check_rows(path, frame)
+    cells = {column: frame[header_text(name)] for column, name in names.items()}
+    texts = {column: _cells.list_texts(cells[column], path, reader.decimal) for column in names}
+    # A mapping also names columns that a prediction does not read, such as the label.
+    for column in mapping.values.keys() & texts.keys():
+        found = {text_of(text): to_cell(value) for text, value in mapping.values[column].items()}
+        texts[column] = np.array([found.get(text, text) for text in texts[column]], dtype=object)
+    return cells, texts
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

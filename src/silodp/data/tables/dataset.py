@@ -21,6 +21,7 @@ class TableDataset(Dataset):
         schema: Schema = arguments["schema"]
         schema.check_readers(self.silo_names(arguments))
         profile, inputs = schema.read_identity(), schema.list_inputs()
+        # A list of persons that is counted in the tables shows everyone that they are in one of them.
         is_declared = profile is not None or schema.users is not None
         of_index = () if is_declared else (ASSUMES_INDEX_FROM_TABLES,)
         return replace(

@@ -127,6 +127,7 @@ def _find_layout(text: pd.Series[str], cells: pd.Series[Any]) -> str | None:
     different = set(text)
     if different and all(isinstance(cell, date) for cell in cells[text.index]):
         return _LAYOUTS[1]
+    # Days up to 12 fit both %d/%m and %m/%d: then nobody but the owner knows which it is.
     fits = [x for x in _LAYOUTS if different and all(parse_date(cell, x) for cell in different)]
     return fits[0] if len(fits) == 1 else None
 
@@ -140,6 +141,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
     """Return what a column of texts may be besides categories; "" where nothing says so."""
     different = text.drop_duplicates()
     others = different[np.isnan(_parse(different, decimal))]
+    # One text among numbers is more likely a mark for no value than a category.
     if len(others) == 1 and len(different) > 3:
         other = quote(others.iloc[0])
         return f"; numbers except {other}: if that stands for no value, add --missing {other}"
@@ -155,6 +157,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
 def _describe_odd(numbers: NDArray[np.float64]) -> str:
     """Return what a column of numbers may be besides a quantity; "" where nothing says so."""
     different = np.unique(numbers)
+    # A number of a row or case says nothing of a label, and a model could learn persons by it.
     if _MIN_NUMBERED <= len(different) == len(numbers) and (numbers == np.round(numbers)).all():
         return "; every row has another whole number: delete this line if it numbers rows or cases"
     negative = [f"{number:g}" for number in different[different < 0]]
@@ -176,6 +179,7 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
     name = f"label = {quote(label)}"
+    # A label of few numbers is more likely one of classes.
     if found.nunique() > MAX_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
         seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
@@ -190,6 +194,7 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
 def _draft_reader(reader: Reader) -> list[str]:
     """Return the lines of the settings that differ from the defaults."""
     default = Reader()
+    # Only what differs: the draft is read by people.
     changed = {
         field: value for field, value in vars(reader).items() if value != getattr(default, field) and value
     }

@@ -22,10 +22,11 @@ from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
-from silodp.data.tables._table import Table
+from silodp.data.tables._table import Table, read_cells
 from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
 from silodp.errors import SilodpError
+from silodp.settings import check_type
 
 _log = logging.getLogger(__name__)
 
@@ -69,12 +70,7 @@ def read_tables(
     Raises:
         SilodpError: as `Federation.from_tables`.
     """
-    if not isinstance(schema, Schema):
-        raise SilodpError(
-            f"schema is of type {type(schema).__name__}; give a silodp.Schema",
-            code="argument.type",
-            field="schema",
-        )
+    check_type("schema", schema, Schema, "silodp.Schema(user=..., label=...)")
     if schema.kind == "real" and schema.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     paths = _silo_paths(files)
@@ -97,6 +93,7 @@ def read_tables(
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if has_test:
+            # A test person may be in no training record, and so have no number in the users' index.
             number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number, labels=schema.kind)
         silos.append(
@@ -203,6 +200,7 @@ def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         raise _refuse_files("files is empty; give at least one silo's table")
     by_file: dict[Path, str] = {}
     for silo, path in paths.items():
+        # Two names of one file would count every record twice, and clip each person twice.
         first = by_file.setdefault(path.resolve(), silo)
         if first != silo:
             raise _refuse_files(
@@ -256,6 +254,7 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     """Key → number in the order of a public list."""
     known: dict[str, int] = {}
     for value in listed:
+        # The same form as in the tables: else nobody would be found in the list.
         key = normalize_key(value)
         if key in known or names_no_person(key):
             raise refuse_users(
@@ -265,3 +264,51 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     if not known:
         raise refuse_users(f"{source}: the list of users is empty; list every user's key, one per line")
     return known
+
+
+def read_person_index(path: Path, profile: IdentityProfile) -> dict[str, int]:
+    """Read the positions of a silo's persons.
+
+    A trust center that knows the identifiers of all silos gives everyone who has several records, in whatever silos,
+    one position. Positions should be drawn at random below U, so that they say nothing of the persons.
+
+    Args:
+        path: a CSV or Parquet file with the columns `id`, read by the profile, and `position`, from 0 to U − 1.
+        profile: the identity profile of the run.
+
+    Returns:
+        Positions by identifier, as the profile writes it.
+
+    Raises:
+        SilodpError: the file cannot be read, the profile refuses an identifier, or an identifier or a position is there
+            twice, missing or out of range (code identity.index).
+    """
+    identifiers = profile.normalize_column(read_cells(path, "id"), f"{path}: column 'id'")
+    index: dict[str, int] = {}
+    taken = set[int]()
+    for row, (identifier, cell) in enumerate(
+        zip(identifiers, read_cells(path, "position"), strict=True), start=1
+    ):
+        text = str(cell)
+        # isdecimal() alone accepts digits of every script, and a long text would take int() much time.
+        position = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else -1
+        if not 0 <= position < profile.population:
+            raise _refuse_index(
+                path, row, f"the position is not a whole number from 0 to {profile.population - 1}"
+            )
+        if identifier is None:
+            raise _refuse_index(path, row, "the identifier is missing")
+        # Two persons with one position would be protected as one; one person with two positions, as two.
+        if identifier in index or position in taken:
+            raise _refuse_index(path, row, "the identifier or the position was there before")
+        index[identifier] = position
+        taken.add(position)
+    return index
+
+
+def _refuse_index(path: Path, row: int, what: str) -> SilodpError:
+    return SilodpError(
+        f"{path}: in data row {row} {what}; ask the trust center for a new file.",
+        code="identity.index",
+        field="index",
+    )

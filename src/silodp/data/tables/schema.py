@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
@@ -26,12 +24,14 @@ from silodp.data.tables.columns import (
     Reader,
     TableMapping,
     check_typical,
+    check_values,
     header_text,
     read_categorical,
     read_mapping,
     read_numeric,
     read_reader,
     refuse_schema,
+    text_of,
 )
 from silodp.errors import SilodpError
 from silodp.settings import Range, check_choice, check_type
@@ -52,8 +52,6 @@ _OF_RECORDS = {
     "test_share", "readers", "silos",
 }  # fmt: skip
 """Fields that say nothing about features: a model is stored without them."""
-
-_WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 @dataclass(frozen=True)
@@ -138,15 +136,7 @@ class Schema:
                 raise refuse_schema(section, reason)
         if not self.numeric and not self.categorical:
             raise refuse_schema("", "no features; declare numeric ranges or categorical values")
-        self.numeric_columns()
-        for column, found in self.categorical_columns().items():
-            _check_values(f"categorical column {column!r}", found.categories)
-            if found.missing is not None and text_of(found.missing) not in map(text_of, found.categories):
-                raise refuse_schema(
-                    "categorical",
-                    f"categorical column {column!r} has missing {short(found.missing)}, which is none of its "
-                    "categories; add it to them",
-                )
+        self._columns  # noqa: B018  raises where one is wrong
         if not isinstance(self.reader, Reader):
             object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
         check_type("data.schema.readers", self.readers, Mapping)
@@ -157,68 +147,60 @@ class Schema:
         for column in columns:
             if not isinstance(column, str):
                 raise refuse_schema("", f"{column!r} names no column; give the header's text")
-        for column, number in Counter(columns).items():
-            if number > 1:
-                setting = self.find_setting(column).removeprefix("data.schema.")
-                raise refuse_schema(
-                    setting, f"column {column!r} is declared twice; give every column one meaning"
-                )
+        if (twice := _find_repeated(columns)) is not None:
+            setting = self.find_setting(twice).removeprefix("data.schema.")
+            raise refuse_schema(setting, f"column {twice!r} is declared twice; give every column one meaning")
         if not isinstance(self.silos, Mapping):
             raise refuse_schema("silos", f"silos is {short(self.silos)}; give silo → its mapping")
-        silos = {
-            silo: self._check_mapping(silo, read_mapping(silo, given)) for silo, given in self.silos.items()
-        }
+        silos = {silo: self._read_mapping(silo, given) for silo, given in self.silos.items()}
+        # Checked mappings take the place of what was declared, so that no reader checks them again.
         object.__setattr__(self, "silos", silos)
 
-    def _check_mapping(self, silo: str, mapping: TableMapping) -> TableMapping:
+    def _read_mapping(self, silo: str, given: Any) -> TableMapping:
         """Return a mapping with all values as texts; it gives every column its own name, and cells declared values."""
-        where = f"silos.{silo}"
-        for section in (mapping.columns, mapping.values):
-            for column in section:
-                if column not in self.columns:
-                    remedy = (
-                        suggest_name(str(column), self.columns) or "name a column that the schema declares"
-                    )
-                    raise refuse_schema(where, f"{where} maps {column!r}, which is no column; {remedy}")
-        names = [mapping.columns.get(column, column) for column in self.columns]
-        for name in names:
-            if not isinstance(name, str) or not name.strip():
-                raise refuse_schema(
-                    f"{where}.columns", f"{where}.columns names {name!r}; give the header's text"
-                )
-        for name, number in Counter(map(header_text, names)).items():
-            if number > 1:
-                raise refuse_schema(
-                    f"{where}.columns",
-                    f"{where}.columns takes two columns from {name!r}; give each a name of its own",
-                )
-        for column, values in mapping.values.items():
-            declared = self._list_declared(column)
-            setting = f"{where}.values.{column}"
-            if not declared:
-                raise refuse_schema(
-                    setting,
-                    f"{setting} maps values of a column without public values; map those of categories, classes, "
-                    "events and splits only",
-                )
-            if len(set(map(text_of, values))) < len(values):
-                raise refuse_schema(setting, f"{setting} has two values for one text; keep one")
-            for value in values.values():
-                if to_cell(value) not in declared:
-                    raise refuse_schema(
-                        setting,
-                        f"{setting} has the value {short(value)}, which is not declared; choose one of "
-                        f"{', '.join(declared)}",
-                    )
+        mapping = read_mapping(silo, given)
+        fault = self._find_mapping_fault(f"silos.{silo}", mapping)
+        if fault is not None:
+            raise refuse_schema(*fault)
         texts = {
             column: {text_of(text): to_cell(value) for text, value in values.items()}
             for column, values in mapping.values.items()
         }
         return TableMapping(dict(mapping.columns), texts)
 
+    def _find_mapping_fault(self, where: str, mapping: TableMapping) -> tuple[str, str] | None:
+        """Return the first setting of a mapping that does not fit this schema, and why; None where all do."""
+        for column in (*mapping.columns, *mapping.values):
+            if column not in self.columns:
+                remedy = suggest_name(str(column), self.columns) or "name a column that the schema declares"
+                return where, f"{where} maps {column!r}, which is no column; {remedy}"
+        setting = f"{where}.columns"
+        names = [mapping.columns.get(column, column) for column in self.columns]
+        for name in names:
+            if not isinstance(name, str) or not name.strip():
+                return setting, f"{setting} names {name!r}; give the header's text"
+        if (twice := _find_repeated(map(header_text, names))) is not None:
+            return setting, f"{setting} takes two columns from {twice!r}; give each a name of its own"
+        for column, values in mapping.values.items():
+            setting, declared = f"{where}.values.{column}", self._list_declared(column)
+            if not declared:
+                return setting, (
+                    f"{setting} maps values of a column without public values; map those of categories, classes, "
+                    "events and splits only"
+                )
+            if len(set(map(text_of, values))) < len(values):
+                return setting, f"{setting} has two values for one text; keep one"
+            # Else a mapped cell would be refused row by row, or become a missing one.
+            wrong = [value for value in values.values() if to_cell(value) not in declared]
+            if wrong:
+                remedy = f"choose one of {', '.join(declared)}"
+                return setting, f"{setting} has the value {short(wrong[0])}, which is not declared; {remedy}"
+        return None
+
     def _list_declared(self, column: str) -> list[str]:
         """Return the texts of the values that a column may have; none where it has numbers, keys or days."""
         of_labels = (0, 1) if self.kind == "multilabel" else self.classes or ()
+        # Numbers, keys and days have no list of values: a table from texts to them could be private.
         listed: Mapping[str | None, Sequence[Any]] = {
             **{name: found.categories for name, found in self.categorical_columns().items()},
             **dict.fromkeys(self.label_columns, of_labels),
@@ -245,66 +227,60 @@ class Schema:
                 raise refuse_schema(
                     "label", f"label is {short(self.label)}; give the name of a column, or a list of names"
                 )
+            # TOML gives a list, and the rest of the code asks for a tuple where there are several labels.
             object.__setattr__(self, "label", tuple(self.label))
-        is_several = isinstance(self.label, tuple)
-        if (is_several and (self.kind not in ("real", "multilabel") or len(self.label_columns) < 2)) or (
-            self.kind == "multilabel" and not is_several
-        ):
+        fault = self._find_kind_fault()
+        if fault is not None:
+            raise refuse_schema(*fault, "data.kind")
+        if self.kind == "classes":
+            check_values("classes", self.classes)
+        if self.label_typical is None:
+            return
+        pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
+        if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
             raise refuse_schema(
-                "label",
-                f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
-                "(yes and no) or 'real' (numbers), and name one for all others",
-                "data.kind",
+                "label_typical",
+                f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give one "
+                "pair [center, spread] for each column",
             )
-        if self.label_typical is not None:
-            if self.kind != "real":
-                raise refuse_schema(
-                    "label_typical",
-                    f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' "
-                    "only",
-                    "data.kind",
-                )
-            pairs: Any = [self.label_typical] if self.targets is None else self.label_typical
-            if not isinstance(pairs, Sequence) or len(pairs) != len(self.label_columns):
-                raise refuse_schema(
-                    "label_typical",
-                    f"label_typical is {self.label_typical!r} and label has {len(self.label_columns)} columns; give "
-                    "one pair [center, spread] for each column",
-                )
-            for column, pair in zip(self.label_columns, pairs, strict=True):
-                check_typical(f"the label {column!r}", pair, "label_typical")
-            # Floats, so that all parties write the same digits into their specifications.
-            given = tuple((float(center), float(spread)) for center, spread in pairs)
-            object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
+        for column, pair in zip(self.label_columns, pairs, strict=True):
+            check_typical(f"the label {column!r}", pair, "label_typical")
+        # Floats, so that all parties write the same digits into their specifications.
+        given = tuple((float(center), float(spread)) for center, spread in pairs)
+        object.__setattr__(self, "label_typical", given[0] if self.targets is None else given)
+
+    def _find_kind_fault(self) -> tuple[str, str] | None:
+        """Return the setting that does not go with the kind of label, and why; None where all do."""
+        is_several = isinstance(self.label, tuple)
+        fits = self.kind in ("real", "multilabel") and len(self.label_columns) > 1
+        if not fits if is_several else self.kind == "multilabel":
+            return "label", (
+                f"kind is {self.kind!r} and label is {self.label!r}; list at least two columns for kind 'multilabel' "
+                "(yes and no) or 'real' (numbers), and name one for all others"
+            )
+        if self.label_typical is not None and self.kind != "real":
+            return "label_typical", (
+                f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' only"
+            )
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
-                raise refuse_schema(
-                    "kind", "kind 'survival' takes event and time, and neither label nor classes", "data.kind"
-                )
-            return
+                return "kind", "kind 'survival' takes event and time, and neither label nor classes"
+            return None
         if self.label is None or self.event is not None or self.time is not None:
-            raise refuse_schema(
-                "kind",
+            return "kind", (
                 f"kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a label of "
-                "event and time",
-                "data.kind",
+                "event and time"
             )
-        if self.kind in ("real", "multilabel") and self.classes is not None:
-            raise refuse_schema(
-                "classes",
-                f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
-                "data.kind",
+        if self.kind != "classes" and self.classes is not None:
+            return "classes", (
+                f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only"
             )
-        if self.kind == "classes":
-            if self.classes is None:
-                raise refuse_schema(
-                    "classes",
-                    f"the label {self.label!r} has no classes; list its public values in classes, or set "
-                    "kind = 'real' where it is a number, or kind = 'survival' with event and time where it is the "
-                    "time until an event",
-                    "data.kind",
-                )
-            _check_values("classes", self.classes)
+        if self.kind == "classes" and self.classes is None:
+            return "classes", (
+                f"the label {self.label!r} has no classes; list its public values in classes, or set kind = 'real' "
+                "where it is a number, or kind = 'survival' with event and time where it is the time until an event"
+            )
+        return None
 
     def list_silo_settings(self) -> tuple[str, ...]:
         """Return the names of the settings that a silo changes: of its reader in the order of `SETTINGS`, or silos."""
@@ -368,34 +344,27 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
-        numbers: list[str] = []
-        for name, column in self.numeric_columns().items():
-            numbers += [name, f"{name} is missing"] if column.has_indicator else [name]
-        one_hot = [
-            f"{name}={value}"
-            for name, column in self.categorical_columns().items()
-            for value in column.categories
-            if not column.codes
-        ]
-        # Parties compare names: these say which category has which code.
-        codes = [f"{name}={_join(column.categories)}" for name, column in self.code_columns().items()]
-        return (*numbers, *one_hot, *codes)
+        numeric, categorical = (columns.items() for columns in self._columns)
+        ordered = [
+            *numeric,
+            *sorted(categorical, key=lambda item: item[1].codes),
+        ]  # codes are an array of their own
+        return tuple(feature for name, column in ordered for feature in column.list_features(name))
+
+    @cached_property
+    def _columns(self) -> tuple[dict[str, NumericColumn], dict[str, CategoricalColumn]]:
+        return (
+            {name: read_numeric(name, declared) for name, declared in self.numeric.items()},
+            {name: read_categorical(name, declared) for name, declared in self.categorical.items()},
+        )
 
     def numeric_columns(self) -> dict[str, NumericColumn]:
-        """Return the numeric columns by name.
-
-        Raises:
-            SilodpError: the constants of one are wrong.
-        """
-        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+        """Return the numeric columns by name."""
+        return self._columns[0]
 
     def categorical_columns(self) -> dict[str, CategoricalColumn]:
-        """Return the categorical columns by name.
-
-        Raises:
-            SilodpError: one has an unknown setting.
-        """
-        return {column: read_categorical(column, declared) for column, declared in self.categorical.items()}
+        """Return the categorical columns by name."""
+        return self._columns[1]
 
     def code_columns(self) -> dict[str, CategoricalColumn]:
         """Return the categorical columns that are given as codes by name, in the order of the array of codes."""
@@ -411,16 +380,9 @@ class Schema:
         sizes = tuple(len(column.categories) for column in self.code_columns().values())
         if not sizes:
             return ()
+        # Each column of codes is one feature; all others are numbers.
         codes, numbers = Input(CODES, (len(sizes),), sizes), len(self.features) - len(sizes)
         return (Input(NUMERIC, (numbers,)), codes) if numbers else (codes,)
-
-    def find_range(self, column: str) -> tuple[float, float]:
-        """Return the declared range of a numeric column."""
-        return self.numeric_columns()[column].range
-
-    def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
-        return self.numeric_columns()[column].scale(values)
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
@@ -434,6 +396,7 @@ class Schema:
         Raises:
             SilodpError, TypeError: it is no such description.
         """
+        # A stored model comes from elsewhere: its schema must not say how persons or labels of this table are read.
         if unknown := _OF_RECORDS & set(inputs):
             raise refuse_schema("", f"{min(unknown)} says nothing about features; take it out")
         # No header has a line break, so these two columns are in no table.
@@ -450,6 +413,7 @@ class Schema:
         """
         if isinstance(self.users, str | Path):
             try:
+                # Without the mark at the beginning, which would make the first key another person.
                 lines = Path(self.users).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise refuse_users(
@@ -473,27 +437,20 @@ class Schema:
         return None if self.identity is None else load_profile(self.identity)
 
 
+def _find_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs twice; None where all are different."""
+    return next((name for name, number in Counter(names).items() if number > 1), None)
+
+
 def refuse_users(message: str) -> SilodpError:
     """Return, for the caller to raise, the error about the public list of users."""
     return SilodpError(message, code="data.users", field="data.schema.users")
 
 
-def _check_values(what: str, values: Any) -> None:
-    listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and np.ndim(values)
-    if not listed or len(values) < 2 or len({str(text_of(value)) for value in values}) < len(values):
-        raise refuse_schema(
-            "", f"{what} are {short(values)}; list at least two values, all different", "data.values"
-        )
-
-
-def _join(categories: Sequence[Any]) -> str:
-    """Return categories as one text, from which they can be told."""
-    return "|".join(text_of(value).replace("\\", r"\\").replace("|", r"\|") for value in categories)
-
-
 def _to_plain(value: Any) -> Any:
     """Return a setting of a schema as JSON has it; categories become the texts that they are compared as."""
     if is_dataclass(value) and not isinstance(value, type):
+        # Without what is None: a setting that a later version adds does not change how older schemas are stored.
         return {key: _to_plain(item) for key, item in vars(value).items() if item is not None}
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item) for key, item in value.items()}
@@ -509,13 +466,6 @@ def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
     if schema is not None and schema.classes is not None:
         return tuple(map(text_of, schema.classes))
     return tuple(map(str, range(count or 0)))
-
-
-def text_of(value: object) -> str:
-    """Return a cell as text: stripped, in Unicode's form NFC, and a whole float written as an integer."""
-    text = unicodedata.normalize("NFC", str(value).strip())
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
 
 
 def to_cell(value: object) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays, list_arrays
-from silodp.data.tables.schema import Schema, text_of
+from silodp.data.tables.columns import CategoricalColumn, NumericColumn
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 
 Groups = Mapping[str, Sequence[Any]]
@@ -36,25 +36,14 @@ def find_groups(
     for column, values in groups.items():
         names = list_group_names(schema, column, values)
         assert schema is not None
-        if column in (coded := schema.code_columns()):
-            codes = x[CODES][:, list(coded).index(column)]
-            categories = [text_of(one) for one in coded[column].categories]
-            found += [(column, name, codes == categories.index(name)) for name in names]
-            continue
-        numbers = list_arrays(x).get(NUMERIC, x)
-        if column in schema.categorical:
-            for name in names:
-                place = schema.features.index(f"{column}={_written(schema, column, name)}")
-                found.append((column, name, numbers[:, place] > 0.5))
-            continue
-        place = schema.features.index(column)
-        known = np.ones(len(x), dtype=bool)
-        if schema.numeric_columns()[column].has_indicator:
-            known = numbers[:, schema.features.index(f"{column} is missing")] < 0.5
-        edges = schema.scale_numbers(column, np.asarray(values, dtype=float))
-        for name, (start, end) in zip(names, pairwise(edges), strict=True):
-            below = numbers[:, place] <= end if name == names[-1] else numbers[:, place] < end
-            found.append((column, name, known & (numbers[:, place] >= start) & below))
+        declared = _find_column(schema, column)
+        if column in (coded := list(schema.code_columns())):
+            features = x[CODES][:, [coded.index(column)]]
+        else:
+            places = [schema.features.index(feature) for feature in declared.list_features(column)]
+            features = list_arrays(x).get(NUMERIC, x)[:, places]
+        rows = declared.split_rows(features, values)
+        found += [(column, name, each) for name, each in zip(names, rows, strict=True)]
     return found
 
 
@@ -71,16 +60,12 @@ def list_group_names(schema: Schema | None, column: str, values: Sequence[Any]) 
     """
     check_group(schema, column, values)
     assert schema is not None
-    if column in schema.categorical:
-        return [text_of(value) for value in values]
-    # 15 digits, so that bounds that are close to each other have different names.
-    ranges = [f"{low:.15g} to below {high:.15g}" for low, high in pairwise(values)]
-    return [*ranges[:-1], f"{values[-2]:.15g} to {values[-1]:.15g}"]
+    return _find_column(schema, column).name_groups(values)
 
 
-def _written(schema: Schema, column: str, name: str) -> Any:
-    """Return a category as the schema writes it."""
-    return next(one for one in schema.categorical_columns()[column].categories if text_of(one) == name)
+def _find_column(schema: Schema, column: str) -> NumericColumn | CategoricalColumn:
+    numeric = schema.numeric_columns()
+    return numeric[column] if column in numeric else schema.categorical_columns()[column]
 
 
 def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> None:
@@ -97,18 +82,6 @@ def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> No
     if schema is None or column not in schema.feature_columns:
         known = ", ".join(schema.feature_columns) if schema else "none: the data have no schema"
         raise refuse(f"a subgroup is declared by a column of features of the schema ({known}): name one.")
-    if column in schema.categorical:
-        declared = {text_of(value) for value in schema.categorical_columns()[column].categories}
-        given = {text_of(value) for value in values}
-        if not values or len(given) < len(values) or given - declared:
-            raise refuse(
-                f"list categories that the schema declares ({', '.join(sorted(declared))}), each once."
-            )
-        return
-    low, high = schema.find_range(column)
-    are_numbers = all(isinstance(value, int | float) and low <= value <= high for value in values)
-    if not are_numbers or len(values) < 2 or any(b <= a for a, b in pairwise(values)):
-        raise refuse(
-            f"list at least two ascending numbers within the declared range {low:g} to {high:g}, between which the "
-            "subgroups lie."
-        )
+    fault = _find_column(schema, column).find_group_fault(values)
+    if fault is not None:
+        raise refuse(fault)

@@ -14,7 +14,8 @@ from silodp.text import name_extra
 
 try:
     from silodp.deploy.https._client import HttpsClient
-    from silodp.deploy.https._server import HttpsServer, listen_at
+    from silodp.deploy.https._connections import listen_at
+    from silodp.deploy.https._server import HttpsServer
 except ImportError as error:
     raise SilodpError(
         f"the HTTPS courier needs '{error.name}', which is not installed: {name_extra('deploy')}.",

@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
@@ -37,25 +38,26 @@ class _OddReplyError(Exception):
     """Something answers that is no silodp server, or a broken one; the silo tries again."""
 
 
+@dataclass(eq=False)
 class _RefusedError(Exception):
     """The server refuses a call.
 
-    Args:
+    Attributes:
         status: HTTP status of the reply.
         stated: Code of the error, as the server states it.
     """
 
-    def __init__(self, status: int, stated: str) -> None:
-        super().__init__(stated)
-        self.status, self.stated = status, stated
+    status: int
+    stated: str
 
 
 def _read_reply(reply: httpx.Response, max_bytes: int = _protocol.MAX_JSON) -> bytes:
     """Return the body of a reply that is being received.
 
     Raises:
-        _OddReplyError: it is longer, or compressed; the rest was not read.
+        _OddReplyError: It is longer, or compressed; the rest was not read.
     """
+    # `iter_raw` expands nothing, or a few bytes could become gigabytes: what is compressed is refused, not misread.
     if "Content-Encoding" in reply.headers:
         raise _OddReplyError("the reply is compressed, and not that of a silodp server")
     body = io.BytesIO()
@@ -70,8 +72,8 @@ def _read_short_reply(reply: httpx.Response) -> bytes:
     """Return the body of a reply that is no request of the run.
 
     Raises:
-        _RefusedError: the server refuses the call.
-        _OddReplyError: as `_read_reply`.
+        _RefusedError: The server refuses the call.
+        _OddReplyError: As `_read_reply`.
     """
     body = _read_reply(reply)
     if not reply.is_success:
@@ -79,10 +81,11 @@ def _read_short_reply(reply: httpx.Response) -> bytes:
     return body
 
 
+@dataclass(eq=False)
 class HttpsClient:
     """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
 
-    Args:
+    Attributes:
         url: Address of the server, for example "https://server.example:8443".
         tls: TLS settings from `certificates.make_context`.
         identity: The silo's long-term key.
@@ -95,45 +98,41 @@ class HttpsClient:
         on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
     """
 
-    def __init__(
-        self,
-        url: str,
-        tls: ssl.SSLContext,
-        identity: Identity,
-        digest: str,
-        endpoint: Endpoint,
-        max_bytes: int,
-        max_pause: float = 30.0,
-        count_answers: Callable[[], int] = lambda: 0,
-        keep: bool = False,
-        on_problem: Callable[[str | None], None] = lambda problem: None,
-    ) -> None:
-        self._on_problem = on_problem
+    url: str
+    tls: ssl.SSLContext
+    identity: Identity
+    digest: str
+    endpoint: Endpoint
+    max_bytes: int
+    max_pause: float = 30.0
+    count_answers: Callable[[], int] = lambda: 0
+    keep: bool = False
+    on_problem: Callable[[str | None], None] = lambda problem: None
+
+    def __post_init__(self) -> None:
+        self._token = ""
         self._seen: float | None = None
-        self._count_answers, self._keep = count_answers, keep
-        self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
-        self._max_bytes, self._max_pause = max_bytes, max_pause
-        if not url.startswith("https://"):
-            raise SilodpError(
-                f"url = {shorten(url)}: give an address that begins with https://.",
-                code="argument.value",
-                field="url",
-            )
+        if not self.url.startswith("https://"):
+            raise self._refuse_url("give an address that begins with https://")
+        # The server holds a call for POLL_SECONDS while there is no request: silence of that length is no failure.
         timeout = httpx.Timeout(_protocol.POLL_SECONDS + 40, connect=10)
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
             # Variables of the environment name no proxy and no certificates here (trust_env).
             self._client = httpx.Client(
-                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
+                base_url=self.url,
+                verify=self.tls,
+                timeout=timeout,
+                trust_env=False,
+                headers=plain,
+                cookies=none,
             )
         except httpx.InvalidURL as error:
-            raise SilodpError(
-                f"url = {shorten(url)}: {error}; write an IPv6 address in brackets.",
-                code="argument.value",
-                field="url",
-            ) from None
-        self._token = ""
+            raise self._refuse_url(f"{error}; write an IPv6 address in brackets") from None
+
+    def _refuse_url(self, problem: str) -> SilodpError:
+        return SilodpError(f"url = {shorten(self.url)}: {problem}.", code="argument.value", field="url")
 
     def seconds_since_seen(self) -> float | None:
         """Return the seconds since the server's last reply; None before the first one."""
@@ -147,28 +146,30 @@ class HttpsClient:
                 try:
                     if not self._token:
                         self._connect()
-                        _log.info("connected to %s", self._url)
-                        self._on_problem(None)
+                        _log.info("connected to %s", self.url)
+                        self.on_problem(None)
                     self._seen = time.monotonic()
                     self._serve_one()
                     pause = 0.1
                 except _RunIsOverError:
                     self._token = ""
-                    _log.info("the run is over; %s", "waiting for another one" if self._keep else "ending")
-                    if not self._keep:
+                    _log.info("the run is over; %s", "waiting for another one" if self.keep else "ending")
+                    if not self.keep:
                         return
-                    stop.wait(self._max_pause)
+                    stop.wait(self.max_pause)
                 except (_RefusedError, _OddReplyError, httpx.HTTPError) as error:
+                    # Whatever failed, the silo connects anew: its number of answers and its version are checked again.
                     self._token = ""
                     if isinstance(error, _RefusedError) and error.status == 401:
                         continue  # the server was restarted: connect again at once
                     problem = self._describe_problem(error)
-                    reason = (
-                        "" if isinstance(error, _RefusedError) else f" ({str(error) or type(error).__name__})"
-                    )
+                    is_refused = isinstance(error, _RefusedError)
+                    reason = "" if is_refused else f" ({str(error) or type(error).__name__})"
                     _log.warning("%s%s; trying again in %.1f s", problem, reason, pause)
-                    self._on_problem(problem)
-                    pause = self._wait(stop, pause)
+                    self.on_problem(problem)
+                    # The pause is random, so that the silos of a restarted server do not come back all at once.
+                    stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))
+                    pause = min(2 * pause, self.max_pause)
 
     def _describe_problem(self, error: Exception) -> str:
         """Return what keeps the silo from its server, and what its operator can do."""
@@ -183,27 +184,16 @@ class HttpsClient:
                 "that the server has this consortium's public folder, the name in its address is the one that was "
                 "sealed, and the clock here is right"
             )
-        return f"the server at {self._url} cannot be reached; check {advice}"
-
-    def _wait(self, stop: threading.Event, pause: float) -> float:
-        stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once
-        return min(2 * pause, self._max_pause)
+        return f"the server at {self.url} cannot be reached; check {advice}"
 
     def _connect(self) -> None:
-        name = self._identity.name
+        name = self.identity.name
+        # The server's random text makes the signature worth nothing in another connection.
         challenge = self._post("/v1/challenge", {"name": name}).get("challenge", "")
-        answers = str(self._count_answers())
-        signature = self._identity.sign(
-            _protocol.format_connect_text(self._digest, name, challenge, answers)
-        ).hex()
-        fields = {
-            "name": name,
-            "answers": answers,
-            "challenge": challenge,
-            "digest": self._digest,
-            "version": silodp.__version__,
-            "signature": signature,
-        }
+        answers = str(self.count_answers())
+        text = _protocol.format_connect_text(self.digest, name, challenge, answers)
+        fields = {"name": name, "answers": answers, "challenge": challenge, "digest": self.digest}
+        fields |= {"version": silodp.__version__, "signature": self.identity.sign(text).hex()}
         token = self._post("/v1/connect", fields).get("token", "")
         if _TOKEN.fullmatch(token) is None:
             raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
@@ -228,7 +218,7 @@ class HttpsClient:
             exchange = reply.headers.get(_protocol.EXCHANGE, "")
             if _EXCHANGE_ID.fullmatch(exchange) is None:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            return exchange, _read_reply(reply, self._max_bytes)
+            return exchange, _read_reply(reply, self.max_bytes)
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -236,10 +226,11 @@ class HttpsClient:
         if fetched is None:
             return
         exchange, request = fetched
-        reply = answer_request(self._endpoint, request)
+        reply = answer_request(self.endpoint, request)
         if reply.refused:
             headers[_protocol.REFUSED] = reply.refused
         headers["Content-Length"] = str(len(reply.body))
+        # An iterator and a stated length: httpx sends piece by piece, and the server can refuse what is too long.
         content = _protocol.cut_data(reply.body)
         with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
             # Where the time for the answer was over, the server will ask again, or go on without.

@@ -1,4 +1,4 @@
-"""Bounds on the connections of a server: whoever reaches its port can open them, before any certificate is shown."""
+"""The sockets of a server, with bounds: a stranger can open connections before any certificate is shown."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ _MAX_HELD = 4
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OTHER_DESCRIPTORS = 256
 """File descriptors in reserve, for the files and libraries of the process."""
+_Address = tuple[str, int] | None
+"""Host and port of the other end of a connection; uvicorn gives None where it knows neither."""
 
 
 @dataclass
@@ -66,21 +68,23 @@ class BoundedListener(socket.socket):
         super().__init__(fileno=listener.detach())
         self._max_open = max_open
         # By the address of the other end; the connection that has been idle for longest comes first.
-        self._open: dict[tuple[str, int], _Connection] = {}
-        self._held: dict[str, deque[tuple[str, int]]] = {}
+        self._open: dict[_Address, _Connection] = {}
+        self._held: dict[str, deque[_Address]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed_early, self._reported = 0, -_REPORT_SECONDS
+        # Held so that a connection can be accepted, and closed, when no other descriptor is left (`_turn_away`).
         self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, which the loop's thread calls; close an idle one where too many are open.
 
         Raises:
-            BlockingIOError: there is none now.
+            BlockingIOError: There is none now.
         """
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         self._forget_closed()
+        # The loop closes a connection some time after it was shut down. Until then its descriptor counts.
         if len(self._open) >= self._max_open + _MAX_CLOSING:
             raise BlockingIOError(errno.EAGAIN, "connections are being closed")
         try:
@@ -104,15 +108,15 @@ class BoundedListener(socket.socket):
             self._spare = -1
         super().close()
 
-    def hold(self, address: tuple[str, int] | None, silo: str) -> None:
+    def hold(self, address: _Address, silo: str) -> None:
         """Keep a connection open, since a silo with a token has made a request on it.
 
         Args:
             address: Host and port of the other end.
             silo: Name of the silo. The last `_MAX_HELD` of its connections are kept.
         """
-        connection = None if address is None else self._open.get(address)
-        if address is None or connection is None:
+        connection = self._open.get(address)
+        if connection is None:
             return
         connection.requests += 1
         if connection.requests > 1:
@@ -120,22 +124,24 @@ class BoundedListener(socket.socket):
         connection.silo = silo
         held = self._held.setdefault(silo, deque())
         held.append(address)
+        # A firewall may forget connections without a word: of those of one silo, only the newest are kept.
         if len(held) > _MAX_HELD:
             self._set_idle(held[0])
 
-    def release(self, address: tuple[str, int] | None) -> None:
+    def release(self, address: _Address) -> None:
         """Let a connection be idle again when all requests that hold it are answered."""
-        connection = None if address is None else self._open.get(address)
-        if address is not None and connection is not None and connection.requests:
+        connection = self._open.get(address)
+        if connection is not None and connection.requests:
             connection.requests -= 1
             if not connection.requests:
                 self._set_idle(address)
 
-    def _set_idle(self, address: tuple[str, int]) -> None:
+    def _set_idle(self, address: _Address) -> None:
         connection = self._open.pop(address)
         if connection.silo:
             self._held[connection.silo].remove(address)
         connection.silo, connection.requests, connection.since = "", 0, time.monotonic()
+        # Entered anew at the end: a dict keeps this order, so the first idle entry has been idle for longest.
         self._open[address] = connection
 
     def _forget_closed(self) -> None:
@@ -189,6 +195,7 @@ def find_max_connections(silos: int) -> int:
     Raises:
         SilodpError: The process may not have enough descriptors for its silos (code deploy.address).
     """
+    # `least` serves every silo with all connections that are held for it, and 16 strangers beside them.
     least, wanted = _MAX_HELD * silos + 16, _MAX_HELD * silos + 256
     beside = _MAX_CLOSING + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,3 +211,27 @@ def find_max_connections(silos: int) -> int:
             field="listen",
         )
     return max_open
+
+
+def listen_at(address: tuple[str, int], option: str) -> socket.socket:
+    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
+
+    Args:
+        address: Host, which may be an IPv6 address without brackets, and port.
+        option: The option that gives the address, for the message of an error.
+
+    Raises:
+        SilodpError: The address is taken, or is none of this machine (code deploy.address).
+    """
+    host, port = address
+    takes_both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if takes_both or ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, dualstack_ipv6=takes_both)
+    except OSError as error:
+        raise SilodpError(
+            f"the server cannot listen on {host}:{port} ({error.strerror}): choose another address with "
+            f"--{option}, or stop the program that uses it.",
+            code="deploy.address",
+            field=option,
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import silodp
 from silodp.accounting.guarantee import format_epsilon
+from silodp.deploy.status import describe_seen
 from silodp.wire.transport import Traffic
 
 if TYPE_CHECKING:
@@ -66,49 +67,48 @@ class State:
 
 
 def format_metrics(state: State) -> str:
-    """Return the metrics in the text format of Prometheus."""
-    return "".join(
-        line + "\n"
-        for lines in (
-            _format("bytes_total", "counter", "Bytes of messages to silos (down) and from them (up).", "direction",
-                    {"down": state.traffic.down, "up": state.traffic.up}),
-            _format("answers_total", "counter", "Answers that have left a silo, at least.", "silo", state.answers),
-            _format("seconds_since_silo_was_seen", "gauge", "Seconds since the last call of a silo; NaN before its "
-                    "first.", "silo", state.seconds_since_seen),
-            _format("rounds_done", "gauge", "Rounds done.", None, {"": state.round}),
-            _format("rounds", "gauge", "Rounds of the run.", None, {"": state.rounds}),
-            _format("epsilon", "gauge", "Privacy loss of all that was released, an upper bound; NaN: no guarantee.",
-                    "adversary", state.epsilon),
-            _format("certificate_days_left", "gauge", "Days until a certificate ends.", "party",
-                    state.certificate_days),
-        )
-        for line in lines
-    )  # fmt: skip
+    """Return the metrics in the text format of Prometheus.
+
+    Source: "Exposition formats" of the documentation of Prometheus, text-based format, version 0.0.4.
+    """
+    traffic = {"down": state.traffic.down, "up": state.traffic.up}
+    return "".join((
+        _format("bytes_total", "counter", "Bytes of messages to silos (down) and from them (up).", "direction",
+                traffic),
+        _format("answers_total", "counter", "Answers that have left a silo, at least.", "silo", state.answers),
+        _format("seconds_since_silo_was_seen", "gauge", "Seconds since the last call of a silo; NaN before its first.",
+                "silo", state.seconds_since_seen),
+        _format("rounds_done", "gauge", "Rounds done.", None, {"": state.round}),
+        _format("rounds", "gauge", "Rounds of the run.", None, {"": state.rounds}),
+        _format("epsilon", "gauge", "Privacy loss of all that was released, an upper bound; NaN: no guarantee.",
+                "adversary", state.epsilon),
+        _format("certificate_days_left", "gauge", "Days until a certificate ends.", "party", state.certificate_days),
+    ))  # fmt: skip
 
 
-def _format(
-    name: str, kind: str, about: str, label: str | None, values: Mapping[str, float | None]
-) -> Iterator[str]:
-    """Yield the lines of one metric."""
-    yield f"# HELP silodp_{name} {about}"
-    yield f"# TYPE silodp_{name} {kind}"
+def _format(name: str, kind: str, about: str, label: str | None, values: Mapping[str, float | None]) -> str:
+    """Return the lines of one metric."""
+    text = f"# HELP silodp_{name} {about}\n# TYPE silodp_{name} {kind}\n"
     for key, value in values.items():
         labels = "" if label is None else f'{{{label}="{_escape(key)}"}}'
-        yield f"silodp_{name}{labels} {_format_value(value, name == 'epsilon')}"
+        text += f"silodp_{name}{labels} {_format_value(value, name == 'epsilon')}\n"
+    return text
 
 
 def _format_value(value: float | None, is_bound: bool) -> str:
+    # Without a line there would be no such silo or adversary; NaN says that there is no number yet, or none at all.
     if value is None:
         return "NaN"
     if isinstance(value, int):
         return str(value)
-    # A bound is never rounded down.
+    # A bound is never rounded down: it would promise more than was proven.
     return (
         f"{math.ceil(value * 10_000) / 10_000:.4f}" if is_bound and math.isfinite(value) else f"{value:.3f}"
     )
 
 
 def _escape(label: str) -> str:
+    # By the text format of Prometheus; the backslash first, or it would double those of the others.
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -117,7 +117,6 @@ def render_page(state: State) -> str:
     from silodp.report.guarantee_text import WHO  # a silo, which imports this package, renders no page
 
     who = {str(name): told for name, told in WHO.items()}
-    names = [*state.seconds_since_seen]
     silos = [
         {
             "name": name,
@@ -128,7 +127,9 @@ def render_page(state: State) -> str:
         }
         for name, seen in state.seconds_since_seen.items()
     ]
-    others = {name: days for name, days in state.certificate_days.items() if name not in names}
+    others = {
+        name: days for name, days in state.certificate_days.items() if name not in state.seconds_since_seen
+    }
     return _template().render(
         state=state,
         silos=silos,
@@ -155,13 +156,12 @@ def _describe_run(state: State) -> str:
 
 def _describe_silo(seen: float | None, is_awaited: bool) -> str:
     """Return what is known of a silo, in words."""
-    if seen is None:
-        return "not connected yet"
-    return f"last seen {seen:.0f} s ago" + (", its answer is awaited" if is_awaited else "")
+    is_told = is_awaited and seen is not None
+    return describe_seen(seen) + (", its answer is awaited" if is_told else "")
 
 
 @cache
 def _template() -> Template:
-    from silodp.report.templates import make_environment
+    from silodp.report.formatting import make_environment
 
     return make_environment(Path(__file__).parent).get_template("monitor.html")

@@ -28,7 +28,17 @@ _PIECE_BYTES = 1 << 18
 
 
 def format_connect_text(digest: str, name: str, challenge: str, answers: str) -> bytes:
-    """Return the bytes that a silo signs to connect."""
+    """Return the bytes that a silo signs to connect.
+
+    Source: Menezes et al. 1996, Handbook of Applied Cryptography (challenge-response by digital signatures).
+
+    Args:
+        digest: Digest of the public folder, 64 hexadecimal digits.
+        name: Name of the silo.
+        challenge: The server's challenge; it has no line break.
+        answers: Number of answers that have left the silo, as decimal digits.
+    """
+    # The first line keeps these signatures apart from those of messages, which the same key makes.
     return f"silodp connect 2\n{digest}\n{name}\n{challenge}\n{answers}".encode()
 
 

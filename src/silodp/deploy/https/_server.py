@@ -9,7 +9,6 @@ import io
 import logging
 import math
 import secrets
-import socket
 import ssl
 import threading
 import time
@@ -31,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import silodp
 from silodp.deploy.courier import Reply
 from silodp.deploy.https import _protocol
-from silodp.deploy.https._connections import BoundedListener, find_max_connections
+from silodp.deploy.https._connections import BoundedListener, find_max_connections, listen_at
 from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, render_page
 from silodp.deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
 from silodp.errors import CODES, SilodpError
@@ -78,12 +77,14 @@ class HttpsServer(Mailbox):
         digest: Digest of the public folder. Silos with another one are refused.
         answer_timeout: Seconds that a silo has for an answer.
         max_bytes: Bytes of the longest answer. A longer one is refused while it arrives.
-        on_change: Called when a silo connects.
         answers: Number of answers that have left each silo, at least, as `answers` of an earlier process said. A silo
             that knows of fewer has been set back to an old copy, and is refused.
         monitor: Host and port of a status page, /health and /metrics without TLS, for the machine of the server; None:
             /health and /metrics are shown to parties with a certificate alone.
         describe: Returns what is known of the run, as fields of `_monitor.State`.
+
+    Attributes:
+        on_change: Called when a silo connects.
     """
 
     def __init__(
@@ -95,7 +96,6 @@ class HttpsServer(Mailbox):
         *,
         answer_timeout: float,
         max_bytes: int,
-        on_change: Callable[[], None] | None = None,
         answers: Mapping[str, int] | None = None,
         monitor: tuple[str, int] | None = None,
         describe: Callable[[], Mapping[str, Any]] = dict,
@@ -103,7 +103,7 @@ class HttpsServer(Mailbox):
         super().__init__(silos, answer_timeout, {**dict.fromkeys(silos, 0), **(answers or {})})
         self._describe, self._max_bytes = describe, max_bytes
         self._silos, self._digest = dict(silos), digest
-        self._on_change = on_change or (lambda: None)
+        self.on_change: Callable[[], object] = lambda: None
         self._connections = {name: _SiloConnection(name) for name in silos}
         self._refusals: dict[tuple[str, str, bool], float] = {}
         self._secret = secrets.token_bytes(32)
@@ -146,6 +146,7 @@ class HttpsServer(Mailbox):
     def _run(self) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
+            # One loop for both ports, so that handlers share the connections without a lock.
             await asyncio.gather(*(one.serve(sockets=[its]) for one, its in self._served))
 
         asyncio.run(serve())
@@ -181,6 +182,7 @@ class HttpsServer(Mailbox):
         """
         self._is_over = True
         self._announce(self._connections)
+        # Silos ask every POLL_SECONDS at the latest, and those that wait are woken: most learn it within milliseconds.
         end = time.monotonic() + seconds
         while time.monotonic() < end and not all(one.knows_the_end for one in self._connections.values()):
             time.sleep(0.02)
@@ -201,12 +203,13 @@ class HttpsServer(Mailbox):
         name = (await _read_json(request)).get("name", "")
         if name not in self._silos:
             raise HTTPException(403, "deploy.unknown_silo")
-        return JSONResponse(
-            {"challenge": self._make_challenge(name, secrets.token_hex(16), time.monotonic())}
-        )
+        challenge = self._make_challenge(name, secrets.token_hex(16), time.monotonic())
+        return JSONResponse({"challenge": challenge})
 
     def _make_challenge(self, name: str, nonce: str, now: float) -> str:
         """Return a challenge that this process recognizes; nothing is kept for one that is not used."""
+        # An HMAC in place of a list of open challenges: any member of the consortium may ask for as many as it likes,
+        # and fills no memory with them. The name is covered, so a challenge serves the silo that asked for it alone.
         stated = f"{nonce}.{now:.3f}"
         return f"{stated}.{hmac.digest(self._secret, f'{name} {stated}'.encode(), 'sha256').hex()}"
 
@@ -220,6 +223,7 @@ class HttpsServer(Mailbox):
         except ValueError:
             return False
         self._used = {used: end for used, end in self._used.items() if end > time.monotonic()}
+        # In constant time: else the time of a refusal would tell how many digits of a forged challenge are right.
         is_ours = hmac.compare_digest(expected, given)
         return is_ours and 0 <= since + 0.001 < _CHALLENGE_SECONDS and challenge not in self._used
 
@@ -230,18 +234,21 @@ class HttpsServer(Mailbox):
             raise _make_stopped_error()
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
+        # The signature is verified before anything that it covers is used.
         version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
+        unsigned: Request | None = None
         try:
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
             key.verify(signature, _protocol.format_connect_text(digest, name, challenge, stated))
             answers = int(stated)
         except (ValueError, InvalidSignature):
-            if version != silodp.__version__:  # it may sign another text
-                raise self._refuse(name, 409, "deploy.version", request) from None
-            raise self._refuse(name, 403, "deploy.key", request) from None
+            answers, unsigned = -1, request
+        # Before a wrong signature is refused: another version may sign another text.
         if version != silodp.__version__:
-            raise self._refuse(name, 409, "deploy.version")
+            raise self._refuse(name, 409, "deploy.version", unsigned)
+        if unsigned is not None:
+            raise self._refuse(name, 403, "deploy.key", unsigned)
         if digest != self._digest:
             raise self._refuse(name, 409, "deploy.digest")
         # Once only: whoever has recorded the call cannot connect with it again.
@@ -254,10 +261,11 @@ class HttpsServer(Mailbox):
         if connection.reading is not None:
             connection.reading.cancel()  # the other connection may be lost; the silo sends its answer again
             connection.reading = None
+        # A new token ends the connection that the silo had before: there is one process of a silo at a time.
         connection.token = secrets.token_hex(32)
         self.mark_seen(name)
         _log.info("silo '%s' is connected", name)
-        self._on_change()
+        self.on_change()
         return JSONResponse({"token": connection.token})
 
     def _refuse(self, name: str, status: int, code: str, unsigned: Request | None = None) -> HTTPException:
@@ -323,13 +331,10 @@ class HttpsServer(Mailbox):
     async def _answer(self, request: Request) -> Response:
         connection = self._find_connection(request)
         exchange, token = self._find_exchange(connection), connection.token
-        over = Response(status_code=_protocol.OVER)
-        if (
-            exchange is None
-            or exchange.id != request.path_params["exchange"]
-            or connection.reading is not None
-        ):
+        over, asked = Response(status_code=_protocol.OVER), request.path_params["exchange"]
+        if exchange is None or exchange.id != asked or connection.reading is not None:
             return over
+        # A task of its own, so that `_connect` can cancel it when the silo comes back on another connection.
         reading = connection.reading = asyncio.create_task(_read_body(request, self._max_bytes))
         try:
             body = await reading
@@ -372,30 +377,6 @@ class HttpsServer(Mailbox):
         return State(self.seconds_since_seen(), answers, waited, self.traffic, **self._describe())
 
 
-def listen_at(address: tuple[str, int], option: str) -> socket.socket:
-    """Return a socket that listens; without a host, on all addresses of IPv4 and IPv6 that the machine has.
-
-    Args:
-        address: Host, which may be an IPv6 address without brackets, and port.
-        option: The option that gives the address, for the message of an error.
-
-    Raises:
-        SilodpError: The address is taken, or is none of this machine (code deploy.address).
-    """
-    host, _ = address
-    try:
-        if not host and socket.has_dualstack_ipv6():
-            return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(address, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise SilodpError(
-            f"the server cannot listen on {address[0]}:{address[1]} ({error.strerror}): choose another address with "
-            f"--{option}, or stop the program that uses it.",
-            code="deploy.address",
-            field=option,
-        ) from error
-
-
 def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
@@ -425,6 +406,7 @@ def _find_host(request: Request) -> str:
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
     body = io.BytesIO()  # hands out what was written without a copy
+    # The bound is compared while the body arrives: a stated length may be missing or wrong.
     async for part in request.stream():
         if body.tell() + len(part) > max_bytes:
             raise HTTPException(413, "message.too_large")

@@ -1,4 +1,4 @@
-"""rPDP-FL: every record is sampled as often as its own privacy budget allows."""
+"""rPDP-FL, which samples every record as often as its own privacy budget allows, and the baselines minimum, dropout."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from silodp._lazy import torch
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.events import Event
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.two_stage import ChargingMode, TwoStage
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.mechanisms.noise import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import FederationSize
-from silodp.methods.rpdp.sampling_rates import (
-    ZERO_COST,
-    BudgetNoise,
-    Calibration,
-    RecordBudgets,
-    RoundMemory,
-    check_records,
-    require_record_budgets,
-)
+from silodp.methods.rpdp import sampling_rates
 from silodp.settings import Clip, Count, Delta, Epsilon, Help, Positive, Probability
 
 
@@ -41,28 +34,28 @@ class TwoStageSampling(Method):
     retires are public; which records are drawn is not.
 
     Attributes:
-        noise_multiplier: σ; every step's noise is N(0, (σC)²).
-        clip: C, the 2-norm that every record's gradient is clipped to.
-        client_sampling: λ, the probability of the coin that each silo tosses in each round; a round that nobody joins
+        noise_multiplier: The noise multiplier σ; every step's noise is N(0, (σC)²).
+        clip: The 2-norm C that every record's gradient is clipped to.
+        client_sampling: The probability λ of the coin that each silo tosses in each round; a round that nobody joins
             counts as a round.
-        local_steps: τ, the number of steps of a round.
-        rounds: T, the number of rounds that q_j is chosen for; in further rounds records retire as their budgets are
+        local_steps: The number τ of steps of a round.
+        rounds: The number T of rounds that q_j is chosen for; in further rounds records retire as their budgets are
             used up.
-        delta: δ of the run.
-        expected_batch_size: a public constant that divides every gradient sum, never the number of records drawn.
-        local_learning_rate: the learning rate of the noisy mean gradient.
-        optimizer: the optimizer of the noisy mean gradient; its state is fresh in every round.
-        calibration: "exact" (never above the budget, met up to a grid), "binary-search" (the same, one record after
-            the other), or "scf", the paper's fitted curve, which overspends: then no record retires early, and what
-            its q_j really costs is reported.
-        accountant: by which q_j is chosen.
-        ledger: by which rounds a record's budget is used up. "planned" charges every round what it costs with the coin
-            λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
+        delta: The δ of the run.
+        expected_batch_size: The public constant that divides every gradient sum, never the number of records drawn.
+        local_learning_rate: The learning rate of the noisy mean gradient.
+        optimizer: The optimizer of the noisy mean gradient; its state is fresh in every round.
+        calibration: How q_j is found: "exact" (never above the budget, met up to a grid), "binary-search" (the same,
+            one record after the other), or "scf", the paper's fitted curve, which overspends: then no record retires
+            early, and what its q_j really costs is reported.
+        accountant: The accountant by which q_j is chosen.
+        ledger: The rounds by which a record's budget is used up. "planned" charges every round what it costs with the
+            coin λ; "realized" charges the rounds that the silo joined, in full, and lets records retire by those.
 
-    Source: rPDP-FL (Liu et al.), Algorithm 3; its cost is Lemma 6 and Theorem 1, case 1.
+    Source: rPDP-FL (Liu et al. 2024), Algorithm 3; its cost is Lemma 6 and Theorem 1, case 1.
     """
 
-    noise_multiplier: BudgetNoise
+    noise_multiplier: sampling_rates.BudgetNoise
     clip: Clip
     local_steps: LocalSteps
     rounds: Count
@@ -73,7 +66,7 @@ class TwoStageSampling(Method):
         Probability, Help("Sampling probability λ of a silo in a round, for rpdp. Default: 1.")
     ] = 1.0
     optimizer: Optimizer = "sgd"
-    calibration: Calibration = "exact"
+    calibration: sampling_rates.Calibration = "exact"
     accountant: Accountant | str = "rdp"
     ledger: ChargingMode = "planned"
     server_learning_rate: float = 1.0
@@ -101,7 +94,7 @@ class TwoStageSampling(Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is public besides the method's constants."""
+        """The assumptions about what is public besides the method's constants."""
         public = (
             "how many records each silo has, their privacy budgets, and which silos join a round are public, and say "
             "nothing of what is in a record"
@@ -122,7 +115,7 @@ class TwoStageSampling(Method):
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""
-        check_records(self.name, data, self.delta, delta, self.expected_batch_size)
+        sampling_rates.check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.budgets.most == 0:
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = "
@@ -141,7 +134,7 @@ class TwoStageSampling(Method):
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Select every record that is protected at all."""
-        return self.cap_budgets(require_record_budgets(self.name, budget)) > 0
+        return self.cap_budgets(sampling_rates.require_record_budgets(self.name, budget)) > 0
 
     @property
     def samples_silos(self) -> bool:
@@ -160,20 +153,21 @@ class TwoStageSampling(Method):
         Asked again for the same round (under secure aggregation, when others failed to answer), the silo hands out the
         same noisy update: a second one would be a second charge.
         """
-        import torch
-
         # A second noisy update of the same round would be a second release, which no record's budget has room for.
-        kept = None if context.memory is None else RoundMemory.of(context.memory)
+        kept = None if context.memory is None else sampling_rates.RoundMemory.of(context.memory)
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
         joined = 0 if kept is None else kept.joined
         q, last = self.budgets.rates_and_retirement(
-            self.cap_budgets(require_record_budgets(self.name, context.budget))
+            self.cap_budgets(sampling_rates.require_record_budgets(self.name, context.budget))
         )
+        # By "realized" only rounds that this silo joined count: the others cost its records nothing.
         used = context.round if self.ledger == "planned" else joined
+        # A retired record has probability 0: it stays in no batch, whatever the server asks for.
         finished = DpSgd.of(self).train(context, np.where(used < last, q, 0.0))
         return replace(
-            finished, memory=RoundMemory(context.round, joined + 1, finished.value.numpy()).array()
+            finished,
+            memory=sampling_rates.RoundMemory(context.round, joined + 1, finished.value.numpy()).to_array(),
         )
 
     def bounds(self, population: FederationSize) -> None:
@@ -189,8 +183,9 @@ class TwoStageSampling(Method):
         Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
         """
         budgets = self.budgets
+        # From then on no record is in any batch: what the silo sends is noise alone.
         if view.round >= budgets.last:
-            return ZERO_COST
+            return sampling_rates.ZERO_COST
         return budgets.run.event(budgets.most, self.ledger)
 
     # --- Budgets of single records ---
@@ -199,9 +194,9 @@ class TwoStageSampling(Method):
     samples_by_budget: ClassVar[bool] = True
 
     @property
-    def budgets(self) -> RecordBudgets:
+    def budgets(self) -> sampling_rates.RecordBudgets:
         """The records' budgets."""
-        return RecordBudgets(
+        return sampling_rates.RecordBudgets(
             unit="record",
             planned_rounds=self.rounds,
             retires_after=self.rounds,  # with "scf" all together
@@ -220,10 +215,10 @@ class Rpdp(TwoStageSampling):
     """rPDP-FL: every record has its own budget.
 
     Attributes:
-        largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
-            everyone.
+        largest_budget: The largest ε of a record, a public constant. Records that ask for more are protected at it, so
+            that the run's ε holds for everyone.
 
-    Source: rPDP-FL (Liu et al.), Algorithm 3.
+    Source: rPDP-FL (Liu et al. 2024), Algorithm 3.
     """
 
     largest_budget: Epsilon
@@ -236,3 +231,57 @@ class Rpdp(TwoStageSampling):
         """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RpdpMinimum(TwoStageSampling):
+    """The baseline *minimum*: all records are protected at one budget.
+
+    Attributes:
+        budget: The ε of all records, a public constant; no record may ask for less.
+
+    Source: rPDP-FL (Liu et al. 2024), section 7.2, baseline Minimum.
+    """
+
+    budget: Epsilon
+
+    name: str = field(default="rpdp-minimum", init=False)
+
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "budget": 1.0}
+
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
+        """Return the same ε for all."""
+        return np.full(len(budget), self.budget)
+
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
+        """Check, too, that no record asks for less."""
+        super().check(data, rounds, delta)
+        own = np.concatenate(data.silo_budgets or (np.empty(0),))
+        if (own < self.budget).any():
+            raise SilodpError(
+                f"rpdp-minimum: {int((own < self.budget).sum())} of {len(own)} records ask for less than budget = "
+                f"{self.budget:g}: set budget = {own.min():g}, or leave them out (rpdp-dropout).",
+                code="data.budgets",
+                field="budget",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RpdpDropout(TwoStageSampling):
+    """The baseline *dropout*: records that ask for a threshold or more take part, all protected at the threshold.
+
+    Attributes:
+        threshold: The ε of all records that take part, a public constant.
+
+    Source: rPDP-FL (Liu et al. 2024), section 7.2, baseline Dropout.
+    """
+
+    threshold: Epsilon
+
+    name: str = field(default="rpdp-dropout", init=False)
+
+    epsilon_ignores: ClassVar = {**TwoStageSampling.epsilon_ignores, "threshold": 1.0}
+
+    def cap_budgets(self, budget: np.ndarray) -> np.ndarray:
+        """Return the threshold, or 0 below it."""
+        return np.where(budget >= self.threshold, self.threshold, 0.0)

@@ -27,10 +27,11 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from silodp._lazy import torch
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.assumptions import TECHNICAL
 from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
+from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -38,13 +39,7 @@ from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import FederationSize, UnitBudgets
-from silodp.methods.rpdp.sampling_rates import (
-    ZERO_COST,
-    BudgetNoise,
-    check_records,
-    group_records,
-    require_record_budgets,
-)
+from silodp.methods.rpdp import sampling_rates
 from silodp.settings import Clip, Delta, Epsilon, Help, Positive
 
 
@@ -52,20 +47,29 @@ from silodp.settings import Clip, Delta, Epsilon, Help, Positive
 class RpdpFilter(Method):
     """Individual Gaussian filter on `local_steps` full-batch steps per round; see the module for why it is private.
 
-    noise_multiplier: σ; every step's noise is N(0, (σC)²), C being `clip`. expected_batch_size: a public constant that
-    divides every gradient sum. largest_budget: a public constant; records that ask for more are protected at it, and
-    the run's ε ends there, after however many rounds.
+    Attributes:
+        noise_multiplier: The noise multiplier σ; every step's noise is N(0, (σC)²).
+        clip: The 2-norm C that every record's gradient is clipped to.
+        local_steps: The number of full-batch steps of a round.
+        delta: The δ of the run.
+        expected_batch_size: The public constant that divides every gradient sum.
+        local_learning_rate: The learning rate of the noisy mean gradient.
+        largest_budget: The largest ε of a record, a public constant; records that ask for more are protected at it, and
+            the run's ε ends there, after however many rounds.
+        optimizer: The optimizer of the noisy mean gradient; its state is fresh in every round.
+
+    Source: Feldman and Zrnic 2021, Algorithm 3, the baseline Filter of rPDP-FL (Liu et al. 2024), section 7.1; limits
+    are exact for Gaussian noise, not by Rényi orders (Koskela, Tobaben and Honkela 2023).
     """
 
-    noise_multiplier: BudgetNoise
+    noise_multiplier: sampling_rates.BudgetNoise
     clip: Clip
     local_steps: LocalSteps
     delta: Delta
     expected_batch_size: Positive
     local_learning_rate: Positive
     largest_budget: Annotated[
-        Epsilon,
-        Help("Largest privacy budget ε of a record, for rpdp-filter; its ε does not exceed it."),
+        Epsilon, Help("Largest privacy budget ε of a record, for rpdp-filter; its ε does not exceed it.")
     ]
     optimizer: Optimizer = "sgd"
     server_learning_rate: float = 1.0
@@ -95,8 +99,8 @@ class RpdpFilter(Method):
         return _compute_limits(capped.tobytes(), self.delta)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
-        """Every record has a budget, every silo at least a batch, and δ is the filter's."""
-        check_records(self.name, data, self.delta, delta, self.expected_batch_size)
+        """Check that every record has a budget, every silo a batch, and that δ is the one limits are computed for."""
+        sampling_rates.check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.limits(np.array([self.largest_budget]))[0] == 0:
             raise SilodpError(
                 f"largest_budget = {self.largest_budget:g} is less than any step costs at delta = {self.delta:g}: "
@@ -114,22 +118,24 @@ class RpdpFilter(Method):
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Select every record whose budget allows a step."""
-        return self.limits(require_record_budgets(self.name, budget)) > 0
+        return self.limits(sampling_rates.require_record_budgets(self.name, budget)) > 0
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run gradient descent on the records that are still in, and keep what each has spent for the next round.
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
-        import torch
-
-        account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context.budget)))
+        account = _Filter.of(
+            context.memory, self.limits(sampling_rates.require_record_budgets(self.name, context.budget))
+        )
         if context.memory is not None and account.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
+        # Of a row of norm 1: ‖g‖²/(2(σC)²) is what a step costs a row of norm ‖g‖.
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
+        # Probability 1 or 0: every record that is still in is in every batch, so that nothing is sampled.
         rates = account.active.astype(np.float64)
         finished = DpSgd.of(self).train(context, rates, lambda rows: account.charge_rows(rows, cost))
-        return replace(finished, memory=account.array(context.round, finished.value.numpy()))
+        return replace(finished, memory=account.to_array(context.round, finished.value.numpy()))
 
     def bounds(self, population: FederationSize) -> None:
         """Return None: silos add the noise themselves."""
@@ -140,8 +146,9 @@ class RpdpFilter(Method):
         Added up over rounds it is that until R is reached, and nothing from then on.
         """
         most = float(self.limits(np.array([self.largest_budget]))[0])
+        # Gaussian releases of μ₁ and μ₂ cost as much as one of √(μ₁² + μ₂²), so μ²/2 adds up from round to round.
         cost = min(self.largest_step, most - view.round * self.largest_step)
-        return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else ZERO_COST
+        return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else sampling_rates.ZERO_COST
 
     @property
     def largest_step(self) -> float:
@@ -162,7 +169,7 @@ class _FilterBudgets(UnitBudgets):
     """The budgets of records, which leave when they are used up.
 
     Attributes:
-        method: whose budgets they are.
+        method: The method whose records they are.
     """
 
     method: RpdpFilter
@@ -185,8 +192,9 @@ class _FilterBudgets(UnitBudgets):
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
         entries = []
-        for entry, _ in group_records(budgets):
+        for entry, _ in sampling_rates.group_records(budgets):
             limit = float(self.method.limits(np.array([entry["budget"]]))[0])
+            # A record is never charged beyond its limit, whatever its gradients were.
             most = min(limit, rounds * self.method.largest_step)
             planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
             entries.append(entry | {"planned": planned, "realized": None, "q": 1.0 if limit > 0 else 0.0})
@@ -209,9 +217,14 @@ class _FilterBudgets(UnitBudgets):
 
 @dataclass(frozen=True)
 class _Filter:
-    """The accounts of a silo's records, (n,) each: limits R, spent so far, and who is still in. Changed in place.
+    """The accounts of a silo's records; `charge_rows` changes them in place.
 
-    round, update (d,): of the last round they were in.
+    Attributes:
+        limits: The limit R of every record, (n,).
+        spent: What every record has spent of it so far, (n,).
+        active: Whether every record is still in, (n,) bool.
+        round: The last round that the silo was asked for; −1 before the first.
+        update: The noisy update (d,) of that round.
     """
 
     limits: np.ndarray
@@ -227,7 +240,7 @@ class _Filter:
         spent, active, update = np.split(memory[1:], [len(limits), 2 * len(limits)])
         return cls(limits, spent.copy(), active > 0, int(memory[0]), update.copy())
 
-    def array(self, round_: int, update: np.ndarray) -> np.ndarray:
+    def to_array(self, round_: int, update: np.ndarray) -> np.ndarray:
         """Return all of it but the limits, as one vector."""
         return np.concatenate([[round_], self.spent, self.active, update])
 
@@ -236,13 +249,12 @@ class _Filter:
 
         `cost` is that of a row of norm 1.
         """
-        import torch
-
-        # The accountant charges what is added, in the float arithmetic of the sum; 1e-9 more covers its rounding.
+        # The price is that of the row that is added, in the float arithmetic of the sum; 1e-9 more covers its rounding.
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         norms = torch.nan_to_num(rows.compute_clipped_norms(), nan=0.0, posinf=0.0)
         price = norms.square().cpu().numpy() * (cost * (1 + 1e-9))
         owners = rows.owners.cpu().numpy()
+        # Out once, out for good, as the proof above has it.
         pays = self.active[owners] & (self.spent[owners] + price <= self.limits[owners])
         self.active[owners[~pays]] = False
         self.spent[owners[pays]] += price[pays]

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from silodp.accounting import two_stage
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import MAX_GROUPS, EpsilonCurve
-from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian
-from silodp.accounting.two_stage import (
-    ChargingMode,
-    TwoStage,
-    compute_two_stage_curve,
-    count_affordable_rounds,
-)
 from silodp.accounting.views import View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -32,8 +26,7 @@ if TYPE_CHECKING:
 
 Calibration = Literal["exact", "scf", "binary-search"]
 BudgetNoise = Annotated[
-    NoiseMultiplier,
-    Range(above=0, what="noise multiplier", tip="no budget can be kept without noise"),
+    NoiseMultiplier, Range(above=0, what="noise multiplier", tip="no budget can be kept without noise")
 ]
 
 ZERO_COST = Gaussian(math.inf)
@@ -50,21 +43,21 @@ class RecordBudgets(UnitBudgets):
     Budgets and all constants are public, so sampling probabilities and retirements are public too.
 
     Attributes:
-        run: the public constants on which the cost of a round depends.
-        rounds: T, for which sampling probabilities are chosen.
-        largest: the largest budget that any record is protected at.
-        calibration: how sampling probabilities are found.
-        accountant: by which they are found.
-        book: by which rounds records retire.
-        cap_budgets: returns the ε (n,) that records with budgets (n,) are protected at, 0 where they take no part.
+        run: The public constants on which the cost of a round depends.
+        rounds: The number T of rounds for which sampling probabilities are chosen.
+        largest: The largest budget that any record is protected at.
+        calibration: How sampling probabilities are found.
+        accountant: The accountant by which they are found.
+        book: The rounds by which records retire: the planned ones, or those that the silo joined.
+        cap_budgets: Returns the ε (n,) that records with budgets (n,) are protected at, 0 where they take no part.
     """
 
-    run: TwoStage
+    run: two_stage.TwoStage
     rounds: int
     largest: float
     calibration: Calibration
     accountant: Accountant
-    book: ChargingMode
+    book: two_stage.ChargingMode
     cap_budgets: Callable[[np.ndarray], np.ndarray] = field(compare=False)
 
     @property
@@ -79,7 +72,7 @@ class RecordBudgets(UnitBudgets):
 
     def rates_and_retirement(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sampling probabilities (n,) and rounds until retirement (n,) of records protected at ε (n,)."""
-        # In double precision whatever was given: what follows is found by its bytes.
+        # In double precision, whatever was given: the cache below is keyed by the bytes.
         capped = np.minimum(np.asarray(asked, np.float64), self.largest)
         distinct, which = np.unique(capped, return_inverse=True)
         if not len(distinct):
@@ -87,6 +80,7 @@ class RecordBudgets(UnitBudgets):
         q, rounds = _compute_terms(self, distinct.tobytes())
         if len(distinct) > 1 or distinct[0] != self.largest:
             # Found one by one, probabilities need not be in the order of budgets to the last digit.
+            # So that the record with the largest budget, which ε is stated for, is the most expensive one.
             q, rounds = np.minimum(q, self.most), np.minimum(rounds, self.last)
         return q[which], rounds[which]
 
@@ -98,6 +92,7 @@ class RecordBudgets(UnitBudgets):
         spent, protected = np.zeros(len(asked)), asked > 0
         distinct, which = np.unique(asked[protected], return_inverse=True)
         q, rounds = self.rates_and_retirement(distinct)
+        # After it has retired, a record costs nothing more.
         count = np.minimum(rounds, used)
         found = np.where((count > 0) & (q > 0), self.run.bound_epsilon(q, count, self.book), 0.0)
         spent[protected] = (found if self.calibration == "scf" else np.minimum(found, distinct))[which]
@@ -118,7 +113,7 @@ class RecordBudgets(UnitBudgets):
 
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
         """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        return compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
+        return two_stage.compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
 
     def report(
         self,
@@ -135,6 +130,7 @@ class RecordBudgets(UnitBudgets):
         whichever gives less: both are upper bounds. With "scf", "overspent" counts the records that spend more than
         they asked for.
         """
+        # Both give upper bounds of the same cost, so the smaller one holds.
         accountants = {accountant, self.accountant}
         entries = []
         for entry, inside in group_records(budgets):
@@ -159,7 +155,7 @@ class RecordBudgets(UnitBudgets):
         if q == 0:
             return 0.0, 0.0
 
-        def cost(charging: ChargingMode, count: int) -> float:
+        def cost(charging: two_stage.ChargingMode, count: int) -> float:
             charge = (self.run.event(q, charging), count)
             return min(compute_epsilon([charge], self.run.delta, by) for by in accountants)
 
@@ -184,7 +180,13 @@ class RecordBudgets(UnitBudgets):
 
 @dataclass(frozen=True)
 class RoundMemory:
-    """What a silo keeps from round to round: the last round it joined, how many it has joined, and its last update."""
+    """What a silo keeps from round to round.
+
+    Attributes:
+        round: The last round that it joined.
+        joined: The number of rounds that it has joined.
+        update: The noisy update (d,) of the last one.
+    """
 
     round: int
     joined: int
@@ -192,26 +194,26 @@ class RoundMemory:
 
     @classmethod
     def of(cls, memory: np.ndarray) -> RoundMemory:
-        """Return what `array` made a vector of."""
+        """Return what `to_array` made a vector of."""
+        # float64 holds whole numbers up to 2^53, far beyond any number of rounds.
         return cls(int(memory[0]), int(memory[1]), memory[2:].copy())
 
-    def array(self) -> np.ndarray:
+    def to_array(self) -> np.ndarray:
         """Return all of it as one vector, for `LocallyNoisedUpdate.memory`."""
         counters = np.array([self.round, self.joined], np.float64)
         return np.concatenate([counters, self.update])
 
 
-def group_records(
-    budgets: Sequence[np.ndarray],
-) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
+def group_records(budgets: Sequence[np.ndarray]) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
     """Yield for every distinct budget, or for bins of equally many, how its entry begins, and the budgets in it.
 
     Args:
-        budgets: of the records of each silo, (n_s,) each.
+        budgets: The budgets of the records of each silo, (n_s,) each.
 
     Yields:
         {"budget", "from" where it is less, "units"}, and the budgets of the group in each silo.
     """
+    # Budgets are public, so which of them are in one bin may be shown.
     distinct = np.unique(np.concatenate(list(budgets)))
     for part in np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS):
         if not len(part):
@@ -264,16 +266,21 @@ def _compute_terms(accounts: RecordBudgets, distinct: bytes) -> tuple[np.ndarray
     if a.calibration == "scf":
         # As published: no record retires before the last of T rounds, whatever it has cost.
         return q, np.full(len(q), a.rounds)
-    rounds = count_affordable_rounds(a.run, q, budgets, max(_MAX_ROUNDS, a.rounds), a.book)
+    rounds = two_stage.count_affordable_rounds(a.run, q, budgets, max(_MAX_ROUNDS, a.rounds), a.book)
     if a.book == "planned" or a.run.client_sampling == 1:
         rounds = np.maximum(rounds, a.rounds)  # that T rounds are within the budget is what q was chosen for
     return q, np.where(q > 0, rounds, 0)
 
 
 def _compute_probabilities(a: RecordBudgets, budgets: np.ndarray) -> np.ndarray:
-    """Return q, (n,), for distinct budgets (n,)."""
+    """Return q, (n,), for distinct budgets (n,).
+
+    Source: rPDP-FL (Liu et al. 2024), Algorithm 2 for "scf"; "binary-search" is its baseline BinarySearch, section 7.1.
+    """
     if a.calibration == "scf":
-        return fit_scf(a.run, a.rounds, budgets).sampling_probabilities
+        return two_stage.fit_scf(a.run, a.rounds, budgets)
     if a.calibration == "binary-search":
-        return search_probabilities(a.run, a.rounds, budgets, a.accountant)
-    return compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(budgets)
+        return two_stage.search_probabilities(a.run, a.rounds, budgets, a.accountant)
+    return two_stage.compute_two_stage_curve(a.run, a.rounds, a.accountant, budgets=budgets).parameter_for(
+        budgets
+    )

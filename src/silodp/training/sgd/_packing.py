@@ -53,7 +53,7 @@ class Segment:
 
     @property
     def shape(self) -> Shape:
-        """(padded_users, width) of its steps if they are traced."""
+        """The shape (padded_users, width) of its steps if they are traced."""
         return self.padded_users, self.width
 
 
@@ -219,9 +219,11 @@ def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple
 def _choose_padded_users(waiting: int, people: int, time: StepTime, width: int, most: int) -> int:
     """Return the size of a step, of few possible ones, that costs the least time for each user in it."""
     work = time.work(width)
+    # Powers of two, a factor of 4 apart: few shapes to trace, and padding of a factor of 4 at most.
     sizes = [min(_ceil_power(people), _find_most_users(time, width, most))]
     while sizes[-1] >= _RATIO and sizes[-1] * work > time.overhead:
         sizes.append(sizes[-1] // _RATIO)
+    # By time per user who waits, not per row: padding is no one's progress.
     return min(sizes, key=lambda padded_users: time.of((padded_users, width)) / min(padded_users, waiting))
 
 

@@ -85,6 +85,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.alive)
 
     def _release(self, address: int, size: int) -> None:
+        # The allocator may give the same address to another tensor.
         self._known.discard(address)
         self.alive -= size
 
@@ -176,6 +177,7 @@ def plan_chunks(
                 code="argument.value",
                 field="memory_budget",
             )
+        # At least one user, and as many more as half of the budget holds: the steps need the other half.
         end = first + 1
         # Whoever reads a chunk may hold several arrays as large, so it is not made as large as it could be.
         last = min(len(users), first + _working_set(device) // parameter_bytes)

@@ -83,6 +83,7 @@ class UserBatches:
         ids, counts = user.unique(return_counts=True)  # type: ignore[no-untyped-call]
         starts = counts.cumsum(0) - counts
         by_count = counts.argsort(stable=True, descending=True)
+        # Two stable sorts: by steps, and among users of as many steps by records.
         work = by_count[local.batches(counts)[by_count].argsort(stable=True, descending=True)]
         return cls(ids[work], counts[work], starts[work], order)
 
@@ -122,6 +123,7 @@ def draw_batch_order(users: UserBatches, local: LocalTraining, generator: torch.
     keys[:, shuffled] = torch.rand(
         int(shuffled.sum()), local.epochs, dtype=torch.float64, generator=generator
     ).T
+    # Two stable sorts shuffle within each user: by key, then by whose record it is.
     mixed = keys.argsort(dim=1, stable=True)
     by_owner = owner[mixed].argsort(dim=1, stable=True)
     return records[mixed.gather(1, by_owner)]
@@ -150,6 +152,7 @@ def select_step_records(
     size = width if local.batch_size is None else local.batch_size
     step = done + torch.arange(steps).unsqueeze(1)
     column = torch.arange(width)
+    # The place of a record in the user's epoch: whole batches before it, and its column.
     within = (step % batches).unsqueeze(2) * size + column
     real = (within < counts.unsqueeze(1)) & (column < size)
     # Padding repeats the first record of the same batch. How much padding there is depends on other users, so it must

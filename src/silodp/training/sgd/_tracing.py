@@ -22,56 +22,35 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
-from silodp.training.model_runs import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.sgd._planning import measure_cost
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
-_VIEWS = {
-    _aten.expand.default,
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten.permute.default,
-    _aten.alias.default,
-    _aten.detach.default,
-    _aten.squeeze.dims,
-    _aten.squeeze.dim,
-    _aten.t.default,
-    _aten.unsqueeze.default,
-    _aten.transpose.int,
-}
+
+
+def _find_operation(name: str) -> Any:
+    """Return torch's operation of this name, with its overload, for example "add.Tensor"."""
+    operation, _, overload = name.partition(".")
+    return getattr(getattr(_aten, operation), overload or "default")
+
+
+_VIEWS = {_find_operation(name) for name in (
+    "alias", "detach", "expand", "permute", "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unsqueeze", "view",
+    "_unsafe_view",
+)}  # fmt: skip
 # Up to this many steps are prepared one by one: `vmap` costs a quarter of a millisecond.
 _MAX_STEPS_IN_TURN = 2
 # Torch's functions and methods run the same kernels as its registry of operations, and calling them takes about half as
 # long: that is most of a small step.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    _aten.add.Tensor: torch.add,
-    _aten.add.Scalar: torch.add,
-    _aten.bmm.default: torch.bmm,
-    _aten.div.Tensor: torch.div,
-    _aten.div.Scalar: torch.div,
-    _aten.exp.default: torch.exp,
-    _aten.gather.default: torch.gather,
-    _aten.logsumexp.default: torch.logsumexp,
-    _aten.masked_fill.Scalar: torch.masked_fill,
-    _aten.mm.default: torch.mm,
-    _aten.mul.Tensor: torch.mul,
-    _aten.mul.Scalar: torch.mul,
-    _aten.native_layer_norm.default: torch.native_layer_norm,
-    _aten.neg.default: torch.neg,
-    _aten.permute.default: torch.permute,
-    _aten.relu.default: torch.relu,
-    _aten.sigmoid.default: torch.sigmoid,
-    _aten.squeeze.dim: torch.squeeze,
-    _aten.squeeze.dims: torch.squeeze,
-    _aten.sub.Tensor: torch.sub,
-    _aten.sum.dim_IntList: torch.sum,
-    _aten.t.default: torch.t,
-    _aten.tanh.default: torch.tanh,
-    _aten.transpose.int: torch.transpose,
-    _aten.unsqueeze.default: torch.unsqueeze,
-    _aten.where.self: torch.where,
-}
+    _find_operation(name): getattr(torch, name.partition(".")[0]) for name in (
+        "add.Scalar", "add.Tensor", "bmm", "div.Scalar", "div.Tensor", "exp", "gather", "logsumexp",
+        "masked_fill.Scalar", "mm", "mul.Scalar", "mul.Tensor", "native_layer_norm", "neg", "permute", "relu",
+        "sigmoid", "squeeze.dim", "squeeze.dims", "sub.Tensor", "sum.dim_IntList", "t", "tanh", "transpose.int",
+        "unsqueeze", "where.self",
+    )
+}  # fmt: skip
 _METHODS: dict[Any, str] = {_aten.expand.default: "expand", _aten.view.default: "view"}
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
 
@@ -103,15 +82,15 @@ class TracedGradient:
         """
         flat, structure = tree_flatten((tuple(params), *data))
 
-        def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def call_flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             return gradient(*tree_unflatten(tensors, structure))
 
         with (
-            seeded(flat[0].device, 0),
+            seed_torch(flat[0].device, 0),
             # Without it, torch sets one up for each tensor that it notes, which takes half of the time of a trace.
             tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
         ):
-            graph = make_fx(flattened if single_user else functionalize(flattened))(*flat).graph
+            graph = make_fx(call_flat if single_user else functionalize(call_flat))(*flat).graph
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
         for node in list(graph.nodes):
@@ -125,7 +104,7 @@ class TracedGradient:
     def try_trace(
         cls, gradient: Gradient, params: Sequence[Tensor], data: Sequence[Any], single_user: bool = False
     ) -> Self | None:
-        """Trace, or return None where the model cannot be traced: then it can only be interpreted, which is slower.
+        """Trace a gradient, or return None where the model can only be interpreted, which is slower.
 
         The reason is logged. RuntimeError is what torch raises for all that it cannot trace; whatever else a model
         raises is passed on, as it would be without tracing.
@@ -184,19 +163,19 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
         return
     if target in (_aten.mul.Scalar, _aten.mul.Tensor) and node.args[1:] == (1,):
         source = node.args[0]
-        if isinstance(source, fx.Node) and _layout(source) == _layout(node):
+        if isinstance(source, fx.Node) and _get_layout(source) == _get_layout(node):
             node.replace_all_uses_with(source)
         return
     # Views of views that end in the layout of an earlier tensor are that tensor.
     source = node
     while source.target in _VIEWS and isinstance(source.args[0], fx.Node):
         source = source.args[0]
-        if _layout(source) == _layout(node):
+        if _get_layout(source) == _get_layout(node):
             node.replace_all_uses_with(source)
             return
 
 
-def _layout(node: fx.Node) -> object:
+def _get_layout(node: fx.Node) -> object:
     """Return what two nodes must share to be the same tensor, if one is a view of the other."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
@@ -233,14 +212,14 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     body = fx.Graph()
     copies = {node: body.placeholder(node.name) for node in (*inputs, *crossing)}
     for node in graph.nodes:
-        if node in copies:
-            continue
-        if node in needs or node.op == "get_attr":
+        if node not in copies and (node in needs or node.op == "get_attr"):
             copies[node] = body.node_copy(node, copies.__getitem__)
     for half in (precomputed, body):
+        # Each half was copied with nodes that only the other one needs.
         half.eliminate_dead_code()
         for node in half.nodes:
             _call_directly(node)
+    # Constants of the trace (`get_attr`) are attributes of its module.
     owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
     size = sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in crossing)
     return fx.GraphModule(owner, precomputed).forward, fx.GraphModule(owner, body).forward, size

@@ -13,25 +13,10 @@ import torch
 from torch import Tensor
 
 from silodp.data.inputs import count_bytes, get_kind
-from silodp.training.gradients import (
-    GradientBuilder,
-    build_plain_gradient,
-    build_single_user_gradient,
-    build_traceable_gradient,
-    find_min_to_loop,
-    is_looped,
-    put_channels_last,
-    select_user_gradient,
-)
-from silodp.training.model_runs import seeded
+from silodp.training import gradients
+from silodp.training.model_state import seed_torch
+from silodp.training.sgd import _planning
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
-from silodp.training.sgd._planning import (
-    StepCost,
-    count_most_users,
-    count_step_bytes,
-    estimate_time,
-    measure_cost,
-)
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import Task, flatten_rows
@@ -91,19 +76,19 @@ class Trainer:
         x: Any,
         y: Tensor,
         local: LocalTraining,
-        differentiate: GradientBuilder | None = None,
+        differentiate: gradients.GradientBuilder | None = None,
     ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
         if differentiate is None:
-            differentiate = select_user_gradient(task, x, y)
+            differentiate = gradients.select_gradient("user", task, x, y)
         self.gradient = differentiate(task)
-        self.plain = build_plain_gradient(task)
-        self.can_vectorize = not is_looped(differentiate)
-        self.single_user = differentiate is build_single_user_gradient
-        self.min_to_loop = find_min_to_loop(task)
+        self.plain = gradients.build_plain_gradient(task)
+        self.can_vectorize = not gradients.is_looped(differentiate)
+        self.single_user = differentiate is gradients.build_single_user_gradient
+        self.min_to_loop = gradients.find_min_to_loop(task)
         self.data = (differentiate, get_kind(x), get_kind(y))
 
-    def cost(self, width: int) -> StepCost:
+    def cost(self, width: int) -> _planning.StepCost:
         """Return the cost of one user's step on `width` records, measured on copies of the silo's first record."""
         # A power of two, so that few widths are measured.
         measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
@@ -113,7 +98,7 @@ class Trainer:
         scale = max(1, width / measured) / (people if self.can_vectorize else 1)
 
         def train_one_step() -> Any:
-            rows = self._copy_start(people)
+            rows = self.start.repeat(people, 1)
             velocity = torch.zeros_like(rows)
             batch = self._gather(
                 torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
@@ -123,7 +108,7 @@ class Trainer:
             return rows, velocity
 
         cost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
-        return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
+        return _planning.StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
     def loops(self, width: int) -> bool:
         """Return whether users with steps of so many records train one after another."""
@@ -141,11 +126,11 @@ class Trainer:
             The plan of each chunk, and the shapes of traced steps, see `choose_shapes`.
         """
         most_steps = max(int((self.local.epochs * self.local.batches(counts)).max()) for counts, _ in chunks)
-        time = estimate_time(self.cost, most_steps)
+        time = _planning.estimate_time(self.cost, most_steps)
 
         def plan(counts: Tensor, step_bytes: int) -> Iterator[Segment]:
             def count_most(width: int) -> int:
-                return count_most_users(self.cost(width), step_bytes, self.task.device)
+                return _planning.count_most_users(self.cost(width), step_bytes, self.task.device)
 
             return plan_segments(counts, self.local, time, count_most)
 
@@ -159,11 +144,12 @@ class Trainer:
                     steps[segment.shape] += segment.steps
                     least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
             is_whole = len(kept) < room
+            # A plan that does not fit is made again when it runs, with the same segments.
             plans.append(partial(iter, kept) if is_whole else partial(plan, counts, step_bytes))
             room -= len(kept) if is_whole else 0
 
         def fits(shape: Shape, larger: Shape) -> bool:
-            return larger[0] * count_step_bytes(self.cost(larger[1])) <= least[shape]
+            return larger[0] * _planning.count_step_bytes(self.cost(larger[1])) <= least[shape]
 
         return plans, choose_shapes(steps, time, fits)
 
@@ -184,7 +170,7 @@ class Trainer:
             shapes: The shapes of traced steps, see `choose_shapes`.
             block_bytes: How many bytes of records of coming steps may be gathered at once.
         """
-        rows = self._copy_start(len(users))
+        rows = self.start.repeat(len(users), 1)
         chunk = _Chunk(
             counts=users.counts,
             first=users.counts.cumsum(0) - users.counts,
@@ -199,6 +185,7 @@ class Trainer:
     def _run(self, segment: Segment, shape: Shape | None, chunk: _Chunk, block_bytes: int) -> None:
         """Take the steps of a segment side by side, traced if `shape` is given, and write the users' states back."""
         counts = chunk.counts
+        # The first so many rows of a step are users, the others copies of the last one.
         real = len(segment.users)
         traced = self._trace(*shape) if shape else None
         if shape and traced:
@@ -236,8 +223,8 @@ class Trainer:
             else:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
-                gradients = traced.step(params, inputs) if traced else self.gradient(params, *inputs)
-                self.local.step(params, speeds, gradients)
+                found = traced.step(params, inputs) if traced else self.gradient(params, *inputs)
+                self.local.step(params, speeds, found)
         if is_large:
             own = [flatten_rows(shaped) for shaped in parts]
         for matrix, part in zip(chunk.states, own, strict=True):
@@ -249,7 +236,7 @@ class Trainer:
         can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
         for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
             views = [self.task.unflatten(matrix[user]) for matrix in chunk.states]
-            parts = [put_channels_last(self.task, shaped) for shaped in views]
+            parts = [gradients.put_channels_last(self.task, shaped) for shaped in views]
             params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
             records = chunk.order[:, chunk.first[user] : chunk.first[user] + chunk.counts[user]]
             whole = self.local.batch_size or (records.shape[1] if self.single_user else 0)
@@ -258,10 +245,8 @@ class Trainer:
                 batch = batches[step // len(batches[0])][step % len(batches[0])]
                 inputs = self._gather(batch, torch.ones(len(batch)))
                 traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
-                gradients = (
-                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(params, *inputs)
-                )
-                self.local.step(params, speeds, gradients)
+                found = traced.step(params, traced.prepare(inputs)) if traced else self.plain(params, *inputs)
+                self.local.step(params, speeds, found)
             for view, part in zip(chain(*views), chain(*parts), strict=True):
                 if part is not view:
                     view.copy_(part)
@@ -273,9 +258,6 @@ class Trainer:
             return int(own.max())
         left = own - segment.done % self.local.batches(own) * size  # in the epoch
         return int((left if segment.steps == 1 else own).clamp(max=size).max())
-
-    def _copy_start(self, count: int) -> Tensor:
-        return self.start.repeat(count, 1)
 
     def _gather(self, records: Tensor, real: Tensor) -> tuple[Any, Tensor, Tensor]:
         records = records.to(self.task.device)
@@ -293,8 +275,8 @@ class Trainer:
 
         def trace() -> TracedGradient | None:
             example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
-            gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
-            params = self.task.unflatten(self._copy_start(padded_users))
+            gradient = self.gradient if self.single_user else gradients.build_traceable_gradient(self.task)
+            params = self.task.unflatten(self.start.repeat(padded_users, 1))
             return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
         return self.task.engine.get(("trace", self.data, padded_users, width), trace)
@@ -303,13 +285,13 @@ class Trainer:
         """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
-            params = put_channels_last(self.task, self.task.unflatten(self.start))
+            params = gradients.put_channels_last(self.task, self.task.unflatten(self.start))
             return TracedGradient.try_trace(self.plain, params, inputs, single_user=True)
 
         return self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
 
 
-def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:
+def measure_task_cost(task: Task, computation: Callable[[], Any]) -> _planning.StepCost:
     """Measure the cost of a computation; its random numbers do not move torch's generators."""
-    with seeded(task.device, 0):
-        return measure_cost(computation)
+    with seed_torch(task.device, 0):
+        return _planning.measure_cost(computation)

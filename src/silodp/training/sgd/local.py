@@ -15,12 +15,11 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
-from silodp.training.model_runs import draw_seed, seeded
+from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
-from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer
-from silodp.training.sgd.separate import train_separately
+from silodp.training.sgd.separate import compute_large_alone, find_large_records, train_separately
 from silodp.training.task import Task
 
 __all__ = ["LocalTraining", "silo_update", "user_updates"]
@@ -51,7 +50,7 @@ def user_updates(
         memory_budget: The bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more); None
             takes 1 GiB, or a quarter of a GPU.
         separate: Whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
-            the budget is then not used. Users with large numbers in records or delta always are, see `_shared`.
+            the budget is then not used. Users with large numbers in records or delta always are, see `sgd.separate`.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -74,17 +73,16 @@ def user_updates(
         )
     start = task.validate_params(params)
     data = inputs, targets, owner
-    alone = torch.ones(len(owner), dtype=torch.bool)
-    if not separate:
-        alone = torch.isin(owner, owner[find_large_records(task, inputs, targets)])
-    for ids, deltas in _train_together(task, start, *_select(*data, ~alone), local, generator, memory_budget):
-        if bool((large := find_large_rows(deltas)).any()):
-            alone |= torch.isin(owner, ids[large])
-            ids, deltas = ids[~large], deltas[~large]
-        yield ids, deltas
-        del deltas  # only the caller holds them now: no second chunk stays alive here
-    if bool(alone.any()):
-        yield from train_separately(task, start, *_select(*data, alone), local, draw_seed(generator))
+    large = owner if separate else owner[find_large_records(task, inputs, targets)]
+
+    def train_alone(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return train_separately(
+            task, start, *_select(*data, torch.isin(owner, ids)), local, draw_seed(generator)
+        )
+
+    rest = ~torch.isin(owner, large)
+    together = _train_together(task, start, *_select(*data, rest), local, generator, memory_budget)
+    yield from compute_large_alone(together, large, train_alone)
 
 
 def _select(x: Any, y: Tensor, owner: Tensor, which: Tensor) -> tuple[Any, Tensor, Tensor]:
@@ -118,7 +116,8 @@ def _train_together(
     seed = draw_seed(generator)
     for number, (chunk, plan) in enumerate(zip(chunks.chunks, plans, strict=True)):
         rows = users.rows(chunk)
-        with seeded(task.device, seed + number):
+        # A seed for each chunk, because `seed_torch` puts torch's generator back after each of them.
+        with seed_torch(task.device, seed + number):
             deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # as in `user_updates`
@@ -153,5 +152,5 @@ def silo_update(
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
     (plan,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
-    with seeded(task.device, draw_seed(generator)):
+    with seed_torch(task.device, draw_seed(generator)):
         return trainer.train(everyone, plan(), generator, shapes, BLOCK_BYTES)[0]

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
-from silodp.training.gradients import is_looped, select_record_gradient
-from silodp.training.model_runs import draw_seed, seeded
+from silodp.training.gradients import is_looped, select_gradient
+from silodp.training.model_state import draw_seed, seed_torch
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
-from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import measure_task_cost
-from silodp.training.sgd.separate import differentiate_separately
+from silodp.training.sgd.separate import compute_large_alone, differentiate_separately, find_large_records
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task, flatten_rows
 
@@ -56,12 +55,12 @@ def record_gradients(
     start = task.unflatten(task.validate_params(params))
     if len(inputs) == 0:
         return
-    gradient = select_record_gradient(task, inputs, targets)(task)
+    gradient = select_gradient("record", task, inputs, targets)(task)
     row_bytes = task.size * start[0].element_size()
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        with seeded(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
+        with seed_torch(task.device, secrets.randbits(62) if generator is None else draw_seed(generator)):
             rows = flatten_rows(gradient(start, inputs[piece], targets[piece]))
         yield piece, rows
         del rows
@@ -73,8 +72,7 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     Raises:
         SilodpError: the model or loss cannot be trained.
     """
-    gradient = select_record_gradient(task, x, y)(task)
-
+    gradient = select_gradient("record", task, x, y)(task)
     return task.engine.get(
         ("record", get_kind(x), get_kind(y)), lambda: _measure_copies(2, task, x, y, gradient)
     )
@@ -105,7 +103,7 @@ class RecordGradients:
         batches: The number of batches that are to come.
         generator: The CPU generator of dropout.
         separate: Whether every record is computed alone, so that its row depends, bit for bit, on nothing else. Records
-            with large numbers in record or gradient always are, see `_shared`.
+            with large numbers in record or gradient always are, see `sgd.separate`.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
@@ -131,9 +129,11 @@ class RecordGradients:
         self._sequential: SequentialGradient | None = None
         if separate or not len(self._x):
             return
-        self._sequential = task.engine.get(("sequential", self._kind), self._try_sequential)
+        self._sequential = task.engine.get(
+            ("sequential", self._kind), lambda: SequentialGradient.try_build(task, self._x, self._y)
+        )
         if should_trace(batches):
-            self._build = select_record_gradient(task, self._x, self._y)
+            self._build = select_gradient("record", task, self._x, self._y)
             if is_looped(self._build):
                 return
             cost = _measure_record_cost(task, self._x, self._y)
@@ -152,22 +152,20 @@ class RecordGradients:
             two pieces may be one matrix.
         """
         large = self._alone[batch]
-        alone = [batch[large]]
-        for records, rows in self._differentiate_together(params, batch[~large]):
-            if bool((large := find_large_rows(rows)).any()):
-                alone.append(records[large])
-                records, rows = records[~large], rows[~large]
-            yield records, rows
-            del rows  # only the caller holds them now
-        if len(rest := torch.cat(alone)):
+
+        def differentiate_alone(records: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             start = self._task.unflatten(self._task.validate_params(params))
             seed = draw_seed(self._generator)
-            yield from differentiate_separately(self._task, start, self._x, self._y, rest, seed)
+            return differentiate_separately(self._task, start, self._x, self._y, records, seed)
+
+        together = self._differentiate_together(params, batch[~large])
+        return compute_large_alone(together, batch[large], differentiate_alone)
 
     def _differentiate_together(
         self, params: Tensor, batch: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch side by side; Args and Yields as `of`."""
+        # A power of two: a silo's batches then have few shapes, each of which is traced once.
         padded = max(_MIN_BATCH, 1 << (len(batch) - 1).bit_length())
         traced = self._trace(padded) if len(batch) > 0 and padded <= self._max_traced else None
         if traced is None and self._sequential is not None:
@@ -178,9 +176,10 @@ class RecordGradients:
             for rows, gradients in record_gradients(self._task, params, x, y, generator=self._generator):
                 yield batch[rows], gradients
             return
+        # Padding repeats a record of the batch, so that it cannot bring in a number that overflows.
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
-        with seeded(self._task.device, draw_seed(self._generator)):
+        with seed_torch(self._task.device, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, flatten_rows([part[: len(batch)] for part in parts])
 
@@ -193,13 +192,9 @@ class RecordGradients:
         at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
-            with seeded(self._task.device, draw_seed(self._generator)):
+            with seed_torch(self._task.device, draw_seed(self._generator)):
                 rows = gradient(start, self._x[records], self._y[records])
             yield records, rows
-
-    def _try_sequential(self) -> SequentialGradient | None:
-        with seeded(self._task.device, 0):
-            return SequentialGradient.try_build(self._task, self._x, self._y)
 
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
         """Return the cost of one record's gradient."""
@@ -218,8 +213,7 @@ class RecordGradients:
 
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
-            first = torch.zeros(count, dtype=torch.int64, device=self._task.device)
-            example = (self._x[first], self._y[first])
+            example = self._task.copy_first(self._x, self._y, count)
             return TracedGradient.try_trace(self._build(self._task), start, example)
 
         return self._task.engine.get(("records", self._kind, count), trace)

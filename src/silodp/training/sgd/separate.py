@@ -1,25 +1,110 @@
-"""Users or records computed alone: no shape, code path or random number of one depends on who else is in the silo.
+"""Which users or records may be computed side by side, and how the others are computed alone.
 
-Rounding then depends on the unit's own records and on the model alone, so that even a model chosen for it cannot turn
-one unit's presence into a change of another's row (docs/privacy.md, section 7). Gradients are those of ordinary
-autograd, on one thread, of newly allocated tensors without padding; nothing is measured, planned or traced.
+A sum that overflows in one order of its terms and not in another makes a row finite or not by what is computed beside
+it, and then one unit moves the rows of others by a clip each. So one rule decides, in every method and on every path: a
+unit with large inputs is computed alone, and so is one whose row comes out large or not finite. Whether its row counts
+as zero is then a function of its own records and of the model.
+
+The first bound is compared with the records themselves, so nobody else has a part in the decision. At the second, a row
+that rounding puts on the other side is computed in the other way, and differs by rounding alone.
+
+Where a unit is computed alone, no shape, code path or random number of it depends on who else is in the silo. Rounding
+then depends on the unit's own records and on the model alone, so that even a model chosen for it cannot turn one unit's
+presence into a change of another's row (docs/privacy.md, section 7). Gradients are those of ordinary autograd, on one
+thread, of newly allocated tensors without padding; nothing is measured, planned or traced.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from silodp.data.inputs import list_arrays
+from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
-from silodp.training.model_runs import seeded
+from silodp.training.model_state import seed_torch
 from silodp.training.sgd._schedule import LocalTraining
-from silodp.training.sgd._shared import find_large_records, find_large_rows
 from silodp.training.task import Task, compute_outputs_at_once, flatten_rows
+
+MAX_INPUT, MAX_TARGET = 2.0**10, 2.0**20
+"""Largest real number in the inputs and the targets of a record that is computed beside others. Products of inputs and
+weights are rounded relative to their largest terms, so that inputs of 1,000 cost ten bits of a float32's 24."""
+MAX_ENTRY = 2.0**40
+"""Largest entry of a row that is taken from a shared computation: the square of its norm is far below 2^128."""
+
+_LARGE_INPUTS = (
+    "some records hold numbers beyond ±%g, or targets beyond ±%g: they are computed one after another, so that they "
+    "cannot change what others contribute, and training is slower: scale inputs to about ±1"
+)
+_log = logging.getLogger(__name__)
+
+
+def find_large_records(task: Task, x: Any, y: Tensor | None = None) -> Tensor:
+    """Return which records hold a number beyond the bounds above or one that is not finite, (n,) bool on the CPU.
+
+    Args:
+        task: The model and the loss; a warning is logged once for the task if there is such a record.
+        x: The records (n, ...), a tensor or `NamedArrays`.
+        y: The targets (n, ...), if the computation uses them.
+    """
+    found = torch.zeros(len(x), dtype=torch.bool)
+    for array in list_arrays(x).values():
+        found |= _exceeds(array, MAX_INPUT)
+    if y is not None:
+        found |= _exceeds(y, MAX_TARGET)
+    if bool(found.any()):
+        task.engine.get("large inputs", lambda: _log.warning(_LARGE_INPUTS, MAX_INPUT, MAX_TARGET))
+    return found
+
+
+def find_large_rows(rows: Tensor | FactoredRows) -> Tensor:
+    """Return which rows (r, d) have an entry beyond `MAX_ENTRY` or one that is not finite, (r,) bool on the CPU."""
+    found = torch.zeros(len(rows), dtype=torch.bool)
+    for piece in rows.pieces if isinstance(rows, FactoredRows) else (rows,):
+        factors = piece if isinstance(piece, tuple) else (piece,)
+        # The largest entry of an outer product is the product of the largest entries; no product is multiplied out.
+        largest = [torch.linalg.vector_norm(factor, torch.inf, dim=1).cpu() for factor in factors]
+        # "Not at most" instead of "more than": a NaN compares as False, and must be found.
+        found |= ~(torch.stack(largest).prod(0) <= MAX_ENTRY)
+    return found
+
+
+def compute_large_alone(
+    together: Iterator[tuple[Tensor, Any]],
+    large: Tensor,
+    separately: Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]],
+) -> Iterator[tuple[Tensor, Any]]:
+    """Yield the rows of units that are computed side by side, and then those of the others.
+
+    Args:
+        together: The chunks (units (r,) int64, rows (r, d)) of a shared computation, which has no unit of `large`; rows
+            are a tensor or `FactoredRows`.
+        large: The units that are computed alone in any case, such as those with large inputs; repeats are allowed.
+        separately: Computes units (n,) one after another.
+    """
+    alone = [large]
+    for units, rows in together:
+        if bool((found := find_large_rows(rows)).any()):
+            alone.append(units[found])
+            units, rows = units[~found], rows[~found]
+        yield units, rows
+        del rows  # only the caller holds them now: no second chunk stays alive here
+    if len(rest := torch.cat(alone)):
+        yield from separately(rest)
+
+
+def _exceeds(values: Tensor, most: float) -> Tensor:
+    """Return which of n rows hold a real number beyond ±most; ids and class numbers have public bounds of their own."""
+    if not values.is_floating_point() or values.numel() == 0:
+        return torch.zeros(len(values), dtype=torch.bool)
+    low, high = torch.aminmax(values.reshape(len(values), -1), dim=1)
+    return ~((low >= -most) & (high <= most)).cpu()
 
 
 def train_separately(
@@ -43,7 +128,7 @@ def train_separately(
     order = owner.argsort(stable=True)
     for user, records in zip(ids, order.split(counts.tolist()), strict=True):  # type: ignore[no-untyped-call]
         here = records.to(task.device)
-        with isolated(task, seed, int(user)) as generator:
+        with isolate(task, seed, int(user)) as generator:
             delta = _train(task, start, x[here], y[here], local, generator)
         yield user.reshape(1), delta.unsqueeze(0)
 
@@ -91,7 +176,7 @@ def differentiate_separately(
         return
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
-        with isolated(task, seed, int(record)):
+        with isolate(task, seed, int(record)):
             row = flatten_rows(gradient(start, x[here], y[here]))
         yield record, row
 
@@ -104,7 +189,7 @@ def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tenso
         params: The parameters, on the task's device.
         x: The records, on the task's device.
         separate: Whether every record is computed alone. Records with large numbers in record or outputs always are,
-            see `_shared`.
+            see the module.
 
     Raises:
         SilodpError: the model raised.
@@ -128,18 +213,21 @@ def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
     model = task.load(params)
     outputs = []
     for record in torch.arange(len(x), device=task.device).split(1):  # type: ignore[no-untyped-call]
-        with isolated(task, 0, 0):
+        # A constant seed: equal records have equal outputs, also from a model that draws in eval mode.
+        with isolate(task, 0, 0):
             outputs.append(compute_outputs_at_once(model, x[record]))
     return torch.cat(outputs)
 
 
 @contextmanager
-def isolated(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
+def isolate(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
     """Compute on one thread, with random numbers that follow from a seed and the unit's number alone."""
+    # Hashed, so that units with neighboring numbers have unrelated streams.
     digest = hashlib.sha256(f"{seed} {unit}".encode()).digest()
+    # 62 bits, as `draw_seed` draws.
     drawn = int.from_bytes(digest[:8], "big") >> 2
     threads = torch.get_num_threads()
-    with seeded(task.device, drawn):
+    with seed_torch(task.device, drawn):
         # With several threads, how a sum is split may depend on sizes, and thereby on what is computed beside it.
         if threads != 1:
             torch.set_num_threads(1)

@@ -21,28 +21,16 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import put_channels_last
+from silodp.training.model_state import seed_torch
 from silodp.training.task import Task
 
 _TRAINED = (nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Linear)
 # They compute each record by itself, and have no parameters. A layer that is not listed may mix the records of a batch,
 # which would break the guarantee.
 _FIXED = (
-    nn.AdaptiveAvgPool2d,
-    nn.AvgPool2d,
-    nn.Dropout,
-    nn.Dropout2d,
-    nn.ELU,
-    nn.Flatten,
-    nn.GELU,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.MaxPool2d,
-    nn.ReLU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Tanh,
-)
+    nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout, nn.Dropout2d, nn.ELU, nn.Flatten, nn.GELU, nn.Identity,
+    nn.LeakyReLU, nn.MaxPool2d, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh,
+)  # fmt: skip
 _OF_IMAGES = (nn.Conv2d, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout2d, nn.MaxPool2d)
 
 
@@ -78,10 +66,10 @@ class SequentialGradient:
             return None
         # A chain runs on one and on two records first: their kind decides whether its layers take them one by one, and
         # some layers refuse a batch of one record.
-        first = torch.zeros(2, dtype=torch.int64, device=task.device)
         gradient, params = cls(task, layers), task.unflatten(task.flatten(task.model))
         try:
-            sizes = {gradient(params, x[some], y[some]).size for some in (first[:1], first)}
+            with seed_torch(task.device, 0):
+                sizes = {gradient(params, *task.copy_first(x, y, count)).size for count in (1, 2)}
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
         # A layer's weight may have another shape than the layer says.
@@ -99,6 +87,7 @@ class SequentialGradient:
         values = iter(put_channels_last(self._task, params))
         with torch.enable_grad():
             for layer, count in self._layers:
+                # In every call: a layer may reshape, and the next one take records for places.
                 _check_dimensions(layer, x)
                 if count == 0:
                     x = layer(x)

@@ -1,7 +1,7 @@
-"""Load the model of a finished run from its public files, and predict with it; no pickle is read.
+"""Trained models elsewhere: the public files of a run read back, and predictions for new tables.
 
-A table is read by the schema that the run kept, with the code that read the tables for training, and the outputs are
-computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
+No pickle is read. A table is read by the schema that the run kept, with the code that read the tables for training, and
+the outputs are computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
 
+__all__ = ["TrainedModel", "load"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +77,14 @@ class TrainedModel:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers that `predict` returns for a row."""
-        if self.description.labels == "classes":
-            what = "probability" if self.description.predicts_labels else "score"
-            return tuple(f"{what}_{name}" for name in self.description.classes)
         described = self.description
-        what = "output"
         if described.predicts_labels:
-            kinds = {"multilabel": "probability", "survival": "log_hazard"}
+            kinds = {"classes": "probability", "multilabel": "probability", "survival": "log_hazard"}
             what = kinds.get(described.labels, "prediction")
+        else:
+            what = "score" if described.labels == "classes" else "output"
+        if described.labels == "classes":
+            return tuple(f"{what}_{name}" for name in described.classes)
         if described.targets is None:
             return (what,)
         return tuple(f"{what}_{name}" for name in described.target or range(described.targets))
@@ -104,38 +105,40 @@ class TrainedModel:
             1, or (n, 1) outputs as they are.
 
         Raises:
-            SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
+            SilodpError: The table cannot be read or has a value that the schema refuses, the array does not fit, or
                 the model gives outputs of another shape than its labels have.
         """
+        described = self.description
+        # In float64, so that the probabilities of a row sum to 1 more closely than in float32.
         outputs = torch.from_numpy(self.compute_outputs(data)).double()
-        labels, classes = self.description.labels, len(self.description.classes)
-        single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
-        targets, known = self.description.targets, self.description.predicts_labels
-        if labels != "classes" and (single if targets is None else tuple(outputs.shape[1:]) == (targets,)):
-            found = flatten_outputs(outputs)[:, None] if targets is None else outputs
-            if labels == "multilabel" and known:
-                found = torch.sigmoid(found)
-            elif self.description.label_typical is not None and known:
-                center, spread = torch.tensor(self.description.label_typical, dtype=torch.float64).unbind(-1)
-                found = center + spread * found
-        elif labels == "classes" and single and classes == 2:
-            positive = torch.sigmoid(flatten_outputs(outputs))
-            found = torch.stack([1 - positive, positive], dim=1)
-        elif labels == "classes" and tuple(outputs.shape[1:]) == (classes,):
-            found = torch.softmax(outputs, dim=1)
+        shape, classes, targets = tuple(outputs.shape[1:]), len(described.classes), described.targets
+        is_number = shape in ((), (1,))
+        is_logit = is_number and classes == 2  # of the second class
+        if described.labels == "classes":
+            fits, expected = is_logit or shape == (classes,), "classes"
+        elif targets is None:
+            fits, expected = is_number, "one number"
         else:
+            fits, expected = shape == (targets,), f"{targets} labels"
+        if not fits:
             raise SilodpError(
-                f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, which are no predictions of "
-                f"{self._describe_shape()}: take them from compute_outputs.",
+                f"the model gives outputs of shape {shape} for a row, which are no predictions of {expected}: take "
+                "them from compute_outputs.",
                 code="bundle.outputs",
             )
+        if described.labels == "classes":
+            if not is_logit:
+                return np.asarray(torch.softmax(outputs, dim=1).numpy())
+            positive = torch.sigmoid(flatten_outputs(outputs))
+            return np.asarray(torch.stack([1 - positive, positive], dim=1).numpy())
+        found = flatten_outputs(outputs)[:, None] if targets is None else outputs
+        if described.labels == "multilabel" and described.predicts_labels:
+            found = torch.sigmoid(found)
+        elif described.label_typical is not None and described.predicts_labels:
+            # Training scaled the labels by public constants: (label - center) / spread.
+            center, spread = torch.tensor(described.label_typical, dtype=torch.float64).unbind(-1)
+            found = center + spread * found
         return np.asarray(found.numpy())
-
-    def _describe_shape(self) -> str:
-        """Return what an output stands for, for an error."""
-        if self.description.labels == "classes":
-            return "classes"
-        return "one number" if self.description.targets is None else f"{self.description.targets} labels"
 
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
@@ -143,7 +146,7 @@ class TrainedModel:
         Numbers are in the scale of `label_typical` of the schema.
 
         Raises:
-            SilodpError: as `predict`.
+            SilodpError: As `predict`.
         """
         table: Any = data
         return self._compute(self.read_table(table)[0] if _is_table(data) else self._check_inputs(data))
@@ -167,23 +170,16 @@ class TrainedModel:
             mapping: How the table differs from the schema of the run (see `read_silo_settings`); None: not at all.
 
         Raises:
-            SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
+            SilodpError: As `predict`, or a column to copy is missing, named twice or has the name of a prediction.
         """
         import pandas as pd
 
         for place, column in enumerate(copied):
-            if column in copied[:place]:
-                raise SilodpError(
-                    f"column {column!r} is to be copied twice: name it once.",
-                    code="data.column",
-                    field="copied",
-                )
+            problem = "is to be copied twice: name it once" if column in copied[:place] else None
             if column in self.columns:
-                raise SilodpError(
-                    f"column {column!r} cannot be copied, since a prediction has that name: rename it.",
-                    code="data.column",
-                    field="copied",
-                )
+                problem = "cannot be copied, since a prediction has that name: rename it"
+            if problem is not None:
+                raise SilodpError(f"column {column!r} {problem}.", code="data.column", field="copied")
         x, kept = self.read_table(table, copied, reader, out_of_range, mapping)
         found = pd.DataFrame(self.predict(x), columns=list(self.columns))
         return pd.concat([kept.reset_index(drop=True), found], axis=1)
@@ -199,7 +195,7 @@ class TrainedModel:
         """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
         Raises:
-            SilodpError: the run kept no schema, or as `predict`.
+            SilodpError: The run kept no schema, or as `predict`.
         """
         from silodp.data.tables.columns import read_reader
         from silodp.data.tables.reader import read_inputs  # imports pandas, which takes a second
@@ -210,6 +206,7 @@ class TrainedModel:
                 "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
                 code="bundle.no_schema",
             )
+        # What tables of single silos were read by is not in the public files: the common schema may misread this one.
         silent = [name for name in self.description.silo_settings if name not in reader]
         if silent and mapping is None:
             _log.warning(
@@ -219,6 +216,7 @@ class TrainedModel:
                 ", ".join(silent),
             )
         schema = self.description.schema
+        # What the caller says of this table holds before what the run kept; layouts of dates hold by column.
         found = read_reader(None, reader, schema.reader)
         dates = {**(schema.reader.dates or {}), **(found.dates or {})}
         schema = replace(
@@ -230,38 +228,35 @@ class TrainedModel:
 
     def _check_inputs(self, data: Any) -> Any:
         """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
-        is_named = isinstance(data, Mapping | NamedArrays)
-        if is_named or not self.description.record_shape:
-            arrays = map_arrays(lambda one: one if isinstance(one, Tensor) else np.asarray(one), data)
+        expected, is_named = self.description.record_shape, isinstance(data, Mapping | NamedArrays)
+        arrays: Any = map_arrays(lambda one: one if isinstance(one, Tensor) else np.asarray(one), data)
+        if is_named or not expected:
             lengths = {len(one) for one in list_arrays(arrays).values()} if is_named else set()
-            if self.description.record_shape or len(lengths) != 1 or 0 in lengths:
+            if expected or len(lengths) != 1 or 0 in lengths:
                 raise SilodpError(
                     "the inputs are arrays by name: give as many rows in each, at least one, to a model that was "
                     "trained on such arrays, and one array to others.",
                     code="argument.shape",
                     field="data",
                 )
-            return arrays
-        array = data if isinstance(data, Tensor) else np.asarray(data)
-        expected = self.description.record_shape
-        if tuple(array.shape[1:]) != expected or array.shape[0] == 0:
+        elif tuple(arrays.shape[1:]) != expected or arrays.shape[0] == 0:
             raise SilodpError(
-                f"the inputs have shape {tuple(array.shape)}: give an array (n, "
+                f"the inputs have shape {tuple(arrays.shape)}: give an array (n, "
                 f"{', '.join(map(str, expected))}) of at least one row.",
                 code="argument.shape",
                 field="data",
             )
-        return array
+        return arrays
 
     def _compute(self, inputs: Any) -> NDArray[Any]:
+        # On the device of the model, and real numbers in its type; ids stay whole numbers.
         like = next(self.model.parameters())
         tensors = map_arrays(lambda one: make_tensor(one, like.device, like.dtype), inputs)
         try:
             outputs = compute_outputs(self.model, tensors)
         except SilodpError as error:
-            if not isinstance(error.__cause__, IndexError) or "out of range in self" not in str(
-                error.__cause__
-            ):
+            cause = error.__cause__
+            if not isinstance(cause, IndexError) or "out of range in self" not in str(cause):
                 raise
             raise SilodpError(  # torch.nn.functional.embedding has no such row
                 "an id in the inputs has no row in an embedding of the model: give ids from 0 to below the number of "
@@ -293,7 +288,7 @@ def load(
         The model, with the guarantees of the run.
 
     Raises:
-        SilodpError: a file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
+        SilodpError: A file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
             was not named or has changed, or does not have the parameters of the run.
     """
     check_path("directory", directory)
@@ -306,6 +301,7 @@ def load(
             "not be noticed",
             directory / DESCRIPTION,
         )
+    # The description has the digests of the files: each is compared with it before it is used.
     stated = _read_file(directory / GUARANTEE)
     summary, guarantees = read_guarantees(directory)
     description.check_run(summary.get("run"), directory / GUARANTEE)
@@ -314,7 +310,7 @@ def load(
         check_card(directory / CARD, (directory / DESCRIPTION).read_bytes())
     tensors = _read_tensors(directory / WEIGHTS, description)
     if model is not None:
-        network = copy.deepcopy(model).cpu()
+        network = copy.deepcopy(model).cpu()  # the weights of the run are loaded into it
     elif description.architecture.source == "caller":
         raise SilodpError(
             f"the run in {directory} was started from Python with a module, whose architecture is not kept: give such "
@@ -326,21 +322,22 @@ def load(
         built = build_architecture(description.architecture, None if code is None else str(code))
         network = copy.deepcopy(built)  # a reference may name a module object, which its file keeps
     _check_tensors(network, description.tensors)
+    # Only now: names, shapes and types of the module are those of the run.
     network.load_state_dict(tensors)
+    # Weights are not all that a model computes with: what no file stores must be as it was in the run.
+    problem = None
     if digest_unsaved(network) != description.unsaved:
-        raise SilodpError(
-            "the model has buffers outside its state that differ from those of the run: make them with "
-            "persistent=True, or compute them from constants.",
-            code="bundle.architecture",
-            field="model",
+        problem = (
+            "buffers outside its state that differ from those of the run: make them with persistent=True, or compute "
+            "them from constants"
         )
-    if description.attributes not in (None, digest_attributes(network)):
-        raise SilodpError(
-            "the model has numbers in plain attributes that differ from those of the run: build it with the same "
-            "numbers, or keep them in buffers (register_buffer), which the run stores with the model.",
-            code="bundle.architecture",
-            field="model",
+    elif description.attributes not in (None, digest_attributes(network)):
+        problem = (
+            "numbers in plain attributes that differ from those of the run: build it with the same numbers, or keep "
+            "them in buffers (register_buffer), which the run stores with the model"
         )
+    if problem is not None:
+        raise SilodpError(f"the model has {problem}.", code="bundle.architecture", field="model")
     return TrainedModel(network.eval(), guarantees, description)
 
 
@@ -355,10 +352,11 @@ def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any]
         The settings of its reader that differ from the common ones, and its mapping.
 
     Raises:
-        SilodpError: there is no config.toml with tables, or it has no such silo.
+        SilodpError: There is no config.toml with tables, or it has no such silo.
     """
     from silodp.data.tables.columns import read_mapping
 
+    # From config.toml and not from model.json, which is public: a silo's columns and spellings need not be.
     path = Path(directory) / "config.toml"
     data = read_toml(path).get("data", {})
     schema, files = data.get("schema", {}), data.get("files", {})
@@ -399,6 +397,7 @@ def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor
 def _check_tensors(network: nn.Module, expected: Mapping[str, StoredTensor]) -> None:
     """Refuse a module whose state has other names, shapes or types than that of the run."""
     found = {name: StoredTensor.of(tensor) for name, tensor in network.state_dict().items()}
+    # `load_state_dict` would convert other types without a word, and names a wrong shape in a text of many lines.
     for name in sorted(found.keys() | expected.keys()):
         here, there = found.get(name), expected.get(name)
         if here is None or there is None or (here.shape, here.dtype) != (there.shape, there.dtype):

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from silodp.tracking.base import Tracker, is_local
+from silodp.tracking import Tracker, is_local
 
-EXPERIMENT = "silodp"
 RUN_TAG = "silodp.run"
 """Tag with the public id of the run, by which a resumed run finds its MLflow run."""
 _LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -39,12 +38,11 @@ class MLflow(Tracker):
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def __init__(
-        self, target: str | Path, *, experiment: str = EXPERIMENT, private: bool | None = None
+        self, target: str | Path, *, experiment: str = "silodp", private: bool | None = None
     ) -> None:
-        super().__init__(target, private=private)
-        # MLflow reports its use to its makers unless it is asked not to.
+        # MLflow reports its use to its makers unless it is asked not to, before it is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        self.check_installed()
+        super().__init__(target, private=private)
         self._experiment = experiment
         self._client: Any = None
         self._run = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from silodp.tracking.base import Tracker
+from silodp.tracking import Tracker
 
 
 class TensorBoard(Tracker):
@@ -24,7 +24,6 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | Path, *, private: bool | None = None) -> None:
         super().__init__(folder, private=private)
-        self.check_installed()
         self._writer: Any = None
 
     def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from scipy import stats
 
-from silodp.crypto.coins import PersonCoins
+from silodp.crypto.sampling import PersonCoins
 
 SECRET = bytes(range(32))
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from silodp.config.arguments import get_fields, split_name
-from silodp.config.build import build_method, find_method_class
+from silodp.config.build import build_method, find_method_class, get_fields, split_name
 from silodp.config.resolve import ResolvedRun
 from silodp.config.toml_values import TomlTable, apply_override, merge
 from silodp.errors import SilodpError
@@ -47,8 +46,8 @@ def parse_methods(resolved: ResolvedRun, text: str) -> list[MethodSpec]:
     have it; but a server_learning_rate only from a method with the same server scale.
 
     Args:
-        resolved: with the tables, and the public size of the federation.
-        text: the specifications of the methods.
+        resolved: The configuration, with its tables and the public size of the federation.
+        text: The specifications of the methods.
 
     Raises:
         SilodpError: an unknown method or field, or a required field that none of the three gives.
@@ -105,6 +104,7 @@ def _parse_spec(resolved: ResolvedRun, text: str) -> MethodSpec:
         return build_method(name, merge(inherited, given), where, config.rounds, config.delta)
 
     method = build_with(inherited)
+    # Any number of users would do: only whether the two scales are the same function of S and U matters.
     people = FederationSize(len(resolved.silos), users=3)
     same_scale = method.server_scale(people) == resolved.method.server_scale(people)
     if "server_learning_rate" not in given and not same_scale:

@@ -1,0 +1,170 @@
+"""What an operator accepts: the agreement as it is shown to them, and the policy that is written when they accept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from silodp.deploy import POLICY
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import PersonKey
+from silodp.deploy.lifetime import compute_lifetime_cost
+from silodp.deploy.policy import Policy
+from silodp.deploy.public_files import format_digest
+from silodp.deploy.silo import check_participation, find_name
+from silodp.errors import SilodpError
+from silodp.methods.base import supports_separate
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from silodp.wire.files import PRIVATE_FILE, write_durably
+
+
+def describe_agreement(consortium: Consortium) -> dict[str, Any]:
+    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
+    spec, roster = consortium.stated_spec, consortium.sealed
+    derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
+    all_answer = spec.min_silos == len(spec.names)
+    schema = consortium.resolved.table_schema
+    persons = PersonKey.of(consortium)
+    profile = None if schema is None else schema.read_identity()
+    # A method with one bounded row per silo computes no person; sums of counts do.
+    computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation
+    return {
+        "name": consortium.resolved.config.name,
+        "method": spec.method.name,
+        "settings": describe_settings(spec.method),
+        "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
+        "unit": spec.method.unit,
+        "aggregator": spec.aggregator.name,
+        "aggregation": describe_settings(spec.aggregator),
+        "rounds": spec.rounds,
+        "delta": spec.delta,
+        "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
+        "budget": None if spec.budget is None else asdict(spec.budget),
+        "separate": spec.separate if computes_persons else None,
+        "evaluation": None if spec.evaluation is None else spec.evaluation.across,
+        "evaluations": spec.evaluations,
+        "columns": list(spec.data.features),
+        "labels": list(consortium.labels),
+        "references": {
+            field: reference.removeprefix(f"{consortium.folder.resolve()}/")
+            for field, reference in consortium.references.items()
+        },
+        "files": {name: asdict(file) for name, file in consortium.other_files.items()},
+        "mappings": {} if schema is None else {silo: asdict(one) for silo, one in schema.silos.items()},
+        "users": spec.data.users,
+        "persons": {
+            **asdict(persons),
+            "digest": persons.digest,
+            "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
+        },
+        "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
+        # The first 64 bits of a key: enough for people to compare, as the digest covers the whole keys.
+        "server": {"address": roster.address, "key": format_digest(roster.server.hex(), 16)},
+        "silos": {name: format_digest(key.hex(), 16) for name, key in roster.silos.items()},
+        "visibility": [asdict(one) for one in spec.aggregator.visibility],
+        "secret": spec.is_secret,
+        "for_tests": roster.for_tests,
+        "digest": consortium.digest,
+        "code": consortium.code,
+    }
+
+
+def describe_settings(part: Any) -> dict[str, str]:
+    """Return the settings of a method, an aggregator or a part of one, by name, as text.
+
+    Settings that are None are left out, and those that an agreement states elsewhere (name, unit, needs_counts).
+    """
+    found = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if value is None or not field.compare or field.name in ("name", "unit", "needs_counts"):
+            continue
+        if is_dataclass(value):
+            text = ", ".join(f"{name} {inner}" for name, inner in describe_settings(value).items())
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+        found[field.name.replace("_", " ")] = text
+    return found
+
+
+def accept(
+    folder: Path,
+    consortium: Consortium,
+    data: str,
+    lifetime_epsilon: float | None = None,
+    *,
+    index: str = "",
+    allow_counts: bool = False,
+    allow_seed: bool = False,
+) -> Policy:
+    """Write the policy of a silo, or add the digest to the one that is there.
+
+    Args:
+        folder: Folder of the silo.
+        consortium: The public folder, whose digest the operator has compared.
+        data: Path of the file with the silo's records.
+        lifetime_epsilon: For a new policy, the largest ε against each adversary that all runs together may spend, at
+            the run's δ; None: as much as this run needs.
+        index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
+        allow_counts: Whether the run may ask for the number of records of each person in clear.
+        allow_seed: For tests: whether the run may have a seed.
+
+    Returns:
+        The policy that was written.
+
+    Raises:
+        SilodpError: The roster does not list the silo's key, the policy does not allow the run, or a person is
+            somebody else in it than in earlier runs of the folder (code policy.persons).
+    """
+    name = find_name(folder, consortium)
+    path = folder / POLICY
+    if path.exists():
+        if lifetime_epsilon is not None:
+            raise SilodpError(
+                f"{path} has limits already, which hold for all runs together: change lifetime_epsilon there, and "
+                "leave the option out.",
+                code="argument.conflict",
+                field="lifetime_epsilon",
+            )
+        policy = Policy.load(path)
+        # The earlier digests stay: a run that was begun under one of them can go on.
+        digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
+        changes = {"accepted": digests, "data": data, "index": index}
+        policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
+    else:
+        spec = consortium.stated_spec
+        needed = compute_lifetime_cost(spec, name, spec.delta)
+        policy = Policy(
+            accepted=[consortium.digest],
+            data=data,
+            index=index,
+            delta=spec.delta,
+            lifetime_epsilon={
+                adversary: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
+                for adversary, e in needed.items()
+            },
+            methods=[spec.method.name],
+            aggregators=[spec.aggregator.name],
+            evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
+            columns=list(spec.data.features),
+            labels=list(consortium.labels),
+            allow_counts=allow_counts,
+            require_separate=spec.separate,
+            min_silos=spec.min_silos,
+            allow_seed=allow_seed,
+        )
+    # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
+    check_participation(folder, consortium, policy)
+    write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
+    return policy
+
+
+def _round_up(epsilon: float) -> float:
+    """Return ε with four digits after the point, not below the value."""
+    # The summand leaves room for last digits, which may differ when the same charges are added up in a run.
+    return math.ceil(epsilon * 10_000 + 1e-6) / 10_000

@@ -1,1 +1,0 @@
-"""DDP: record-level differential privacy with several local steps under secure aggregation (Heikkilä)."""
