@@ -200,6 +200,11 @@ FIXED_RUNS = (
     "chooses a later run after seeing models, the ε of all runs together may be somewhat larger)"
 )
 """What the ε over several runs assumes (docs/privacy.md, section 3)."""
+FILTERED_RUNS = (
+    "(ε holds if the runs were fixed before the first model was seen; the limits hold however later runs are chosen, "
+    "since the silo refuses by a privacy filter, which needs somewhat more than ε)"
+)
+"""The same where the policy has certificates (docs/privacy.md, section 12)."""
 
 
 def audit_log(folder: Folder, as_json: Json = False) -> None:
@@ -253,4 +258,4 @@ def format_spent(spent: Mapping[str, Any] | None) -> list[str]:
         if limit is not None:
             told += f" of at most {format_epsilon(limit)}"
         lines.append(f"  {adversary:<9} {told}")
-    return [*lines, f"  {FIXED_RUNS}"]
+    return [*lines, f"  {FILTERED_RUNS if spent['certificates'] else FIXED_RUNS}"]

@@ -7,10 +7,12 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from silodp.deploy import POLICY
+from silodp.accounting.filters import DEFAULT_CERTIFICATES
+from silodp.deploy import AUDIT, POLICY
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
-from silodp.deploy.lifetime import compute_lifetime_cost
+from silodp.deploy.lifetime import compute_lifetime_cost, count_plan, digest_plan, read_spent
+from silodp.deploy.limits import read_audit
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import format_digest
 from silodp.deploy.silo import check_participation, find_name
@@ -135,10 +137,16 @@ def accept(
         # The earlier digests stay: a run that was begun under one of them can go on.
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         changes = {"accepted": digests, "data": data, "index": index}
+        if policy.certificates and not _has_charges(folder):
+            # Nothing was released yet, so the plan may still be another one.
+            changes["planned"] = digest_plan(count_plan(consortium.stated_spec, name))
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
         spec = consortium.stated_spec
-        needed = compute_lifetime_cost(spec, name, spec.delta)
+        listed = compute_lifetime_cost(spec, name, spec.delta)
+        needed = compute_lifetime_cost(spec, name, spec.delta, certificates=DEFAULT_CERTIFICATES)
+        # Where ciphertexts leave a filter no room, the limit that holds for runs fixed beforehand is better than none.
+        has_filter = needed.keys() == listed.keys()
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
@@ -146,8 +154,10 @@ def accept(
             delta=spec.delta,
             lifetime_epsilon={
                 adversary: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
-                for adversary, e in needed.items()
+                for adversary, e in (needed if has_filter else listed).items()
             },
+            certificates=list(DEFAULT_CERTIFICATES) if has_filter else [],
+            planned=digest_plan(count_plan(spec, name)) if has_filter else "",
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
@@ -162,6 +172,12 @@ def accept(
     check_participation(folder, consortium, policy)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
+
+
+def _has_charges(folder: Path) -> bool:
+    """Return whether a silo was charged in any run, by its audit log and its ledgers."""
+    spent = read_spent(folder, read_audit(folder / AUDIT)[0])
+    return spent is not None and spent["runs"] > 0
 
 
 def _round_up(epsilon: float) -> float:

@@ -1,7 +1,13 @@
-"""ε of all runs of one silo together: by its ledgers, beside the limits of its policy."""
+"""ε of all runs of one silo together: by its ledgers, beside the limits of its policy.
+
+By a filter (`accounting/filters.py`) the limits hold however later runs are chosen after seeing earlier models.
+Policies of earlier versions have none: what they compose is a limit for runs that were fixed beforehand.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
-from silodp.accounting.events import Event, count_kinds, explain_not_private
+from silodp.accounting.events import Event, count_kinds, event_to_dict, explain_not_private
+from silodp.accounting.filters import Filter
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -37,12 +44,18 @@ class LifetimeLedger:
         delta: δ of the limits.
         limits: Largest ε by adversary; an adversary that is absent has no limit.
         runs: The ledgers by run.
-        checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last.
+        certificates: Those of the filter by which the limits hold however runs are chosen; none: the limits hold for
+            runs that were fixed beforehand.
+        plan: The charges of the filter's plan by adversary, with counts.
+        checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last, as of a list that
+            was fixed beforehand.
     """
 
     delta: float
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
+    certificates: tuple[str, ...] = ()
+    plan: Mapping[Adversary, Mapping[Event, int]] = field(default_factory=dict)
     checked: dict[Adversary, float | None] = field(default_factory=dict)
 
     @property
@@ -51,7 +64,7 @@ class LifetimeLedger:
         return sum(bool(ledger.history) for ledger in self.runs.values())
 
     def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
-        """Return ε of all runs together; None where there is no guarantee.
+        """Return ε of all runs together as of a list that was fixed beforehand; None where there is no guarantee.
 
         The disclosure by the ciphertexts of all runs is included.
 
@@ -62,36 +75,72 @@ class LifetimeLedger:
             more: An event that is added to the charges.
             run: The run of that event.
         """
-        # Equal events of all runs are counted together: the accountant composes each kind once, not once per run.
-        counts = Counter[Event](() if more is None else (more,))
-        of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
-        for found in of_runs:
-            counts += found
+        counts = self._count(adversary, more)
+        if counts is None:
+            return None
         if not counts:
             return 0.0
-        if any(explain_not_private(event) is not None for event in counts):
-            return None
-        if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
-            return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
-        # Total variations add up over runs. The run of the event counts before its first charge, too.
-        seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
-        disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
+        disclosure = self._sum_disclosure(adversary, run)
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if math.isfinite(epsilon) else None
+
+    def compute_limit(self, adversary: Adversary) -> float | None:
+        """Return the smallest limit that the filter would admit all runs under; None where there is none.
+
+        Without certificates it is `epsilon`.
+        """
+        if not self.certificates:
+            return self.epsilon(adversary)
+        counts = self._count(adversary)
+        limit = (
+            math.inf
+            if counts is None
+            else self._filter(adversary).epsilon(counts, self._sum_disclosure(adversary))
+        )
+        return limit if math.isfinite(limit) else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
 
         def find_spent(adversary: Adversary) -> float | None:
             self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
-            return self.checked[adversary]
+            if not self.certificates:
+                return self.checked[adversary]
+            counts, limit = self._count(adversary, events[adversary]), self.limits[adversary]
+            rule, disclosure = self._filter(adversary), self._sum_disclosure(adversary, run)
+            if counts is None or rule.admits(counts, limit, disclosure):
+                return None if counts is None else 0.0
+            # Where room for ciphertexts is lacking, no limit would do.
+            return max(rule.epsilon(counts, disclosure), math.nextafter(limit, math.inf))
 
         over = find_exceeded_limit(self.limits, find_spent)
         if over is None:
             return None
         adversary, told = over
         limit = self.limits[adversary]
-        return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
+        needs = "a limit of " if self.certificates else ""
+        return f"{needs}{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
+
+    def _filter(self, adversary: Adversary) -> Filter:
+        return Filter(self.delta, self.certificates, self.plan.get(adversary))
+
+    def _count(self, adversary: Adversary, more: Event | None = None) -> Counter[Event] | None:
+        """Return how often each event was charged in all runs; None where nothing is promised of them together."""
+        # Equal events of all runs are counted together: the accountant composes each kind once, not once per run.
+        counts = Counter[Event](() if more is None else (more,))
+        of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
+        for found in of_runs:
+            counts += found
+        if any(explain_not_private(event) is not None for event in counts):
+            return None
+        if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
+            return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
+        return counts
+
+    def _sum_disclosure(self, adversary: Adversary, run: str = "") -> float:
+        """Return the total variation that the ciphertexts of all runs disclose, that of an uncharged `run` included."""
+        seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
+        return sum(_find_disclosure(ledger, adversary) for ledger in seen)
 
 
 def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
@@ -103,31 +152,76 @@ def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
     return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
-def compute_lifetime_cost(
-    spec: RunSpec, silo: str, delta: float, earlier: Mapping[str, Ledger] | None = None
-) -> dict[Adversary, float]:
-    """Return ε of all runs of a silo after all T rounds of a new run in which no round has a further release.
+def _plan_ledger(spec: RunSpec, silo: str) -> Ledger:
+    """Return a silo's ledger, in memory, after all T rounds of a run in which no round has a further release.
 
-    Source: docs/privacy.md, section 3.
+    Args:
+        spec: Specification of the run; its evaluations are included.
+        silo: Name of the silo.
+    """
+    # Charged as the run would charge it: one way to count, for plans and for runs.
+    ledger = make_ledger(replace(spec, run="plan"), disclosure=spec.aggregator.disclosure(spec))
+    for round_ in range(spec.rounds):
+        ledger.charge(round_, 0, spec.silo_events(silo, round_))
+    if (evaluation := spec.charged_evaluation) is not None:
+        for number in range(spec.evaluations):
+            ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
+    return ledger
+
+
+def count_plan(spec: RunSpec, silo: str) -> dict[Adversary, Counter[Event]]:
+    """Return the charges of all rounds and evaluations of a run by adversary, with counts, without further releases.
+
+    Adversaries to whom nothing is promised are left out.
+    """
+    return _count_promised(_plan_ledger(spec, silo))
+
+
+def _count_promised(ledger: Ledger) -> dict[Adversary, Counter[Event]]:
+    counts = {adversary: ledger.counts(adversary) for adversary in ADVERSARIES}
+    return {a: found for a, found in counts.items() if not any(explain_not_private(event) for event in found)}
+
+
+def digest_plan(plan: Mapping[Adversary, Mapping[Event, int]]) -> str:
+    """Return the SHA-256 (hex) of a plan's charges: other settings of a run may change while these stay the same."""
+    charges = {
+        adversary: sorted(
+            [json.dumps(event_to_dict(event), sort_keys=True), n] for event, n in counts.items()
+        )
+        for adversary, counts in plan.items()
+    }
+    return hashlib.sha256(json.dumps(charges, sort_keys=True).encode()).hexdigest()
+
+
+def compute_lifetime_cost(
+    spec: RunSpec,
+    silo: str,
+    delta: float,
+    earlier: Mapping[str, Ledger] | None = None,
+    certificates: tuple[str, ...] = (),
+    planned: str | None = None,
+) -> dict[Adversary, float]:
+    """Return the limit that all runs of a silo need after all T rounds of a new run, without further releases.
+
+    Source: docs/privacy.md, sections 3 and 12.
 
     Args:
         spec: Specification of the run; its evaluations are included.
         silo: Name of the silo.
         delta: δ of the limits for all runs.
         earlier: Ledgers of earlier runs by run; None: there are none.
+        certificates: Those of the policy's filter; none: ε of runs that were fixed beforehand.
+        planned: The digest of the filter's plan; None: the run is the plan.
 
     Returns:
         ε by adversary, without adversaries against whom there is no guarantee.
     """
-    ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
-    # A ledger of its own in memory, charged as the run would charge it: one way to count, for plans and for runs.
-    for round_ in range(spec.rounds):
-        ledger.charge(round_, 0, spec.silo_events(silo, round_))
-    if (evaluation := spec.charged_evaluation) is not None:
-        for number in range(spec.evaluations):
-            ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
-    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "cost": ledger})
-    found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
+    ledger = _plan_ledger(spec, silo)
+    plan = _count_promised(ledger)
+    if planned is not None and digest_plan(plan) != planned:
+        plan = {}
+    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "plan": ledger}, certificates, plan)
+    found = {adversary: lifetime.compute_limit(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
 
@@ -139,8 +233,9 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
         entries: Entries of the audit log; no ledger may have fewer charges than they list.
 
     Returns:
-        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by
-        adversary (None: no guarantee; no limit). None before the first run.
+        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" (of runs that were fixed
+        beforehand) and "limits" by adversary (None: no guarantee; no limit), and "certificates", by which the limits
+        hold however runs are chosen ([]: only for runs that were fixed beforehand). None before the first run.
 
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy, or there is no policy.
@@ -157,6 +252,7 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
             "delta": policy.delta,
             "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
             "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+            "certificates": policy.certificates,
         }
 
 
@@ -195,7 +291,8 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     """
     entries, _ = read_audit(folder / AUDIT)
     with _open_copies(folder, entries) as earlier:
-        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier)
+        rule = tuple(policy.certificates)
+        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, policy.planned)
     # An adversary that is absent has no guarantee, which is beyond every limit.
     needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}

@@ -13,6 +13,7 @@ from typing import Annotated
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from silodp.accounting.filters import Filter
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.build import convert_validation_error
@@ -25,8 +26,9 @@ from silodp.wire.files import PRIVATE_FILE, write_durably
 
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
-    "# lifetime_epsilon bounds what all runs tell if the runs were fixed beforehand. If somebody chooses a later run\n"
-    "# after seeing an earlier one's models, they may tell somewhat more.\n"
+    "# lifetime_epsilon bounds what all runs tell together. By certificates it holds even if somebody chooses a later\n"
+    "# run after seeing an earlier one's models; without any, only if the runs were fixed beforehand. Change neither\n"
+    "# certificates nor planned after the first run.\n"
 )
 ACCEPTED = "accepted.txt"
 """In the server's folder: the digest (hex) of every public folder that its operator has accepted, one a line."""
@@ -46,6 +48,10 @@ class Policy(BaseModel):
         persons: Digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
             as the folder's first run. The operator answers for that.
         lifetime_epsilon: The largest ε that all runs of this silo together may spend, by adversary.
+        certificates: Those of the filter by which these limits hold even if later runs are chosen after seeing models
+            ("plan", "gaussian", "order-A"); an empty list, as in policies of earlier versions: the limits hold for runs
+            that were fixed beforehand.
+        planned: The digest of the charges of the run that is the filter's plan (`digest_plan`); "" for none.
         methods: Names of the methods that are allowed; an empty list allows all.
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
         evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums"); an
@@ -77,6 +83,8 @@ class Policy(BaseModel):
     index: str = ""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
+    certificates: list[str] = []
+    planned: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     persons: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = []
     methods: list[str] = []
     aggregators: list[str] = []
@@ -177,7 +185,12 @@ class Policy(BaseModel):
                 field=unknown[0],
             )
         try:
-            return cls.model_validate(table)
+            policy = cls.model_validate(table)
+            if policy.certificates:
+                Filter(policy.delta, tuple(policy.certificates))
+            return policy
+        except SilodpError as error:
+            raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
         except ValidationError as error:
             # One wording for settings of runs and of policies: a name, its value, and what it may be.
             wrong = convert_validation_error(error, cls)

@@ -37,7 +37,7 @@ from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.lifetime import LifetimeLedger
+from silodp.deploy.lifetime import LifetimeLedger, count_plan, digest_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
@@ -110,7 +110,12 @@ class SiloService:
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._max_runs = policy.most_runs
         ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
-        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        rule = tuple(policy.certificates)
+        # The charges of the run that was fixed beforehand, and no others, fit the plan's certificate.
+        plan = count_plan(self._spec, name) if rule else {}
+        if digest_plan(plan) != policy.planned:
+            plan = {}
+        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
         self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
