@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from silodp.config.resolve import load_config
-from silodp.deploy.acceptance import accept
+from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import accept_digest
 from silodp.deploy.setup import draft_public, make_keys, make_local, seal_public
@@ -159,7 +159,7 @@ def agree_on_tables(
     consortium = seal_public(folder, "127.0.0.1", find_free_port(), for_tests=True)
     accept_digest(processes.home("server"), consortium.digest)
     for name, table in tables.items():
-        accept(
+        write_policy(
             processes.home(name), consortium, str(table), index=(indexes or {}).get(name, ""), allow_seed=True
         )
     return processes

@@ -229,7 +229,7 @@ def accept(
     name = find_name(folder, consortium)
     records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
     is_new = not has_accepted(folder, consortium.digest)
-    policy = acceptance.accept(
+    policy = acceptance.write_policy(
         folder, consortium, table, lifetime_epsilon, index=numbers, allow_counts=allow_counts
     )
     # Of a run that was begun, the ledgers have charges already.

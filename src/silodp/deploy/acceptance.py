@@ -94,7 +94,7 @@ def describe_settings(part: Any) -> dict[str, str]:
     return found
 
 
-def accept(
+def write_policy(
     folder: Path,
     consortium: Consortium,
     data: str,

@@ -7,9 +7,9 @@ mask has loss 0 and gradient 0.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PAIRWISE_LIMIT = 1024
 
 
-@contextmanager
+@contextlib.contextmanager
 def describe_raised(refuse: Callable[[str], SilodpError]) -> Iterator[None]:
     """Raise `refuse(reason)` in place of whatever a user's code raises, except for a `SilodpError`."""
     try:

@@ -21,7 +21,7 @@ from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
-from silodp.deploy.acceptance import accept, describe_agreement
+from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium, check_party_name, take_copy
 from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.deploy.policy import Policy
@@ -338,7 +338,7 @@ def test_a_silo_limits_the_columns_that_a_model_learns_to_predict(
         with refused("policy.not_allowed"), open_silo(home, consortium):
             pass
         with refused("policy.not_allowed"):
-            accept(home, consortium, "records.npz")
+            write_policy(home, consortium, "records.npz")
     earlier = policy.model_dump(exclude={"labels"})
     (home / "policy.toml").write_text(tomli_w.dumps(earlier))
     check_policy(Policy.load(home / "policy.toml"), consortium)

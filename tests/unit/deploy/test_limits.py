@@ -16,7 +16,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
-from silodp.deploy.acceptance import accept
+from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
@@ -400,11 +400,11 @@ def test_an_operator_accepts_a_first_run_with_counts_in_clear(parties: Path, tmp
     method = replace(consortium.stated_spec.method, weighting="records")
     vars(consortium)["stated_spec"] = replace(consortium.stated_spec, method=method)
     with refused("policy.not_allowed") as caught:
-        accept(home, consortium, "records.npz", allow_seed=True)
+        write_policy(home, consortium, "records.npz", allow_seed=True)
     assert "--allow-counts" in str(caught.value)
     assert not (home / "policy.toml").exists()
-    accept(home, consortium, "records.npz", allow_counts=True, allow_seed=True)
-    assert accept(home, consortium, "records.npz").allow_counts
+    write_policy(home, consortium, "records.npz", allow_counts=True, allow_seed=True)
+    assert write_policy(home, consortium, "records.npz").allow_counts
 
 
 def test_what_a_silo_keeps_is_for_its_operator_alone(parties: Path, tmp_path: Path) -> None:

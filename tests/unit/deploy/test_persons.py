@@ -16,7 +16,7 @@ from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
-from silodp.deploy.acceptance import accept, describe_agreement
+from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy
@@ -63,7 +63,7 @@ class Parties:
             assert service._check_charge(RUN, dict.fromkeys(ADVERSARIES, Gaussian(5.0))) is None
 
     def only_open(self, consortium: Consortium) -> None:
-        accept(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)
+        write_policy(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)
         with open_silo(self.home, consortium):
             pass
 
