@@ -18,7 +18,7 @@ from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy import AUTHORITY, CERTIFICATES, IDENTITY, LOCK, TLS_KEY
-from silodp.deploy.acceptance import accept
+from silodp.deploy.acceptance import write_policy
 from silodp.deploy.certificates import Authority, find_certificate, make_request
 from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name
 from silodp.deploy.policy import accept_digest
@@ -357,5 +357,5 @@ def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        accept(home, consortium, "records.npz", allow_counts=needs_counts, allow_seed=has_seed)
+        write_policy(home, consortium, "records.npz", allow_counts=needs_counts, allow_seed=has_seed)
     return consortium
