@@ -108,5 +108,6 @@ def find_version() -> str:
 
 if TYPE_CHECKING:
     import torch as torch
-else:
-    torch = LazyModule("torch")  # seconds to import, and a plan needs none of it
+    from torch import nn as nn
+else:  # seconds to import, and a plan needs none of it
+    torch, nn = LazyModule("torch"), LazyModule("torch.nn")

@@ -12,7 +12,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.methods import uldp
+from silodp.methods import roles
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
 from silodp_experiments.benchmarks import data_root, heart_disease
@@ -101,7 +101,7 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
     still = replace(RECORDS, noise_multiplier=0.0, weighting=weighting)
     private = replace(aggregator, count_cap=20)
     if aggregator.name == "paillier":  # a dummy record for everyone
-        monkeypatch.setattr(uldp, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
+        monkeypatch.setattr(roles, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
     with released() as hidden:
         result = run(private, still, rounds=1)
     assert result.guarantees["server"].reason == "noise_multiplier is 0", "and not that counts were disclosed"

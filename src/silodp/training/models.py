@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from silodp._lazy import LazyModule, torch
+from silodp._lazy import nn, torch
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-else:
-    nn = LazyModule("torch.nn")
-
+    from torch import Tensor
 
 VERSION = 1
 """Of the networks below: raised when one of them computes something else from the same parameters."""
