@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from scipy import optimize, signal
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample
-from silodp.accounting.filters import Filter
+from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
+from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.ledger import Ledger
 from silodp.accounting.pld import compose_steps
+from silodp.accounting.views import ADVERSARIES
+from silodp.deploy.lifetime import LifetimeLedger
 
 DELTA = 1e-5
 GRID, SPAN = 2e-3, 16.0
@@ -112,6 +115,26 @@ def test_a_filter_holds_whatever_is_chosen(game: tuple[Options, float], certific
     plan = {first: 3 * rounds, second: 2 * more}
     rule = Filter(DELTA, plan=plan) if certificates == "default" else Filter(DELTA, (certificates,))
     assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= 0.34 * DELTA
+
+
+@pytest.mark.parametrize("certificates", [(), DEFAULT_CERTIFICATES], ids=["list", "filter"])
+def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...]) -> None:
+    """The same game through the silo's own rule; without certificates it loses, as the first test says."""
+    first, second, limit, excess = GAMES["sampled at .3 or at .001"]
+    options = [(find_noise(*one, limit), one[2]) for one in (first, second)]
+    runs = [SelfComposed(event, rounds) for event, rounds in options]
+
+    def admits(charged: Counter[Event]) -> bool:
+        counts = [charged[event] // rounds for event, rounds in options]
+        charges = [run for run, n in zip(runs, counts, strict=True) for _ in range(n)]
+        ledger = Ledger(None, DELTA, run="1")
+        for number, event in enumerate(charges[1:]):
+            ledger.charge(number, 0, dict.fromkeys(ADVERSARIES, event))
+        lifetime = LifetimeLedger(DELTA, {"released": limit}, {"1": ledger}, certificates)
+        return lifetime.find_exceeded({"released": charges[0]}) is None
+
+    found = find_delta(options, limit, admits)
+    assert found <= 0.34 * DELTA if certificates else found == pytest.approx(excess * DELTA, rel=0.02)
 
 
 def test_the_default_filter_leaves_choices(game: tuple[Options, float]) -> None:

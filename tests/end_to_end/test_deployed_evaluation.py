@@ -59,7 +59,7 @@ def test_sums_over_tls_are_those_of_the_simulation(text: str, tmp_path: Path) ->
             assert about == ["training", "training", "evaluation", "training", "evaluation"]
             limits = Policy.load(processes.home(silo) / "policy.toml").lifetime_epsilon
             spent = {str(g["adversary"]): g["epsilon"] for g in processes.guarantees()}
-            assert all(spent[a] <= limits[a] < 1.01 * spent[a] for a in limits)  # type: ignore[operator]
+            assert all(spent[a] <= limits[a] < 1.1 * spent[a] for a in limits)  # type: ignore[operator]
         assert_charged(processes, 2)
 
 

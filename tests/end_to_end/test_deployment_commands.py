@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from silodp.cli.deploy import format_agreement
-from silodp.cli.parties import FIXED_RUNS, format_spent
+from silodp.cli.parties import FILTERED_RUNS, FIXED_RUNS, format_spent
 from silodp.config.resolve import load_config
 from silodp.deploy import setup
 from silodp.deploy.acceptance import describe_agreement
@@ -212,16 +212,18 @@ def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
 def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
     """With one run and no limit, too: the next run may be chosen after its models were seen."""
     for limit in (None, 2.0):
-        spent = {
-            "runs": 1,
-            "unit": "user",
-            "delta": 1e-5,
-            "epsilon": {"server": 1.0},
-            "limits": {"server": limit},
-        }
-        assert FIXED_RUNS in format_spent(spent)[-1]
+        for certificates, told in (([], FIXED_RUNS), (["gaussian"], FILTERED_RUNS)):
+            spent = {
+                "runs": 1,
+                "unit": "user",
+                "delta": 1e-5,
+                "epsilon": {"server": 1.0},
+                "limits": {"server": limit},
+                "certificates": certificates,
+            }
+            assert told in format_spent(spent)[-1]
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0})
-    assert "if the runs were fixed beforehand" in policy.to_toml()
+    assert "only if the runs were fixed beforehand" in policy.to_toml()
 
 
 WRITTEN = {"written": 1.5, "round": 1, "rounds": 2, "epsilon": {"server": 0.5, "released": None}, "error": None,

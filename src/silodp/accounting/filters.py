@@ -91,7 +91,10 @@ class Filter:
         )
 
     def _certified(self, charges: Mapping[Event, int]) -> float:
-        spent = {event: count for event, count in charges.items() if count}
+        # What costs nothing fits every plan: an evaluation within silos is charged as an empty composition.
+        spent = {
+            e: n for e, n in charges.items() if n and any(steps != () for steps in flatten_per_unit([(e, 1)]))
+        }
         if not spent:
             return 0.0
         planned = self.plan or {}

@@ -11,6 +11,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as library
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import (
+    Composed,
     CorrelatedReleases,
     Gaussian,
     Group,
@@ -136,6 +137,10 @@ def test_what_no_certificate_covers_needs_an_infinite_limit(certificates, charge
 
 def test_nothing_costs_nothing() -> None:
     assert Filter(DELTA).epsilon({}) == Filter(DELTA).epsilon({Gaussian(5.0): 0}) == 0.0
+    plan = {Gaussian(5.0): 20}
+    rule = Filter(DELTA, ("plan",), plan)
+    assert rule.epsilon({Composed(()): 3}) == 0.0
+    assert rule.epsilon({**plan, Composed(()): 3}) == rule.epsilon(plan)
 
 
 def test_groups_are_covered_at_whole_orders() -> None:

@@ -16,14 +16,15 @@ import pytest
 import tomli_w
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Gaussian, NonPrivate, WorstOf
+from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, WorstOf
+from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium, check_party_name, take_copy
-from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
+from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost, count_plan, digest_plan
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import compute_digest, format_digest
 from silodp.deploy.records import load_records, save_records
@@ -33,7 +34,7 @@ from silodp.deploy.silo import check_policy, open_silo
 from silodp.deploy.sockets import SocketOptions
 from silodp.deploy.status import StatusFile, read_status
 from silodp.errors import SilodpError
-from silodp.wire.files import PRIVATE_FILE, append_durably
+from silodp.wire.files import PRIVATE_FILE, append_durably, make_private_folder
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.deployed import TABLES
@@ -269,6 +270,57 @@ def test_the_limit_that_accept_writes_is_what_the_whole_run_costs(public: Path) 
     assert needed["released"] == pytest.approx(expected, rel=1e-9)
 
 
+def test_by_certificates_a_later_run_costs_more_than_in_a_fixed_list() -> None:
+    """A list may be composed by the accountant; a run that is chosen later must fit a filter."""
+    first = Ledger(None, 1e-5, "pld", run="1")
+    for round_ in range(3):
+        charge(first, round_, 5.0)
+    plan = {"released": first.counts("released")}
+    limits = {"released": 3.0}
+    by_list = LifetimeLedger(1e-5, limits, {"1": first})
+    by_filter = LifetimeLedger(1e-5, limits, {"1": first}, DEFAULT_CERTIFICATES, plan)
+    alone = by_filter.compute_limit("released")
+    assert alone == Filter(1e-5, plan=plan["released"]).epsilon(plan["released"])
+    assert by_list.compute_limit("released") < alone < 3.0
+    events = {"released": PoissonSampled(0.2, Gaussian(1.6))}
+    more = Filter(1e-5, plan=plan["released"]).epsilon(plan["released"] + Counter(events.values()))
+    between = {"released": (by_list.epsilon("released", events["released"]) + more) / 2}
+    by_list.limits = by_filter.limits = between
+    assert by_list.find_exceeded(events) is None
+    assert "a limit of" in (by_filter.find_exceeded(events) or "")
+    # What is shown is ε of the list, under both rules.
+    assert by_filter.checked == by_list.checked
+    by_filter.limits = {"released": more}
+    assert by_filter.find_exceeded(events) is None
+    assert by_filter.find_exceeded({"released": NonPrivate("counts")}) is not None
+
+
+def test_ciphertexts_of_all_runs_must_fit_their_part_of_delta_at_the_limit() -> None:
+    ledger = Ledger(None, 1e-5, "pld", run="1", disclosure={"server": 1e-9})
+    charge(ledger, 0, 5.0)
+    for limit, fits in ((3.0, True), (6.0, False)):  # (1 + e^6)·1e-9 is more than a hundredth of δ
+        lifetime = LifetimeLedger(1e-5, {"server": limit}, {"1": ledger}, ("gaussian",))
+        assert (lifetime.find_exceeded({"server": Gaussian(5.0)}) is None) == fits
+
+
+def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Path) -> None:
+    consortium = Consortium.load(public)
+    name = consortium.spec.names[0]
+    plan = count_plan(consortium.spec, name)
+    needed = compute_lifetime_cost(consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES)
+    assert needed["released"] == pytest.approx(
+        compute_epsilon(plan["released"].items(), 0.99 * 1e-5 / 2, "pld"), rel=1e-9
+    )
+    assert digest_plan(plan) != digest_plan(count_plan(replace(consortium.spec, rounds=1), name))
+    # Other settings of the run are no other plan.
+    assert digest_plan(plan) == digest_plan(count_plan(replace(consortium.spec, separate=True), name))
+    # In place of the plan, another run needs the limit of the other certificates.
+    other = compute_lifetime_cost(
+        consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES, planned="0" * 64
+    )
+    assert other["released"] > needed["released"]
+
+
 def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     path.write_text("")
@@ -288,6 +340,27 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         Policy.load(path)
     assert caught.value.code.startswith("config.")
     assert str(path) in str(caught.value)
+    for wrong in ('["order-1"]', '["plan", "plan"]', '["pld"]'):
+        path.write_text(policy.to_toml().replace("certificates = []", f"certificates = {wrong}"))
+        with refused("argument.value") as caught:
+            Policy.load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_the_plan_may_change_until_something_was_released(tmp_path: Path) -> None:
+    """The filter is fixed before the first release; an operator may accept a corrected run before that."""
+    parties = make_parties(tmp_path, CONFIG)
+    home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
+    first = Policy.load(home / "policy.toml")
+    assert first.certificates == list(DEFAULT_CERTIFICATES)
+    assert first.planned == digest_plan(count_plan(consortium.spec, "silo-1"))
+    (home / "policy.toml").write_text(first.model_copy(update={"planned": "0" * 64}).to_toml())
+    assert write_policy(home, consortium, "records.npz").planned == first.planned
+    make_private_folder(home / "ledgers")
+    with Ledger(home / "ledgers" / f"{'a' * 32}.jsonl", 1e-5, "pld", run="a" * 32) as ledger:
+        charge(ledger, 0, 5.0)
+    (home / "policy.toml").write_text(first.model_copy(update={"planned": "0" * 64}).to_toml())
+    assert write_policy(home, consortium, "records.npz").planned == "0" * 64
 
 
 @pytest.mark.parametrize("separate", [True, False])
