@@ -172,6 +172,8 @@ def test_what_a_budget_was_charged_cannot_be_changed(copy: Ran, kind: str) -> No
     for place, said in enumerate(json.loads(whole)):
         for entry, group in enumerate(said["groups"][:3]):
             for key in ("planned", "realized", "budget", "q" if kind != "persons" else "clip"):
+                if key == "realized" and group[key] == 0:
+                    continue  # by the system's coins no silo joined: nothing less can be stated
                 changed(place, entry, **{key: group[key] * 0.999})
                 refused(directory, f"against '{ADVERSARIES[place]}' it says {key} = ")
             changed(place, entry, units=group["units"] + 1)
