@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import importlib
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -155,10 +156,43 @@ def test_every_plugin_of_the_page_can_be_named_in_a_configuration(
             Path(block.title).write_text(block.text)
     lines = [command for block in blocks if block.language == "sh" for command in commands_of(block)]
     runs = [arguments for program, *arguments in lines if program == "silodp"]
-    assert len(runs) == 5
+    assert len(runs) == 8
     for arguments in runs:
         status, printed = silodp(["plan", *arguments[1 : arguments.index("--out")]])
         assert status == 0, printed
+
+
+def test_tables_of_members_on_the_page_of_plugins_are_those_of_their_classes() -> None:
+    """A row that begins with a link to a class names members of it; all of them, with arguments, where it is a role."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    row = r"^\| \[`\w+`\]\(reference/(silodp\.\w+)\.md#\1\.(\w+)\) \| (.*?) \|"
+    rows = re.findall(row, page, re.MULTILINE)
+    roles = {"Sampling", "UserWeights", "PublicState", "ServerStep"}
+    assert {name for _, name, _ in rows} == roles | {
+        "Bounds",
+        "FederationSize",
+        "LocalContext",
+        "UnitBudgets",
+        "View",
+    }
+    for module, name, text in rows:
+        cls = getattr(importlib.import_module(module), name)
+        members = {member: getattr(cls, member, None) for member in dir(cls) if not member.startswith("_")}
+        members |= dict.fromkeys(getattr(cls, "__dataclass_fields__", ()))
+        shown = set(re.findall(r"`(\w+(?:\([\w, ]*\))?)`", text)) - {
+            "budgets" if name == "UnitBudgets" else ""
+        }
+        wanted = {
+            f"{member}({', '.join(list(inspect.signature(value).parameters)[1:])})"
+            if callable(value)
+            else member
+            for member, value in members.items()
+        }
+        assert shown == wanted if name in roles else shown <= wanted, name
+        # The arguments of `Bounds` are listed in order, as a method gives them by their places.
+        if name == "Bounds":
+            order = re.findall(r"`(\w+)`(?:: | = )", text)
+            assert order == list(cls.__dataclass_fields__)
 
 
 def test_output_that_is_not_printed_is_noticed() -> None:
