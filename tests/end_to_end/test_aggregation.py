@@ -11,7 +11,8 @@ import pytest
 
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
-from silodp.aggregators import Masked, Plain
+from silodp.accounting.views import Adversary
+from silodp.aggregators import Masked, Plain, RunSpec
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
@@ -33,10 +34,13 @@ METHOD = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"l
 
 @dataclass(frozen=True)
 class Half(Plain):
-    """Accounts its noise at half of δ."""
+    """Accounts its noise at half of δ, though it discloses nothing for which the other half would be kept."""
 
     name: str = field(default="half", init=False)
     delta_share: float = field(default=0.5, init=False, repr=False)
+
+    def disclosure(self, spec: RunSpec) -> dict[Adversary, float]:
+        return {}
 
 
 @pytest.fixture

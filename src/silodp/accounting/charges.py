@@ -123,7 +123,6 @@ class ChargeCounts:
             evaluations, counted from 0, whose release with this number was charged; of a plan they are a range
             (`count_events`).
         reported: The ε by adversary that was reported earlier; no later ε is smaller.
-        is_beyond_plan: Whether events may be larger than those which constants of the aggregator were chosen for.
     """
 
     delta: float
@@ -133,7 +132,6 @@ class ChargeCounts:
     evaluations: Mapping[Adversary, Mapping[Event, int]]
     releases: Sequence[tuple[bool, int, Sequence[int]]]
     reported: Mapping[Adversary, float] = field(default_factory=dict)
-    is_beyond_plan: bool = False
 
     def compute_cost(self, adversary: Adversary) -> Cost:
         """Return ε of all charges against an adversary."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -200,12 +200,18 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     bounds = aggregator.bounds_of(spec)
     # The search needs ε, since (1 + e^ε)·TV must fit into the rest of δ, and ε needs no ciphertexts.
     silos = spec.population.silos
-    # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
-    views = (
+    # Ciphertexts are seen by the server, so its ε counts: knowing samples, however many silos answer, in every round
+    # that the attempts may reach, since noise may change over rounds.
+    views = [
         aggregator.views(spec.method, silos, n)["server"]
         for n in range(spec.population.min_survivors, silos + 1)
-    )
-    event, spent = events.find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
+    ]
+    of_rounds = {
+        spec.method.dp_event(replace(view, round=r)): None
+        for view in views
+        for r in range(max(1, aggregator.attempts))
+    }
+    event, spent = events.find_costliest_event([*of_rounds]), 0.0
     if not isinstance(event, events.NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
         # The uniform part of the noise moves a rounded sum by up to √d steps more, so the sensitivity is a little

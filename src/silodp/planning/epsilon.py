@@ -136,8 +136,7 @@ def answer_question(
     check_attempts(chosen_aggregator, rounds)
     # Whether the tightest accountant knows the noise is only seen in the event, which the aggregator may have changed.
     chosen = wanted or choose_accountant([spec.round_events()[asked]])
-    charges = replace(plan_charges(spec, chosen), is_beyond_plan=knows_sample)
-    found = derive_guarantees(spec, charges)[asked]
+    found = derive_guarantees(spec, plan_charges(spec, chosen))[asked]
     return {
         "method": made.name,
         "unit": made.unit,

@@ -102,10 +102,7 @@ class DerivedGuarantee:
         event = self.spec.round_events()[self.adversary]
         if isinstance(event, NonPrivate):
             return Cost(None, event.reason)
-        # Constants of the aggregator were chosen for the charges of a run within its plan.
-        if not self.charges.is_beyond_plan:
-            return self.charges.compute_cost(self.adversary)
-        return self._compute_cost_beyond_plan(self._charged.items(), self.charges.accountant)
+        return self._add_disclosure(self.charges.compute_cost(self.adversary), self._charged.items())
 
     @property
     def persons(self) -> tuple[tuple[int, Cost], ...]:
@@ -132,7 +129,7 @@ class DerivedGuarantee:
             revealed[reveal_samples(event)] += count
         if revealed == self._charged:  # no charge is amplified by a sample that the server does not know
             return None
-        return self._compute_cost_beyond_plan(revealed.items(), self.charges.accountant).epsilon
+        return self._compute_cost(revealed.items(), self.charges.accountant).epsilon
 
     @property
     def linkage(self) -> tuple[dict[str, Any], ...]:
@@ -152,7 +149,7 @@ class DerivedGuarantee:
             # An estimate is about Rényi divergences (`Method.linkage_cases`), so no other accountant has it.
             accountant = find_accountant("rdp") if is_estimate else self.charges.accountant
             if supports_all(accountant, [event for event, _ in events]):
-                epsilon = self._compute_cost_beyond_plan(events, accountant).epsilon
+                epsilon = self._compute_cost(events, accountant).epsilon
                 rows.append({"case": alike[0].case, "epsilon": epsilon, "estimate": is_estimate})
         return tuple(rows)
 
@@ -234,18 +231,28 @@ class DerivedGuarantee:
     def _charged(self) -> Mapping[Event, int]:
         return self.charges.charged[self.adversary]
 
-    def _compute_cost_beyond_plan(self, charged: Collection[EventCount], accountant: Accountant) -> Cost:
-        """Return ε of charges that may be larger than those for which the aggregator's constants were chosen.
+    def _compute_cost(self, charged: Collection[EventCount], accountant: Accountant) -> Cost:
+        """Return ε of charges that may be larger than those of the run."""
+        return self._add_disclosure(
+            compute_cost(charged, self.spec.noise_delta, accountant), charged, accountant
+        )
 
-        A part of δ is kept for what encryption discloses. At a larger ε it may be too small (docs/privacy.md, section
-        3), so that ε is also computed with all of δ and the disclosure, and the larger of both counts.
+    def _add_disclosure(
+        self, cost: Cost, charged: Collection[EventCount], accountant: Accountant | None = None
+    ) -> Cost:
+        """Return the cost, or a larger one if what encryption discloses does not fit in the part of δ kept for it.
+
+        Constants of the aggregator are chosen so that it fits at the ε of a run. Where it does not, ε is also computed
+        with all of δ and the disclosure, and the larger of both counts (docs/privacy.md, section 3).
         """
         spec = self.spec
-        cost = compute_cost(charged, spec.noise_delta, accountant)
-        disclosure = spec.aggregator.disclosure(spec).get(self.adversary, 0.0)
-        if disclosure == 0 or cost.epsilon is None:
+        if spec.noise_delta == spec.delta or cost.epsilon is None:
             return cost
-        disclosed = compute_cost(charged, spec.delta, accountant, disclosure)
+        disclosure = spec.aggregator.disclosure(spec).get(self.adversary, 0.0)
+        # (1 + e^ε)·TV is what the disclosure adds to δ; e^700 is about the largest float.
+        if (1 + math.exp(min(cost.epsilon, 700.0))) * disclosure <= spec.delta - spec.noise_delta:
+            return cost
+        disclosed = compute_cost(charged, spec.delta, accountant or self.charges.accountant, disclosure)
         return max(cost, disclosed, key=lambda one: math.inf if one.epsilon is None else one.epsilon)
 
     def _report_budgets(self, count_participation: CountParticipation) -> tuple[dict[str, Any], ...]:

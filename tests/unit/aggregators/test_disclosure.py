@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,11 @@ import pytest
 from scipy import optimize, stats
 
 from end_to_end.test_aggregation import Half
-from silodp.accounting.accountant import choose_accountant, compute_delta, compute_epsilon
-from silodp.accounting.events import Gaussian, reveal_samples, scale_shift
+from silodp.accounting.accountant import choose_accountant, compute_delta, compute_epsilon, find_accountant
+from silodp.accounting.events import Event, Gaussian, reveal_samples, scale_shift
 from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.accounting.views import View
+from silodp.aggregators import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
@@ -29,7 +31,7 @@ from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import answer_question as plan_epsilon
-from silodp.runtime.guarantees import derive_guarantees
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger
 from support.oracles import logistic_task, small_federation
@@ -103,6 +105,39 @@ def test_the_delta_kept_for_ciphertexts_is_enough_at_the_epsilon_of_training_and
         assert (1 + math.exp(epsilon)) * compute_tv(plain) > 0.01 * DELTA, (
             "parameters for the training would do"
         )
+
+
+class Unstated(Half):
+    """Keeps half of δ, and does not say for what."""
+
+    disclosure = Aggregator.disclosure  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, repr=False)
+class Decaying(UldpAvg):
+    """Noise that falls to a quarter from round to round, and then stays."""
+
+    name: str = field(default="decaying", init=False)
+
+    def dp_event(self, view: View) -> Event:
+        return replace(METHOD, noise_multiplier=5.0 * 0.25 ** min(view.round, 2)).dp_event(view)
+
+
+def test_parameters_are_for_the_costliest_round_where_noise_changes():
+    method = Decaying(5.0, 0.5, weighting="records")
+    spec = replace(lattice_spec(rounds=3), method=method, accountant=find_accountant("rdp"))
+    epsilon = charge_all(spec, make_ledger(spec)).epsilon("server")
+    assert (1 + math.exp(epsilon)) * compute_tv(spec) <= 0.01 * DELTA
+    alike = lattice_spec(rounds=3)
+    assert (1 + math.exp(epsilon)) * compute_tv(alike) > 0.01 * DELTA, "those of round 0 would do"
+    assert derive_guarantees(spec, plan_charges(spec, spec.accountant))["server"].cost.epsilon == epsilon
+
+
+def test_an_aggregator_that_keeps_delta_and_does_not_say_for_what_has_no_guarantee():
+    """Its contract: with a smaller `delta_share`, TV is 1 until it is stated, so that no ε holds."""
+    spec = replace(lattice_spec(), method=UldpAvg(5.0, 0.5), aggregator=Unstated())
+    found = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    assert [one.cost.epsilon for one in found.values()] == [None, None, None]
 
 
 def test_epsilon_of_persons_with_several_ids_counts_the_ciphertexts_anew():
@@ -232,7 +267,7 @@ def test_a_run_counts_from_its_first_charge_on():
 
 
 def test_an_aggregator_that_keeps_delta_and_does_not_say_for_what_has_no_lifetime_epsilon():
-    spec = replace(lattice_spec(), method=UldpAvg(5.0, 0.5), aggregator=Half())
+    spec = replace(lattice_spec(), method=UldpAvg(5.0, 0.5), aggregator=Unstated())
     assert compute_lifetime_cost(spec, spec.names[0], DELTA) == {}
     assert compute_lifetime_cost(replace(spec, aggregator=Masked()), spec.names[0], DELTA).keys() >= {
         "released",

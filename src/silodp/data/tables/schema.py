@@ -13,6 +13,7 @@ from reprlib import repr as short
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
@@ -383,6 +384,10 @@ class Schema:
         # Each column of codes is one feature; all others are numbers.
         codes, numbers = Input(CODES, (len(sizes),), sizes), len(self.features) - len(sizes)
         return (Input(NUMERIC, (numbers,)), codes) if numbers else (codes,)
+
+    def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
+        return self.numeric_columns()[column].scale(values)
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
