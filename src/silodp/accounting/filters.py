@@ -71,7 +71,7 @@ class Filter:
             disclosure: the total variation distance of what ciphertexts disclose beside them, summed over the runs.
         """
         certified = self._certified(charges)
-        return certified if self._leaves_room(certified, disclosure) else math.inf
+        return certified if self.leaves_room(certified, disclosure) else math.inf
 
     def admits(self, charges: Mapping[Event, int], limit: float, disclosure: float = 0.0) -> bool:
         """Return whether all these releases together stay within the limit ε.
@@ -81,9 +81,15 @@ class Filter:
             limit: ε, fixed before the first release.
             disclosure: as in `epsilon`.
         """
-        return self._leaves_room(limit, disclosure) and self._certified(charges) <= limit
+        return self.leaves_room(limit, disclosure) and self._certified(charges) <= limit
 
-    def _leaves_room(self, limit: float, disclosure: float) -> bool:
+    def largest_limit(self, disclosure: float) -> float:
+        """Return the largest limit with room for this disclosure; infinity for none of it, negative if it fits none."""
+        odds = _DISCLOSURE_SHARE * self.delta / disclosure - 1 if disclosure else math.inf
+        return math.log(odds) if odds > 0 else -1.0
+
+    def leaves_room(self, limit: float, disclosure: float) -> bool:
+        """Return whether the part of δ that is kept for ciphertexts is enough at a limit: more at a larger one."""
         # A distance of TV adds (1 + e^ε)·TV to δ, whatever is chosen (docs/privacy.md, section 3).
         return (
             disclosure == 0

@@ -241,6 +241,10 @@ def accept(
         f"Read {pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo).",
         f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: {format_command('silo', public, folder)}",
     ]
+    if not policy.certificates:
+        lines.append(
+            "The limits of the policy hold for runs that were fixed before the first model was seen."
+        )
     show(result | {"policy": policy.model_dump(), "exceeded_limits": sorted(short)}, as_json, lines)
 
 

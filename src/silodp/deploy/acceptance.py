@@ -7,11 +7,12 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.filters import DEFAULT_CERTIFICATES
-from silodp.deploy import AUDIT, POLICY
+from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
+from silodp.accounting.views import Adversary
+from silodp.deploy import AUDIT, POLICY, STORE
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
-from silodp.deploy.lifetime import compute_lifetime_cost, count_plan, digest_plan, read_spent
+from silodp.deploy.lifetime import PLAN, compute_lifetime_cost
 from silodp.deploy.limits import read_audit
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import format_digest
@@ -20,6 +21,7 @@ from silodp.errors import SilodpError
 from silodp.methods.base import supports_separate
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.wire.files import PRIVATE_FILE, write_durably
+from silodp.wire.store import DirectoryStore
 
 
 def describe_agreement(consortium: Consortium) -> dict[str, Any]:
@@ -137,27 +139,33 @@ def write_policy(
         # The earlier digests stay: a run that was begun under one of them can go on.
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         changes = {"accepted": digests, "data": data, "index": index}
-        if policy.certificates and not _has_charges(folder):
-            # Nothing was released yet, so the plan may still be another one.
-            changes["planned"] = digest_plan(count_plan(consortium.stated_spec, name))
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
         spec = consortium.stated_spec
         listed = compute_lifetime_cost(spec, name, spec.delta)
         needed = compute_lifetime_cost(spec, name, spec.delta, certificates=DEFAULT_CERTIFICATES)
-        # Where ciphertexts leave a filter no room, the limit that holds for runs fixed beforehand is better than none.
-        has_filter = needed.keys() == listed.keys()
+        # A filter is fixed before the first release. Where ciphertexts leave it no room, the limit that holds for runs
+        # fixed beforehand is better than none.
+        has_filter = needed.keys() == listed.keys() and not _has_charges(folder)
+        disclosure = spec.aggregator.disclosure(spec) if has_filter else {}
+
+        def choose_limit(adversary: Adversary, epsilon: float) -> float:
+            if lifetime_epsilon is None:
+                return _round_up(epsilon)
+            # The larger the limit, the less room for what ciphertexts disclose (docs/privacy.md, section 12).
+            room = Filter(spec.delta).largest_limit(disclosure.get(adversary, 0.0))
+            return min(lifetime_epsilon, max(_round_up(epsilon), round(room - 1e-4, 4)))
+
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
             index=index,
             delta=spec.delta,
             lifetime_epsilon={
-                adversary: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
+                adversary: choose_limit(adversary, e)
                 for adversary, e in (needed if has_filter else listed).items()
             },
             certificates=list(DEFAULT_CERTIFICATES) if has_filter else [],
-            planned=digest_plan(count_plan(spec, name)) if has_filter else "",
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
@@ -175,9 +183,12 @@ def write_policy(
 
 
 def _has_charges(folder: Path) -> bool:
-    """Return whether a silo was charged in any run, by its audit log and its ledgers."""
-    spent = read_spent(folder, read_audit(folder / AUDIT)[0])
-    return spent is not None and spent["runs"] > 0
+    """Return whether a silo was charged in any run, by its audit log or its store."""
+    entries, _ = read_audit(folder / AUDIT)
+    return (
+        any(one["charges"] for one in entries)
+        or DirectoryStore(folder / STORE, private=False).get(PLAN) is not None
+    )
 
 
 def _round_up(epsilon: float) -> float:

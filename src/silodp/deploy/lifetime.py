@@ -32,6 +32,8 @@ from silodp.deploy.policy import Policy
 from silodp.runtime.silo import make_ledger
 from silodp.wire.store import DirectoryStore, MemoryStore
 
+PLAN = "plan"
+"""Key in the silo's store: the digest of the charges of the first run that was charged (`digest_plan`)."""
 _MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
 """Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
 
@@ -84,20 +86,25 @@ class LifetimeLedger:
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if math.isfinite(epsilon) else None
 
-    def compute_limit(self, adversary: Adversary) -> float | None:
-        """Return the smallest limit that the filter would admit all runs under; None where there is none.
+    def compute_limit(
+        self, adversary: Adversary, more: Event | None = None, run: str = "", limit: float = 0.0
+    ) -> float | None:
+        """Return the smallest limit under which all runs are admitted; None where there is none.
 
         Without certificates it is `epsilon`.
+
+        Args:
+            adversary: Against whom.
+            more: An event that is added to the charges.
+            run: The run of that event.
+            limit: The limit that is kept. A larger one leaves less room for what ciphertexts disclose.
         """
         if not self.certificates:
-            return self.epsilon(adversary)
-        counts = self._count(adversary)
-        limit = (
-            math.inf
-            if counts is None
-            else self._filter(adversary).epsilon(counts, self._sum_disclosure(adversary))
-        )
-        return limit if math.isfinite(limit) else None
+            return self.epsilon(adversary, more, run)
+        counts, rule = self._count(adversary, more), self._filter(adversary)
+        needed = math.inf if counts is None else rule.epsilon(counts)
+        has_room = rule.leaves_room(max(needed, limit), self._sum_disclosure(adversary, run))
+        return needed if math.isfinite(needed) and has_room else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
@@ -106,18 +113,19 @@ class LifetimeLedger:
             self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
             if not self.certificates:
                 return self.checked[adversary]
-            counts, limit = self._count(adversary, events[adversary]), self.limits[adversary]
-            rule, disclosure = self._filter(adversary), self._sum_disclosure(adversary, run)
-            if counts is None or rule.admits(counts, limit, disclosure):
-                return None if counts is None else 0.0
-            # Where room for ciphertexts is lacking, no limit would do.
-            return max(rule.epsilon(counts, disclosure), math.nextafter(limit, math.inf))
+            return self.compute_limit(adversary, events[adversary], run, self.limits[adversary])
 
         over = find_exceeded_limit(self.limits, find_spent)
         if over is None:
             return None
         adversary, told = over
-        limit = self.limits[adversary]
+        limit, disclosure = self.limits[adversary], self._sum_disclosure(adversary, run)
+        if self.certificates and not self._filter(adversary).leaves_room(limit, disclosure):
+            largest = max(0.0, self._filter(adversary).largest_limit(disclosure))
+            return (
+                f"more than the δ that is kept for ciphertexts at the limit of {limit:g} against '{adversary}': lower "
+                f"it to {largest:.4g} or less, which is always safe"
+            )
         needs = "a limit of " if self.certificates else ""
         return f"{needs}{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
 
@@ -182,6 +190,18 @@ def _count_promised(ledger: Ledger) -> dict[Adversary, Counter[Event]]:
     return {a: found for a, found in counts.items() if not any(explain_not_private(event) for event in found)}
 
 
+def read_plan(folder: Path, ledgers: Mapping[str, Ledger]) -> str | None:
+    """Return the digest of the plan that the first charge of a silo has fixed.
+
+    Returns:
+        None before the first charge; "" if earlier versions wrote the first one, so that no run is the plan.
+    """
+    stored = DirectoryStore(folder / STORE, private=False).get(PLAN)
+    if stored is not None:
+        return stored.decode()
+    return "" if any(ledger.history for ledger in ledgers.values()) else None
+
+
 def digest_plan(plan: Mapping[Adversary, Mapping[Event, int]]) -> str:
     """Return the SHA-256 (hex) of a plan's charges: other settings of a run may change while these stay the same."""
     charges = {
@@ -199,7 +219,8 @@ def compute_lifetime_cost(
     delta: float,
     earlier: Mapping[str, Ledger] | None = None,
     certificates: tuple[str, ...] = (),
-    planned: str | None = None,
+    is_planned: bool = True,
+    limits: Mapping[Adversary, float] | None = None,
 ) -> dict[Adversary, float]:
     """Return the limit that all runs of a silo need after all T rounds of a new run, without further releases.
 
@@ -211,17 +232,16 @@ def compute_lifetime_cost(
         delta: δ of the limits for all runs.
         earlier: Ledgers of earlier runs by run; None: there are none.
         certificates: Those of the policy's filter; none: ε of runs that were fixed beforehand.
-        planned: The digest of the filter's plan; None: the run is the plan.
+        is_planned: Whether the run is the filter's plan.
+        limits: The limits that are kept, where they are fixed already.
 
     Returns:
         ε by adversary, without adversaries against whom there is no guarantee.
     """
     ledger = _plan_ledger(spec, silo)
-    plan = _count_promised(ledger)
-    if planned is not None and digest_plan(plan) != planned:
-        plan = {}
+    plan = _count_promised(ledger) if is_planned else {}
     lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "plan": ledger}, certificates, plan)
-    found = {adversary: lifetime.compute_limit(adversary) for adversary in ADVERSARIES}
+    found = {a: lifetime.compute_limit(a, limit=(limits or {}).get(a, 0.0)) for a in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
 
@@ -291,8 +311,9 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     """
     entries, _ = read_audit(folder / AUDIT)
     with _open_copies(folder, entries) as earlier:
-        rule = tuple(policy.certificates)
-        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, policy.planned)
+        rule, limits = tuple(policy.certificates), policy.lifetime_epsilon
+        is_planned = read_plan(folder, earlier) in (None, digest_plan(count_plan(spec, silo)))
+        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, is_planned, limits)
     # An adversary that is absent has no guarantee, which is beyond every limit.
     needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}

@@ -27,8 +27,8 @@ from silodp.wire.files import PRIVATE_FILE, write_durably
 _HEADER = (
     "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
     "# lifetime_epsilon bounds what all runs tell together. By certificates it holds even if somebody chooses a later\n"
-    "# run after seeing an earlier one's models; without any, only if the runs were fixed beforehand. Change neither\n"
-    "# certificates nor planned after the first run.\n"
+    "# run after seeing an earlier one's models; without any, only if the runs were fixed beforehand. Fix what you\n"
+    "# owe these persons before the first run; to lower a limit later is always safe.\n"
 )
 ACCEPTED = "accepted.txt"
 """In the server's folder: the digest (hex) of every public folder that its operator has accepted, one a line."""
@@ -51,7 +51,6 @@ class Policy(BaseModel):
         certificates: Those of the filter by which these limits hold even if later runs are chosen after seeing models
             ("plan", "gaussian", "order-A"); an empty list, as in policies of earlier versions: the limits hold for runs
             that were fixed beforehand.
-        planned: The digest of the charges of the run that is the filter's plan (`digest_plan`); "" for none.
         methods: Names of the methods that are allowed; an empty list allows all.
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
         evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums"); an
@@ -84,7 +83,6 @@ class Policy(BaseModel):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
     certificates: list[str] = []
-    planned: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     persons: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = []
     methods: list[str] = []
     aggregators: list[str] = []

@@ -37,7 +37,7 @@ from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.lifetime import LifetimeLedger, count_plan, digest_plan
+from silodp.deploy.lifetime import PLAN, LifetimeLedger, count_plan, digest_plan, read_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
@@ -110,11 +110,12 @@ class SiloService:
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._max_runs = policy.most_runs
         ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
-        rule = tuple(policy.certificates)
-        # The charges of the run that was fixed beforehand, and no others, fit the plan's certificate.
-        plan = count_plan(self._spec, name) if rule else {}
-        if digest_plan(plan) != policy.planned:
+        # The run of the first charge is the filter's plan: its charges, and no others, were fixed before any release.
+        plan = count_plan(self._spec, name)
+        self._plan = digest_plan(plan)
+        if read_plan(folder, ledgers) not in (None, self._plan):
             plan = {}
+        rule = tuple(policy.certificates)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
@@ -232,7 +233,7 @@ class SiloService:
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about a limit for all runs that a charge would exceed; None if it exceeds none.
 
-        At the first charge of the folder the person key is stored (`PERSONS`).
+        At the first charge of the folder the person key (`PERSONS`) and the filter's plan (`PLAN`) are stored.
 
         Raises:
             SilodpError: It would be the first charge of a run, and as many runs as the policy allows were charged
@@ -241,6 +242,8 @@ class SiloService:
         if not self.lifetime.runs[run].history:
             self._check_run_count()
         exceeded = self.lifetime.find_exceeded(events, run)
+        if exceeded is None and not self.lifetime.charged_runs:
+            set_once(self._store, PLAN, self._plan.encode())
         if exceeded is None and self._persons is not None:
             set_once(self._store, PERSONS, self._persons.encode())
         return exceeded

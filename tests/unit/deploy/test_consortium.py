@@ -24,7 +24,15 @@ from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium, check_party_name, take_copy
-from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost, count_plan, digest_plan
+from silodp.deploy.lifetime import (
+    PLAN,
+    LifetimeLedger,
+    compute_lifetime_cost,
+    count_plan,
+    digest_plan,
+    find_shortfall,
+    read_plan,
+)
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import compute_digest, format_digest
 from silodp.deploy.records import load_records, save_records
@@ -34,7 +42,8 @@ from silodp.deploy.silo import check_policy, open_silo
 from silodp.deploy.sockets import SocketOptions
 from silodp.deploy.status import StatusFile, read_status
 from silodp.errors import SilodpError
-from silodp.wire.files import PRIVATE_FILE, append_durably, make_private_folder
+from silodp.wire.files import PRIVATE_FILE, append_durably
+from silodp.wire.store import DirectoryStore
 from support.commands import CONFIG
 from support.consortium import make_parties
 from support.deployed import TABLES
@@ -300,7 +309,11 @@ def test_ciphertexts_of_all_runs_must_fit_their_part_of_delta_at_the_limit() -> 
     charge(ledger, 0, 5.0)
     for limit, fits in ((3.0, True), (6.0, False)):  # (1 + e^6)·1e-9 is more than a hundredth of δ
         lifetime = LifetimeLedger(1e-5, {"server": limit}, {"1": ledger}, ("gaussian",))
-        assert (lifetime.find_exceeded({"server": Gaussian(5.0)}) is None) == fits
+        exceeded = lifetime.find_exceeded({"server": Gaussian(5.0)})
+        assert (exceeded is None) == fits
+        # What `accept` and `check` compare says the same, and what to do.
+        assert (lifetime.compute_limit("server", limit=limit) is not None) == fits
+        assert fits or "lower it to 4.595" in exceeded
 
 
 def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Path) -> None:
@@ -316,7 +329,7 @@ def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Pat
     assert digest_plan(plan) == digest_plan(count_plan(replace(consortium.spec, separate=True), name))
     # In place of the plan, another run needs the limit of the other certificates.
     other = compute_lifetime_cost(
-        consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES, planned="0" * 64
+        consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES, is_planned=False
     )
     assert other["released"] > needed["released"]
 
@@ -347,20 +360,29 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_the_plan_may_change_until_something_was_released(tmp_path: Path) -> None:
-    """The filter is fixed before the first release; an operator may accept a corrected run before that."""
+def test_a_policy_that_is_written_after_charges_claims_no_filter(tmp_path: Path) -> None:
+    """A filter is fixed before the first release: by then models may have been seen."""
     parties = make_parties(tmp_path, CONFIG)
     home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
-    first = Policy.load(home / "policy.toml")
-    assert first.certificates == list(DEFAULT_CERTIFICATES)
-    assert first.planned == digest_plan(count_plan(consortium.spec, "silo-1"))
-    (home / "policy.toml").write_text(first.model_copy(update={"planned": "0" * 64}).to_toml())
-    assert write_policy(home, consortium, "records.npz").planned == first.planned
-    make_private_folder(home / "ledgers")
-    with Ledger(home / "ledgers" / f"{'a' * 32}.jsonl", 1e-5, "pld", run="a" * 32) as ledger:
-        charge(ledger, 0, 5.0)
-    (home / "policy.toml").write_text(first.model_copy(update={"planned": "0" * 64}).to_toml())
-    assert write_policy(home, consortium, "records.npz").planned == "0" * 64
+    path = home / "policy.toml"
+    assert Policy.load(path).certificates == list(DEFAULT_CERTIFICATES)
+    path.unlink()
+    DirectoryStore(home / "store").put(PLAN, b"0" * 64)
+    assert write_policy(home, consortium, "records.npz", allow_seed=True).certificates == []
+
+
+def test_the_first_charge_fixes_the_plan(tmp_path: Path) -> None:
+    parties = make_parties(tmp_path, CONFIG)
+    home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
+    assert find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml")) == {}
+    assert read_plan(home, {}) is None
+    ledger = Ledger(None, 1e-5, "pld", run="1")
+    charge(ledger, 0, 5.0)
+    assert read_plan(home, {"1": ledger}) == "", "an earlier version wrote the first charge"
+    # Another run than the plan needs more than the limit, which is the plan's.
+    DirectoryStore(home / "store").put(PLAN, b"0" * 64)
+    assert read_plan(home, {}) == "0" * 64
+    assert "released" in find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml"))
 
 
 @pytest.mark.parametrize("separate", [True, False])
