@@ -201,7 +201,8 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     def dp_event(self, view: View) -> Event:
         """Return the privacy event of one round against one adversary, all coordinates together.
 
-        Where units have their own budgets, it is what the round costs any of them at most.
+        Where units have their own budgets, it is what the round costs any of them at most. It follows from the view
+        and the settings alone; where `View.round` is not read, the event is taken for that of every round.
 
         Args:
             view: The adversary's view: how many noise shares are in the sum, how many of them the adversary knows, and

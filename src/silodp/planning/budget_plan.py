@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.accountant import Accountant, EventCount, compute_epsilon
+from silodp.accounting.budget_curve import EpsilonCurve, make_geometric_grid
+from silodp.accounting.events import explain_not_private
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import View
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
@@ -108,7 +108,7 @@ def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
 def draw_epsilon_by_sampling(
     path: Path,
     method: Method,
-    event_of: Callable[[Method], Event],
+    charges_of: Callable[[Method], Iterable[EventCount]],
     distribution: BudgetDistribution | None,
     rounds: int,
     delta: float,
@@ -119,7 +119,7 @@ def draw_epsilon_by_sampling(
     Args:
         path: of the picture; it ends in svg, pdf or png.
         method: with the configured noise.
-        event_of: returns the event of one round of a method.
+        charges_of: returns (event, count) of all rounds of a method.
         distribution: of budgets, drawn as levels; None draws none.
         rounds: T.
         delta: δ of the noise.
@@ -142,7 +142,7 @@ def draw_epsilon_by_sampling(
             field="method",
         )
     varied = [with_noise_multiplier(method, noise * factor) for factor in _FACTORS]
-    curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in varied]
+    curves = [_compute_curve(noisy, charges_of, rounds, delta, accountant) for noisy in varied]
     levels = distribution.list_levels() if distribution is not None else []
     # More lines than this cannot be told apart in a picture: the smallest, a middle and the largest stand for all.
     if len(levels) > _MAX_LEVELS:
@@ -188,7 +188,11 @@ def _get_sampling_field(method: Method) -> str:
 
 
 def _compute_curve(
-    method: Method, event_of: Callable[[Method], Event], rounds: int, delta: float, accountant: Accountant
+    method: Method,
+    charges_of: Callable[[Method], Iterable[EventCount]],
+    rounds: int,
+    delta: float,
+    accountant: Accountant,
 ) -> SamplingCurve:
     from silodp.report.plots import SamplingCurve
 
@@ -200,15 +204,15 @@ def _compute_curve(
         # With budgets ε follows from these, and not from the sampling probability that is varied here.
         plain: Any = method.without_budgets()
 
-        def at(q: float) -> Event:
-            event = event_of(replace(plain, **{field: q}))
-            nothing = explain_not_private(event)
-            if nothing is not None:
+        def cost(q: float) -> float:
+            charges = list(charges_of(replace(plain, **{field: q})))
+            for nothing in filter(None, (explain_not_private(event) for event, _ in charges)):
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",
                     code="accounting.no_guarantee",
                 )
-            return event
+            return compute_epsilon(charges, delta, accountant)
 
-        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _MIN_SAMPLING)
+        grid = make_geometric_grid(_POINTS, _MIN_SAMPLING)
+        curve = EpsilonCurve.from_costs(grid, np.array([cost(q) for q in grid]))
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

@@ -134,9 +134,10 @@ def answer_question(
     chosen_aggregator.check(spec)
     spec = cast(_Question, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
-    # Whether the tightest accountant knows the noise is only seen in the event, which the aggregator may have changed.
-    chosen = wanted or choose_accountant([spec.round_events()[asked]])
-    charges = replace(plan_charges(spec, chosen), is_beyond_plan=knows_sample)
+    charges = plan_charges(spec, spec.accountant)
+    # Whether the tightest accountant knows the noise is only seen in the events, which the aggregator may have changed.
+    chosen = wanted or choose_accountant(charges.charged[asked])
+    charges = replace(charges, accountant=chosen, is_beyond_plan=knows_sample)
     found = derive_guarantees(spec, charges)[asked]
     return {
         "method": made.name,
