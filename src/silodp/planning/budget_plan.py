@@ -126,7 +126,8 @@ def draw_epsilon_by_sampling(
         accountant: that of the plan, so that picture and text agree.
 
     Raises:
-        SilodpError: the method samples nothing, gives no guarantee, or the name of the file has another ending.
+        SilodpError: the method samples nothing, gives no guarantee or has no field `noise_multiplier`, or the name of
+            the file has another ending.
 
     Source: rPDP-FL, Figure 6.
     """
@@ -135,6 +136,13 @@ def draw_epsilon_by_sampling(
 
     check_picture_path(path)
     noise = get_noise_multiplier(method)
+    if noise is None:
+        raise SilodpError(
+            f"method {method.name} has no field noise_multiplier, and ε is drawn for several values of it: call the "
+            "field of its noise so, or leave the picture out.",
+            code="argument.value",
+            field="method",
+        )
     if noise == 0:  # and so is every multiple of it
         raise SilodpError(
             f"method {method.name} has no noise, so there is no ε to draw: choose another, or set its noise.",
@@ -167,8 +175,8 @@ def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     return changed
 
 
-def get_noise_multiplier(method: Method) -> float:
-    """Return σ, of the noisiest client where clients differ; 0 where there is no noise."""
+def get_noise_multiplier(method: Method) -> float | None:
+    """Return σ, of the noisiest client where clients differ; 0 without noise, None where the noise has another name."""
     present = method.noise_setting
     return max(present) if isinstance(present, tuple) else present
 

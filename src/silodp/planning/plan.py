@@ -219,6 +219,11 @@ def _solve(
     ends = {"noise_multiplier": MIN_NOISE, "rounds": most}  # of the searches
     unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
     reasons = {name: str(error) for name, error in refused.items()}
+    if "noise_multiplier" not in fields:
+        found = {"noise_multiplier": None, **found}
+        reasons["noise_multiplier"] = (
+            f"{method.name} has no field of this name, so its noise is not solved for"
+        )
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
@@ -297,9 +302,10 @@ def _count_first_rounds(
 
 def format_plan(result: Mapping[str, Any]) -> list[str]:
     """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
-    head = f"{result['method']}, {pluralize(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
+    head = f"{result['method']}, {pluralize(result['rounds'], 'round')}"
+    noise = "" if result["noise_multiplier"] is None else f", σ = {result['noise_multiplier']:g}"
     whom = describe_unit(result["unit"])
-    lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
+    lines = [f"{head}{noise}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
         epsilon = f"ε = {format_epsilon(found['epsilon'])}"
         lines.append(f"  {adversary:9} {epsilon if found['private'] else 'no guarantee: ' + found['reason']}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from silodp.methods import FederationSize, UldpAvg, UserBudgets
 from silodp.planning import plan
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 from support.specs import make_spec
 
@@ -179,3 +181,59 @@ def test_budgets_of_persons_are_refused_where_rounds_cost_different_amounts() ->
 )
 def test_reading_the_round_of_a_view_is_seen(read: Callable[[View], object], expected: bool) -> None:
     assert reads_round(read, View("silo", 3)) is expected
+
+
+# --- a method whose noise has a name of its own ---
+
+SIGMA = """
+from dataclasses import dataclass, field
+from silodp import LocalTraining
+from silodp.accounting.events import Gaussian
+from silodp.methods import Method
+from silodp.settings import NoiseMultiplier
+
+
+@dataclass(frozen=True, repr=False)
+class Sigma(Method):
+    sigma: NoiseMultiplier = 5.0
+    user_sampling: float = 1.0
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
+    name: str = field(default="sigma", init=False)
+    unit: str = field(default="user", init=False)
+
+    def local_update(self, context):
+        raise NotImplementedError
+
+    def bounds(self, population):
+        return None
+
+    def dp_event(self, view):
+        return Gaussian(self.sigma)
+"""
+CONFIG = """
+rounds = 4
+seed = 1
+[data]
+source = "embedded"
+users = 20
+silos = 2
+[method]
+name = "{}:Sigma"
+"""
+
+
+def test_noise_of_another_name_is_left_out_and_said_so(tmp_path: Path, silodp: Silodp) -> None:
+    file, config = tmp_path / "sigma.py", tmp_path / "config.toml"
+    file.write_text(SIGMA)
+    config.write_text(CONFIG.format(file))
+    planned = silodp("plan", config, "--target-epsilon", 5)
+    assert planned.status == 0, planned
+    assert "σ =" not in planned.out
+    assert "  noise_multiplier: sigma has no field of this name" in planned.out
+    found = silodp("plan", config, "--target-epsilon", 5, "--json").json
+    assert found["noise_multiplier"] is None
+    assert found["target"]["noise_multiplier"] is None
+    asked = silodp("epsilon", "--method", f"{file}:Sigma", "--rounds", 4, "--silos", 2, "--json")
+    assert asked.json["noise_multiplier"] is None
+    assert asked.json["epsilon"] == found["adversaries"]["released"]["epsilon"]
+    assert_sentence(silodp("plan", config, "--plot", tmp_path / "q.svg"), code="argument.value")
