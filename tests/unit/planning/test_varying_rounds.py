@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.accountant import Accountant, Composition, compute_epsilon
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, Skellam
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import View, reads_round
 from silodp.aggregators import RunSpec
 from silodp.methods import FederationSize, UldpAvg, UserBudgets
 from silodp.planning import plan
+from silodp.planning.epsilon import answer_question
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from support.commands import Silodp, assert_sentence
@@ -183,7 +184,7 @@ def test_reading_the_round_of_a_view_is_seen(read: Callable[[View], object], exp
     assert reads_round(read, View("silo", 3)) is expected
 
 
-# --- a method whose noise has a name of its own ---
+# --- a method whose noise has a name of its own, and an accountant in a file ---
 
 SIGMA = """
 from dataclasses import dataclass, field
@@ -220,6 +221,17 @@ silos = 2
 [method]
 name = "{}:Sigma"
 """
+ACCOUNTANT = """
+from pathlib import Path
+from silodp.accounting.rdp import RdpAccountant
+
+Path(__file__).with_suffix(".ran").touch()
+
+
+class FewOrders(RdpAccountant):
+    def __init__(self):
+        super().__init__("few-orders", (2.0, 4.0, 8.0, 16.0))
+"""
 
 
 def test_noise_of_another_name_is_left_out_and_said_so(tmp_path: Path, silodp: Silodp) -> None:
@@ -237,3 +249,49 @@ def test_noise_of_another_name_is_left_out_and_said_so(tmp_path: Path, silodp: S
     assert asked.json["noise_multiplier"] is None
     assert asked.json["epsilon"] == found["adversaries"]["released"]["epsilon"]
     assert_sentence(silodp("plan", config, "--plot", tmp_path / "q.svg"), code="argument.value")
+
+
+ASKED = ("epsilon", "--method", "uldp-avg", "--noise-multiplier", 5, "--rounds", 4)
+
+
+def test_epsilon_takes_an_accountant_from_a_file(tmp_path: Path, silodp: Silodp) -> None:
+    file = tmp_path / "few.py"
+    file.write_text(ACCOUNTANT)
+    found = silodp(*ASKED, "--accountant", f"{file}:FewOrders", "--json").json
+    assert found["accountant"] == "few-orders"
+    assert found["epsilon"] > silodp(*ASKED, "--accountant", "rdp", "--json").json["epsilon"]
+    assert_sentence(silodp(*ASKED, "--accountant", f"{file}:Path"), code="config.value")
+    assert_sentence(silodp(*ASKED, "--accountant", f"{file}:Missing"), code="config.not_importable")
+    assert_sentence(silodp(*ASKED, "--accountant", "rdpp"), code="argument.value")
+
+
+def test_epsilon_takes_an_accountant_by_an_entry_point(
+    tmp_path: Path, silodp: Silodp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "few_entry.py").write_text(ACCOUNTANT)
+    distribution = tmp_path / "few-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: few\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text("[silodp.accountants]\nfew = few_entry:FewOrders\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert silodp(*ASKED, "--json").json["accountant"] == "pld"
+    assert not (tmp_path / "few_entry.ran").exists()  # code that nobody named is not run
+    assert silodp(*ASKED, "--accountant", "few", "--json").json["accountant"] == "few-orders"
+
+
+def test_an_accountant_object_answers_as_before() -> None:
+    class Zero(Composition):
+        def epsilon(self, delta: float) -> float:
+            return 7.0
+
+    class Seven(Accountant):
+        name = "seven"
+
+        def supports(self, event: Event) -> bool:
+            return True
+
+        def compose(self, charges: Iterable[tuple[Event, int]]) -> Composition:
+            return Zero()
+
+    found = answer_question("uldp-avg", {"noise_multiplier": 5.0}, rounds=4, accountant=Seven())
+    assert (found["accountant"], found["epsilon"]) == ("seven", 7.0)
