@@ -20,6 +20,7 @@ from silodp.planning import plan
 from silodp.planning.epsilon import answer_question
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from support.commands import CONFIG as SMALL
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 from support.specs import make_spec
@@ -295,3 +296,12 @@ def test_an_accountant_object_answers_as_before() -> None:
 
     found = answer_question("uldp-avg", {"noise_multiplier": 5.0}, rounds=4, accountant=Seven())
     assert (found["accountant"], found["epsilon"]) == ("seven", 7.0)
+
+
+def test_a_refusal_of_an_accountant_speaks_of_that_accountant(tmp_path: Path, silodp: Silodp) -> None:
+    file, config = tmp_path / "none.py", tmp_path / "config.toml"
+    file.write_text(ACCOUNTANT + "\n    def supports(self, event):\n        return False\n")
+    config.write_text(f'accountant = "{file}:FewOrders"\n{SMALL}')
+    refusal = silodp("run", config, "--out", tmp_path / "run")
+    assert_sentence(refusal, "choose 'pld'", code="accounting.unsupported")
+    assert "integer noise" not in refusal.err  # that is what 'pld' has no rule for
