@@ -115,7 +115,7 @@ def find_sigma(rounds: int, target: float, delta: float) -> float:
     from silodp.accounting.views import View
 
     view = View("released", 1)
-    return calibrate_noise_multiplier(lambda sigma: UldpSgd(sigma).dp_event(view), rounds, target, delta)
+    return calibrate_noise_multiplier(lambda sigma: [(UldpSgd(sigma).dp_event(view), rounds)], target, delta)
 
 
 def average(

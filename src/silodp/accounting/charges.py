@@ -85,11 +85,12 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
     """Return the events of rounds (or evaluations) with their counts.
 
     Where units with budgets retire, rounds cost less from some round on and never more again; so in a plan equal rounds
-    are neighbors, and each change is found by bisection. What a ledger charged is counted one by one.
+    are neighbors, and each change is found by bisection. What a ledger charged is counted one by one, and so are rounds
+    of a plan that may cost different amounts in any order (`RunSpec.number_rounds`).
 
     Args:
         event_in: returns the event of a round.
-        numbers: of the rounds; a range stands for those of a plan.
+        numbers: of the rounds; a range stands for rounds of a plan, equal ones neighbors.
     """
     # What was charged may differ from round to round in any order, so that only counting finds it.
     if not isinstance(numbers, range):

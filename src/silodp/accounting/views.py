@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Adversary = Literal["released", "server", "silo"]
 ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
@@ -52,3 +53,28 @@ class View:
         """Noise shares in the sum that the adversary does not know; below 1 if colluding silos know all of them."""
         # Colluding silos subtract the shares that they drew themselves; server and released models know none.
         return self.shares_in_sum - (self.colluding if self.adversary == "silo" else 0)
+
+
+class _WatchedView(View):
+    """A view that notes whether its round was read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        # `vars(view)` holds the round, too; `repr`, `==` and `hash` of a view read its fields one by one.
+        if name in ("round", "__dict__"):
+            object.__setattr__(self, "was_round_read", True)
+        return super().__getattribute__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Of a copy nobody would see what is read.
+        object.__setattr__(self, "was_round_read", True)
+        return super().__reduce_ex__(protocol)
+
+
+def reads_round(compute_event: Callable[[View], object], view: View) -> bool:
+    """Return whether an event of a view was computed from its round; if not, it is the same in every round."""
+    if type(view) is not View:  # a class of a plug-in aggregator may hold the round elsewhere
+        return True
+    watched = _WatchedView(**vars(view))
+    object.__setattr__(watched, "was_round_read", False)
+    compute_event(watched)
+    return bool(getattr(watched, "was_round_read", True))

@@ -71,7 +71,9 @@ def _calibrate(with_noise: Callable[[float], RunSpec], epsilon: float, delta: fl
         return with_noise(noise_multiplier).round_events()["released"]
 
     # For whoever gets the results; every adversary is then charged by its own view.
-    found = calibrate_noise_multiplier(event, 1, epsilon, delta, choose_accountant([event(1.0)]))
+    found = calibrate_noise_multiplier(
+        lambda noise: [(event(noise), 1)], epsilon, delta, choose_accountant([event(1.0)])
+    )
     # Less one part in 10⁹, so that a number that has three figures already is not rounded up to the next one. The tail
     # that floating point leaves is cut, since σ is in what silos sign.
     step = 10.0 ** (math.floor(math.log10(found)) - 2)

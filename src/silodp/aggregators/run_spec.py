@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.events import Event, find_costliest_event, remove_amplification, select_kind
-from silodp.accounting.views import Adversary, View
+from silodp.accounting.views import Adversary, View, reads_round
 from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
+from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.roles import FederationSize
 
@@ -226,6 +227,19 @@ class RunSpec:
         """
         return {name: self.event(view) for name, view in self.views(survivors, round_).items()}
 
+    @cached_property
+    def varies_by_round(self) -> bool:
+        """Whether rounds may cost different amounts in any order, as with a plug-in that reads `View.round`."""
+        # silodp's own methods read it to know who has retired: there, rounds of equal cost are neighbors.
+        if all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator)):
+            return False
+        answers = range(self.min_silos, len(self.names) + 1)
+        return any(reads_round(self.event, view) for n in answers for view in self.views(n).values())
+
+    def number_rounds(self, rounds: int) -> Sequence[int]:
+        """Return the numbers of the first rounds, as `count_events` takes them: a range where that is enough."""
+        return tuple(range(rounds)) if self.varies_by_round else range(rounds)
+
     def release_events(
         self, survivors: int | None = None, round_: int = 0, release: int = 0
     ) -> dict[Adversary, Event]:
@@ -312,21 +326,32 @@ class RunSpec:
         return self.evaluation.count(most)
 
     def list_events(self) -> tuple[Event, ...]:
-        """Return what a round, and an evaluation if there is one, cost against all adversaries."""
+        """Return what rounds, and evaluations if there are any, cost against all adversaries, each event once."""
         derived = self.charged_evaluation
-        more = () if derived is None else derived.round_events().values()
-        return (*self.round_events().values(), *more)
+        found = [*self.round_events().values()]
+        found += [] if derived is None else derived.round_events().values()
+        if self.varies_by_round:
+            found += [event for n in range(1, self.rounds) for event in self.round_events(None, n).values()]
+        return tuple(dict.fromkeys(found))
 
     def calibrate(self) -> RunSpec:
         """Return the same run, its method knowing what the units' own budgets allow; every party finds the same.
 
         Raises:
-            SilodpError: budgets cannot be met against the adversary they are for.
+            SilodpError: budgets cannot be met against the adversary they are for, or rounds cost different amounts.
         """
         if self.method.budgets.max_rounds is None:
             return self
         costs: dict[Adversary, list[tuple[View, Event]]] = {}
         for survivors in range(self.min_silos, len(self.names) + 1):
             for name, view in self.aggregator.views(self.method, len(self.names), survivors).items():
+                # What a budget allows is found for T rounds of one cost.
+                if reads_round(partial(self.aggregator.event, self), view):
+                    raise SilodpError(
+                        f"{self.method.name} charges rounds differently (its event depends on View.round), and budgets "
+                        "of persons are kept only where all rounds cost the same: leave out method.personal.",
+                        code="argument.conflict",
+                        field="method.personal",
+                    )
                 costs.setdefault(name, []).append((view, self.aggregator.event(self, view)))
         return replace(self, method=self.method.calibrate(costs, self.population, self.noise_delta))

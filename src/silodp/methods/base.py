@@ -201,7 +201,8 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     def dp_event(self, view: View) -> Event:
         """Return the privacy event of one round against one adversary, all coordinates together.
 
-        Where units have their own budgets, it is what the round costs any of them at most.
+        Where units have their own budgets, it is what the round costs any of them at most. It follows from the view
+        and the settings alone; where `View.round` is not read, the event is taken for that of every round.
 
         Args:
             view: The adversary's view: how many noise shares are in the sum, how many of them the adversary knows, and
@@ -219,9 +220,13 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     # --- What a run must fulfil, and what its guarantee says ---
 
     @property
-    def noise_setting(self) -> float | tuple[float, ...]:
-        """The value of the field `noise_multiplier`, one for each client where they differ; 0 without such a field."""
-        setting: float | tuple[float, ...] = vars(self).get("noise_multiplier", 0.0)
+    def noise_setting(self) -> float | tuple[float, ...] | None:
+        """The value of the field `noise_multiplier`, one for each client where they differ.
+
+        Without such a field it is 0 where nobody is protected, and else None: the noise has another name, or none.
+        """
+        without = 0.0 if self.unit is None else None
+        setting: float | tuple[float, ...] | None = vars(self).get("noise_multiplier", without)
         return setting
 
     @property

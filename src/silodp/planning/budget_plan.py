@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.accountant import Accountant, EventCount, compute_epsilon
+from silodp.accounting.budget_curve import EpsilonCurve, make_geometric_grid
+from silodp.accounting.events import explain_not_private
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import View
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
@@ -108,7 +108,7 @@ def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
 def draw_epsilon_by_sampling(
     path: Path,
     method: Method,
-    event_of: Callable[[Method], Event],
+    charges_of: Callable[[Method], Iterable[EventCount]],
     distribution: BudgetDistribution | None,
     rounds: int,
     delta: float,
@@ -119,14 +119,15 @@ def draw_epsilon_by_sampling(
     Args:
         path: of the picture; it ends in svg, pdf or png.
         method: with the configured noise.
-        event_of: returns the event of one round of a method.
+        charges_of: returns (event, count) of all rounds of a method.
         distribution: of budgets, drawn as levels; None draws none.
         rounds: T.
         delta: δ of the noise.
         accountant: that of the plan, so that picture and text agree.
 
     Raises:
-        SilodpError: the method samples nothing, gives no guarantee, or the name of the file has another ending.
+        SilodpError: the method samples nothing, gives no guarantee or has no field `noise_multiplier`, or the name of
+            the file has another ending.
 
     Source: rPDP-FL, Figure 6.
     """
@@ -135,6 +136,13 @@ def draw_epsilon_by_sampling(
 
     check_picture_path(path)
     noise = get_noise_multiplier(method)
+    if noise is None:
+        raise SilodpError(
+            f"method {method.name} has no field noise_multiplier, and ε is drawn for several values of it: call the "
+            "field of its noise so, or leave the picture out.",
+            code="argument.value",
+            field="method",
+        )
     if noise == 0:  # and so is every multiple of it
         raise SilodpError(
             f"method {method.name} has no noise, so there is no ε to draw: choose another, or set its noise.",
@@ -142,7 +150,7 @@ def draw_epsilon_by_sampling(
             field="method",
         )
     varied = [with_noise_multiplier(method, noise * factor) for factor in _FACTORS]
-    curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in varied]
+    curves = [_compute_curve(noisy, charges_of, rounds, delta, accountant) for noisy in varied]
     levels = distribution.list_levels() if distribution is not None else []
     # More lines than this cannot be told apart in a picture: the smallest, a middle and the largest stand for all.
     if len(levels) > _MAX_LEVELS:
@@ -167,8 +175,8 @@ def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     return changed
 
 
-def get_noise_multiplier(method: Method) -> float:
-    """Return σ, of the noisiest client where clients differ; 0 where there is no noise."""
+def get_noise_multiplier(method: Method) -> float | None:
+    """Return σ, of the noisiest client where clients differ; 0 without noise, None where the noise has another name."""
     present = method.noise_setting
     return max(present) if isinstance(present, tuple) else present
 
@@ -188,7 +196,11 @@ def _get_sampling_field(method: Method) -> str:
 
 
 def _compute_curve(
-    method: Method, event_of: Callable[[Method], Event], rounds: int, delta: float, accountant: Accountant
+    method: Method,
+    charges_of: Callable[[Method], Iterable[EventCount]],
+    rounds: int,
+    delta: float,
+    accountant: Accountant,
 ) -> SamplingCurve:
     from silodp.report.plots import SamplingCurve
 
@@ -200,15 +212,15 @@ def _compute_curve(
         # With budgets ε follows from these, and not from the sampling probability that is varied here.
         plain: Any = method.without_budgets()
 
-        def at(q: float) -> Event:
-            event = event_of(replace(plain, **{field: q}))
-            nothing = explain_not_private(event)
-            if nothing is not None:
+        def cost(q: float) -> float:
+            charges = list(charges_of(replace(plain, **{field: q})))
+            for nothing in filter(None, (explain_not_private(event) for event, _ in charges)):
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",
                     code="accounting.no_guarantee",
                 )
-            return event
+            return compute_epsilon(charges, delta, accountant)
 
-        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _MIN_SAMPLING)
+        grid = make_geometric_grid(_POINTS, _MIN_SAMPLING)
+        curve = EpsilonCurve.from_costs(grid, np.array([cost(q) for q in grid]))
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

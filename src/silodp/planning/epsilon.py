@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant, choose_accountant, find_accountant
 from silodp.accounting.events import Event, Group, list_nested, reveal_samples
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
+from silodp.config.plugins import find_plugin, find_reference
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
@@ -86,7 +87,7 @@ def answer_question(
             `record_sampling` is the sampling probability of one record.
         rounds: T.
         delta: δ.
-        accountant: name or object; None takes the tightest that knows the noise.
+        accountant: name, reference or object; None takes the tightest that knows the noise.
         adversary: "released", "server" or "silo".
         silos: S; needed where ε depends on it.
         aggregator: name or reference.
@@ -114,7 +115,7 @@ def answer_question(
     made, sampling = _build_method(method, fields, rounds, delta)
     chosen_aggregator = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
-    wanted = None if accountant is None else find_accountant(accountant)
+    wanted = None if accountant is None else _find_accountant(accountant)
     # Where the number of silos does not matter, any stands for all: `_check_question` asks for it where it does.
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     asked = cast(Adversary, adversary)  # checked above
@@ -134,9 +135,11 @@ def answer_question(
     chosen_aggregator.check(spec)
     spec = cast(_Question, spec.calibrate())
     check_attempts(chosen_aggregator, rounds)
-    # Whether the tightest accountant knows the noise is only seen in the event, which the aggregator may have changed.
-    chosen = wanted or choose_accountant([spec.round_events()[asked]])
-    found = derive_guarantees(spec, plan_charges(spec, chosen))[asked]
+    charges = plan_charges(spec, spec.accountant)
+    # Whether the tightest accountant knows the noise is only seen in the events, which the aggregator may have changed.
+    chosen = wanted or choose_accountant(charges.charged[asked])
+    charges = replace(charges, accountant=chosen)
+    found = derive_guarantees(spec, charges)[asked]
     return {
         "method": made.name,
         "unit": made.unit,
@@ -195,6 +198,13 @@ def format_linkage(result: Mapping[str, Any]) -> list[str]:
         + (" (an estimate, not a guarantee)" if row["estimate"] else "")
         for row in result["linkage"]
     ]
+
+
+def _find_accountant(given: Accountant | str) -> Accountant:
+    """Return the given object, or the accountant of a name, an entry point or a reference "file.py:Name"."""
+    if isinstance(given, str) and find_reference(given, ACCOUNTANTS) is not None:
+        given = find_plugin(given, ACCOUNTANTS, Accountant, "accountant")()
+    return find_accountant(given)
 
 
 def _build_method(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
-from silodp.accounting.charges import compute_cost
-from silodp.accounting.events import Event, NonPrivate
+from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
+from silodp.accounting.charges import compute_cost, count_events
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
@@ -35,6 +34,8 @@ from silodp.text import pluralize
 
 MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
+MAX_VARYING_ROUNDS = 10**4
+"""The same where rounds may cost different amounts in any order: then every round is asked for its event."""
 MIN_NOISE = 0.01
 """The lower end of a search for a noise multiplier (see `calibration.calibrate_noise_multiplier`)."""
 
@@ -131,14 +132,16 @@ def plan_run(
         spec.method, distribution, view, rounds, delta, accountant, spec.population.users
     )
 
-    def event_of(method: Method) -> Event:
-        return replace(spec, method=method).round_events()[adversary]
+    training = replace(spec, evaluation=None)
+
+    def charges_of(method: Method) -> Iterable[EventCount]:
+        return plan_charges(replace(training, method=method), accountant).charged[adversary].items()
 
     if picture is not None:
-        draw_epsilon_by_sampling(picture, spec.method, event_of, distribution, rounds, delta, accountant)
+        draw_epsilon_by_sampling(picture, spec.method, charges_of, distribution, rounds, delta, accountant)
     if target is not None:
         result["target"] = {"epsilon": target, "adversary": adversary} | _solve(
-            spec.method, event_of, rounds, target, delta, accountant
+            training, adversary, charges_of, target, accountant
         )
     return result
 
@@ -159,11 +162,10 @@ def check_target(spec: RunSpec, target: float) -> None:
 
 
 def _solve(
-    method: Method,
-    event_of: Callable[[Method], Event],
-    rounds: int,
+    spec: RunSpec,
+    adversary: Adversary,
+    charges_of: Callable[[Method], Iterable[EventCount]],
     target: float,
-    delta: float,
     accountant: Accountant,
 ) -> dict[str, Any]:
     """Return σ, T and sampling probability that each meet a target; "reasons" for those that cannot.
@@ -171,29 +173,37 @@ def _solve(
     Where every record has a different q, σ and T are for a record with q = 1. "unlimited" names those whose search
     ended at its limit: the target does not restrict them.
     """
+    method, rounds, most = spec.method, spec.rounds, _limit_search(spec)
+    by_budget = method.samples_by_budget
 
     # Each setting is solved with the others as configured, so the results are alternatives, not one set of settings.
-    def with_field(name: str) -> Callable[[float], Event]:
-        def make_event(value: float) -> Event:
+    def with_field(name: str) -> Callable[[float], Iterable[EventCount]]:
+        def make_charges(value: float) -> Iterable[EventCount]:
             if name == "noise_multiplier":
                 changed = with_noise_multiplier(method, value)
-            elif name == "record_sampling" and method.samples_by_budget:
-                return method.budgets.event_at_sampling(value)
+            elif name == "record_sampling" and by_budget:
+                return [(method.budgets.event_at_sampling(value), rounds)]
             else:
                 changed = replace(cast(Any, method), **{name: value})
-            return changed.budgets.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
+            if changed.samples_by_budget:
+                return [(changed.budgets.event_at_sampling(1.0), rounds)]
+            return charges_of(changed)
 
-        return make_event
+        return make_charges
 
-    limits = (rounds, target, delta, accountant)
+    always = method.budgets.event_at_sampling(1.0) if by_budget else None
+    count_first = _count_first_rounds(spec, adversary)
+
+    def in_first(rounds: int) -> Iterable[EventCount]:
+        return count_first(rounds) if always is None else [(always, rounds)]
+
+    limits = (target, spec.noise_delta, accountant)
     solvers: dict[str, Callable[[], float]] = {}
-    by_budget = method.samples_by_budget
     fields = [*get_fields(type(method)), *(["record_sampling"] if by_budget else [])]
     if "noise_multiplier" in fields:
         find_noise = calibration.calibrate_noise_multiplier
         solvers["noise_multiplier"] = partial(find_noise, with_field("noise_multiplier"), *limits)
-    event = method.budgets.event_at_sampling(1.0) if by_budget else event_of(method)
-    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MAX_ROUNDS)
+    solvers["rounds"] = partial(calibration.calibrate_rounds, in_first, *limits, most)
     for name in (field for field in fields if field.endswith("_sampling")):
         solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
     found: dict[str, float | None] = {}
@@ -206,13 +216,19 @@ def _solve(
     # One that works is enough for a plan; the others are listed with their reasons.
     if len(refused) == len(solvers):
         raise next(iter(refused.values()))
-    ends = {"noise_multiplier": MIN_NOISE, "rounds": MAX_ROUNDS}  # of the searches
+    ends = {"noise_multiplier": MIN_NOISE, "rounds": most}  # of the searches
     unlimited = [name for name, value in found.items() if value is not None and value == ends.get(name)]
+    reasons = {name: str(error) for name, error in refused.items()}
+    if "noise_multiplier" not in fields:
+        found = {"noise_multiplier": None, **found}
+        reasons["noise_multiplier"] = (
+            f"{method.name} has no field of this name, so its noise is not solved for"
+        )
     return {
         **found,
         "of": "a record of q = 1" if by_budget else None,
         "unlimited": unlimited,
-        "reasons": {name: str(error) for name, error in refused.items()},
+        "reasons": reasons,
     }
 
 
@@ -224,12 +240,13 @@ def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dic
     derived = spec.charged_evaluation
     if derived is None:
         return {**found, "epsilon": dict.fromkeys(ADVERSARIES, 0.0), "cells": None, "noise_std": None}
-    cost = derived.round_events()
+    # Without rounds there are no evaluations, and an event that is charged no times says whether ε is one at all.
+    charged = plan_charges(spec, accountant).evaluations or {
+        adversary: {event: 0} for adversary, event in derived.round_events().items()
+    }
     return {
         **found,
-        "epsilon": {
-            a: compute_cost([(cost[a], spec.evaluations)], delta, accountant).epsilon for a in ADVERSARIES
-        },
+        "epsilon": {a: compute_cost(charged[a].items(), delta, accountant).epsilon for a in ADVERSARIES},
         "cells": derived.sum_size,
         "noise_std": cast(EvaluationSums, derived.method).count_std(derived.population),
     }
@@ -238,43 +255,57 @@ def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dic
 def _describe_limit(
     spec: RunSpec, limit: float, adversary: Adversary, accountant: Accountant, survivors: int | None = None
 ) -> dict[str, Any]:
-    """Return a limit on ε, and how many rounds it is enough for if so many silos answer (None: all)."""
-    delta, rounds = spec.noise_delta, spec.rounds
+    """Return a limit on ε, and how many rounds it is enough for if so many silos answer (None: all).
 
-    def fits(count: int) -> bool:
-        charges = plan_charges(replace(spec, rounds=count), accountant, survivors)
-        epsilon = charges.compute_cost(adversary).epsilon
-        return epsilon is not None and epsilon <= limit
-
-    event, most = spec.round_events(survivors)[adversary], 0
+    "unlimited" is there, and True, where the search for rounds ended at its limit.
+    """
+    fitting, most = 0, _limit_search(spec)
     # Without a guarantee no number of rounds fits, not even 1.
-    if not isinstance(event, NonPrivate):
-        most = (
-            calibration.calibrate_rounds(event, limit, delta, accountant)
-            if spec.charged_evaluation is None
-            else _count_affordable_rounds(fits)
+    if explain_not_private(spec.round_events(survivors)[adversary]) is None:
+        fitting = calibration.calibrate_rounds(
+            _count_first_rounds(spec, adversary, survivors), limit, spec.noise_delta, accountant, most
         )
-        # Events of different rounds may differ: where records retire, all rounds cost less than the first one times T.
-        most = max(most, rounds if fits(rounds) else 0)
-    return {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
+    return {
+        "epsilon": limit,
+        "adversary": adversary,
+        "rounds": fitting,
+        "fits": fitting >= spec.rounds,
+        **({"unlimited": True} if fitting == most else {}),
+    }
 
 
-def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
-    """Return the most rounds that fit with their evaluations."""
+def _limit_search(spec: RunSpec) -> int:
+    """Return the most rounds that a search for rounds tries."""
+    return max(spec.rounds, MAX_VARYING_ROUNDS if spec.varies_by_round else MAX_ROUNDS)
 
-    # Doubling, then bisection: more rounds never cost less, and each question composes a whole run.
-    beyond = 1
-    while beyond <= MAX_ROUNDS and fits(beyond):
-        beyond *= 2
-    unknown = range(beyond // 2 + 1, min(beyond, MAX_ROUNDS + 1))
-    return beyond // 2 + bisect_left(unknown, True, key=lambda count: not fits(count))
+
+def _count_first_rounds(
+    spec: RunSpec, adversary: Adversary, survivors: int | None = None
+) -> Callable[[int], list[EventCount]]:
+    """Return a function of T: how often the first T rounds, with their evaluations, charge each event."""
+
+    # A search asks for the same rounds again and again.
+    @cache
+    def event_in(round_: int) -> Event:
+        return spec.round_events(survivors, round_)[adversary]
+
+    def count(rounds: int) -> list[EventCount]:
+        charges = count_events(event_in, spec.number_rounds(rounds))
+        if spec.charged_evaluation is not None:
+            # How many there are, and their noise, may depend on the number of rounds.
+            evaluations = plan_charges(replace(spec, rounds=rounds), spec.accountant, survivors).evaluations
+            charges += evaluations[adversary].items()
+        return charges
+
+    return count
 
 
 def format_plan(result: Mapping[str, Any]) -> list[str]:
     """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
-    head = f"{result['method']}, {pluralize(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
+    head = f"{result['method']}, {pluralize(result['rounds'], 'round')}"
+    noise = "" if result["noise_multiplier"] is None else f", σ = {result['noise_multiplier']:g}"
     whom = describe_unit(result["unit"])
-    lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
+    lines = [f"{head}{noise}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
         epsilon = f"ε = {format_epsilon(found['epsilon'])}"
         lines.append(f"  {adversary:9} {epsilon if found['private'] else 'no guarantee: ' + found['reason']}")
@@ -290,7 +321,7 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     limits += [("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
     for name, limit in limits:
         enough = f"enough for {pluralize(limit['rounds'], 'round')}"
-        more = " or more" if limit["rounds"] == MAX_ROUNDS else ""
+        more = " or more" if limit.get("unlimited") else ""
         lines.append(f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}{more}")
     lines += format_budget_plan(result["budgets"]) if result["budgets"] is not None else []
     if (target := result["target"]) is not None:

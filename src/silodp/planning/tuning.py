@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import choose_accountant
+from silodp.accounting.accountant import EventCount, choose_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
-from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.events import explain_not_private
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.plain import make_noisy_share
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
@@ -288,15 +288,17 @@ class _Tuner:
     def _compute_sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return σ with which T rounds meet the target and the limits of the silos."""
 
-        def make_event(adversary: Adversary, sigma: float) -> Event:
+        def make_charges(adversary: Adversary, sigma: float) -> list[EventCount]:
             spec = self._spec_of(UldpSgd(sigma, weighting=weighting), model)
             # A silo cannot know which others answer, so its own ledger charges for the fewest.
             is_of_silos = adversary in spec.silo_limits
-            return (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
+            # One event for all rounds: those of uldp-sgd cost alike.
+            event = (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
+            return [(event, rounds)]
 
         return max(
             calibrate_noise_multiplier(
-                partial(make_event, adversary), rounds, limit, self.spec.noise_delta, self.accountant
+                partial(make_charges, adversary), limit, self.spec.noise_delta, self.accountant
             )
             for adversary, limit in self.limits.items()
         )

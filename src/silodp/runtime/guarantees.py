@@ -160,11 +160,15 @@ class DerivedGuarantee:
         claimed, charges = self.spec.method.paper_claim, self.charges
         if claimed is None:
             return ()
-        event = replace(self.spec, method=claimed).round_events()[self.adversary]
         # The claim is about the rounds; evaluations cost what they cost.
         evaluations = charges.evaluations.get(self.adversary, {})
-        releases = sum(self._charged.values()) - sum(evaluations.values())
-        spent = [(event, releases), *evaluations.items()]
+        rounds = [part for part in charges.releases if not part[0]] or [(False, 0, ())]
+        counts = _count(
+            replace(self.spec, method=claimed),
+            rounds,
+            lambda about, number, release: about.round_events(None, number),
+        )
+        spent = [*counts[self.adversary].items(), *evaluations.items()]
         epsilon = compute_cost(spent, charges.delta, charges.accountant).epsilon
         return () if epsilon is None else ({"epsilon": epsilon, "why": claimed.assumptions[-1]},)
 
@@ -299,6 +303,8 @@ def _count(
         def find(number: int, about: RunSpec = about, release: int = release) -> tuple[Any, ...]:
             return tuple(events_in(about, number, release).items())
 
+        if isinstance(numbers, range):  # of a plan
+            numbers = about.number_rounds(len(numbers))
         # Without rounds an event is charged no times: it still says whether there would be a guarantee.
         for events, count in count_events(find, numbers) or [(find(0), 0)]:
             for adversary, event in events:

@@ -86,10 +86,10 @@ def prepare_run(
     default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, every):
+        why = " ('pld' has none for integer noise)" if chosen.name == "pld" else ""
         raise SilodpError(
             f"accountant = '{chosen.name}' has no rule for a release of '{method.name}' under "
-            f"'{spec.aggregator.name}' "
-            f"('pld' has none for integer noise): choose '{default.name}', or leave it out.",
+            f"'{spec.aggregator.name}'{why}: choose '{default.name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )

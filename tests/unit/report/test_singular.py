@@ -46,7 +46,7 @@ def test_refusals_and_assumptions_about_one_are_about_one() -> None:
         text for text in UserBudgets(by="clip", rounds=1, largest_budget=2.0).assumptions if "round" in text
     ]
     with pytest.raises(SilodpError) as caught:
-        calibrate_noise_multiplier(lambda sigma: Gaussian(min(sigma, 1.0)), 1, 1e-3, 1e-5)
+        calibrate_noise_multiplier(lambda sigma: [(Gaussian(min(sigma, 1.0)), 1)], 1e-3, 1e-5)
     told.append(str(caught.value))
     settings = dict.fromkeys(PER_CLIENT, 1.0) | {"clip": (1.0,)}
     with pytest.raises(SilodpError) as caught:
