@@ -198,6 +198,9 @@ CODES: dict[str, str] = {
     "model.shared_memory": "two parameters share memory without being one parameter",
     "plan.no_candidate": "no weighting has a guarantee against the adversary of the target",
     "plan.no_table": "settings are to be tuned for records that are not tables of numbers",
+    "plugin.not_frozen": "a method, aggregator or server optimizer declares settings and is no frozen dataclass",
+    "plugin.raised": "a method, aggregator, accountant, data set or server optimizer raised an exception of its own",
+    "plugin.returned": "a method, aggregator, accountant or server optimizer gave something else than it has to",
     "policy.digest": "the operator of a silo, or of the server, has not accepted the digest of the public folder",
     "policy.limit": "a request would lead beyond a limit of a silo's policy",
     "policy.missing": "a silo has no policy yet",
@@ -229,13 +232,14 @@ CODES: dict[str, str] = {
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""
 
 
-def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
+def lookup(name: str, registry: Mapping[str, T], field: str, also: str = "") -> T:
     """Return the entry of a registry; "-" and "_" are one character here.
 
     Args:
         name: The name of the entry.
         registry: The entries by name.
         field: The setting that names it, for the message.
+        also: What else may be named, for the message, for example "FILE.py:CLASS".
 
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is no such entry.
@@ -244,7 +248,8 @@ def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
     for known in registry:
         if known.replace("_", "-") == name.replace("_", "-"):
             return registry[known]
-    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}."
+    others = f", or {also}" if also else ""
+    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}{others}."
     raise SilodpError(
         f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field
     )

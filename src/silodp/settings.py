@@ -35,7 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from silodp.errors import SilodpError
-from silodp.text import shorten
+from silodp.text import name_class, shorten
 
 __all__ = [
     "Clip",
@@ -186,6 +186,27 @@ Count = Annotated[int, Whole()]
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
+def check_is_dataclass(kind: type) -> None:
+    """Refuse a class of settings that declares some and is no frozen dataclass.
+
+    They would be constants of the class, which no configuration can set and which no silo signs. (A dataclass that is
+    not frozen cannot be derived from a frozen one, which Python itself refuses.)
+
+    Raises:
+        SilodpError: the class, or one that it is derived from, is such a class (code plugin.not_frozen).
+    """
+    for base in kind.__mro__:
+        declared = vars(base).get("__annotations__", {})
+        names = [name for name, hint in declared.items() if "ClassVar" not in str(hint)]
+        is_plugin = issubclass(base, Settings) and not base.__module__.startswith("silodp.")
+        if is_plugin and names and "__dataclass_params__" not in vars(base):
+            raise SilodpError(
+                f"{name_class(base)} declares the setting {names[0]} and is no frozen dataclass, so that nothing could "
+                "set it: write @dataclass(frozen=True) above the class.",
+                code="plugin.not_frozen",
+            )
+
+
 class Settings:
     """Base of dataclasses of settings: every field is checked by its annotation when an object is made.
 
@@ -204,7 +225,7 @@ class Settings:
         """Check every field that is an argument; None passes where it is the default.
 
         Raises:
-            SilodpError: as `check_value`.
+            SilodpError: as `check_value` and `check_is_dataclass`.
         """
         for field, name, default, allowed in _list_fields(cast(Any, type(self))):
             value = getattr(self, field)
@@ -300,7 +321,12 @@ def find_mark(hint: Any, mark: type[Any] | tuple[type[Any], ...]) -> Any:
 
 @lru_cache(maxsize=256)
 def _list_fields(kind: Any) -> list[tuple[str, str, Any, list[Any]]]:
-    """Return (field, name in messages, default, annotations) of a class's fields that are arguments."""
+    """Return (field, name in messages, default, annotations) of a class's fields that are arguments.
+
+    Raises:
+        SilodpError: as `check_is_dataclass`.
+    """
+    check_is_dataclass(kind)
     hints = read_hints(kind)
     named = {name: find_mark(hint, Named) for name, hint in hints.items()}
     return [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from reprlib import Repr
 
 MAX_REASON_CHARACTERS = 200
@@ -35,6 +37,13 @@ def format_duration(seconds: float) -> str:
 def name_extra(extra: str) -> str:
     """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
     return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
+
+
+def name_class(kind: type) -> str:
+    """Return "file.py:Name": where a class is written."""
+    # A class of a file that a configuration names has a module whose name no reader knows; the file is known.
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return f"{Path(file).name if file else kind.__module__}:{kind.__qualname__}"
 
 
 def pluralize(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from silodp._lazy import Registry
 from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError
 from silodp.settings import MAX_REAL, Delta, check_value
-from silodp.text import shorten
+from silodp.text import name_class, shorten
 
 _MAX_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -195,6 +195,23 @@ def supports_all(accountant: Accountant, events: Iterable[Event]) -> bool:
     return all(explain_not_private(event) is not None or accountant.supports(event) for event in events)
 
 
+def compose_charges(accountant: Accountant, charges: Iterable[EventCount]) -> Composition:
+    """Return the bounds of all charges together by an accountant, which may be a plug-in.
+
+    Raises:
+        SilodpError: the accountant refuses a charge, or returned something else than bounds (code plugin.returned).
+    """
+    found: object = accountant.compose(charges)
+    if isinstance(found, Composition):
+        return found
+    raise SilodpError(
+        f"the accountant {name_class(type(accountant))}: compose returned a {type(found).__name__}: return an object "
+        "of a class derived from silodp.accounting.Composition.",
+        code="plugin.returned",
+        field="accountant",
+    )
+
+
 def compute_epsilon(
     charges: Iterable[EventCount],
     delta: float,
@@ -223,10 +240,17 @@ def compute_epsilon(
     _check_not_negative("disclosure", disclosure)
     # Once for all δ: composing takes most of the time, and `disclosure` asks several times.
     found = find_accountant(accountant)
-    composition = found.compose(_check_charges(charges))
+    composition = compose_charges(found, _check_charges(charges))
 
     def epsilon_at(part: float) -> float:
         epsilon = composition.epsilon(part)
+        if not isinstance(epsilon, Real):
+            raise SilodpError(
+                f"the accountant {name_class(type(found))}: epsilon of its composition returned a "
+                f"{type(epsilon).__name__}: return a number.",
+                code="plugin.returned",
+                field="accountant",
+            )
         # NaN, which a plug-in may return, is not ≥ 0 either, and would pass every comparison with a budget.
         if not epsilon >= 0:
             raise SilodpError(
@@ -266,7 +290,8 @@ def compute_delta(
         SilodpError: an event's parameter, ε or the accountant is out of range.
     """
     _check_not_negative("epsilon", epsilon)
-    return find_accountant(accountant).compose(_check_charges(charges)).delta(float(epsilon))
+    composition = compose_charges(find_accountant(accountant), _check_charges(charges))
+    return composition.delta(float(epsilon))
 
 
 def _check_not_negative(name: str, value: Any) -> None:

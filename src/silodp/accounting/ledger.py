@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
-from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
+from silodp.accounting.accountant import Accountant, compose_charges, compute_epsilon, find_accountant
 from silodp.accounting.charges import ChargeCounts, compute_cost
 from silodp.accounting.events import (
     Composed,
@@ -383,7 +383,7 @@ class Ledger:
                 code="ledger.charge",
             )
         for adversary, event in charge.events.items():
-            self.accountant.compose([(event, 1)])  # raises where the accountant has no bound for it
+            compose_charges(self.accountant, [(event, 1)])  # raises where the accountant has no bound for it
             count_kinds(Composed((event, *self._counts[adversary])))
 
     def _count(self, charge: LedgerEntry) -> None:

@@ -8,9 +8,10 @@ needs of an aggregator is a member of `Aggregator`, so a new one is one file (te
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.settings import Settings
-from silodp.text import pluralize
+from silodp.text import name_class, pluralize, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -339,6 +340,33 @@ class Aggregator(Settings, ABC):
     @abstractmethod
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return a silo's side of a run."""
+
+
+def check_statements(aggregator: Aggregator) -> None:
+    """Check what an aggregator states of itself, which a run stores with its guarantee after all rounds.
+
+    Raises:
+        SilodpError: `visibility` or `delta_share` is not what a report needs (code plugin.returned).
+    """
+    rows: object = aggregator.visibility
+    is_table = isinstance(rows, Sequence) and all(
+        isinstance(row, Visibility) and all(isinstance(text, str) for text in vars(row).values())
+        for row in rows
+    )
+    share: object = aggregator.delta_share
+    is_share = isinstance(share, Real) and 0 < cast(float, share) <= 1
+    if is_table and is_share:
+        return
+    name, wrong, remedy = (
+        ("delta_share", share, "give a number above 0 and at most 1")
+        if is_table
+        else ("visibility", rows, "give a tuple of Visibility(party, sees, not_seen), three texts each")
+    )
+    raise SilodpError(
+        f"the aggregator {name_class(type(aggregator))}: {name} is {shorten(wrong)}: {remedy}.",
+        code="plugin.returned",
+        field="aggregator",
+    )
 
 
 def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[MessageType, ...]:

@@ -24,6 +24,7 @@ import typer
 
 from silodp._lazy import load
 from silodp.errors import DISK_FULL, SilodpError, name_file
+from silodp.text import describe_exception
 
 
 class Names(click.ParamType):
@@ -286,6 +287,8 @@ def _describe_file_error(error: OSError) -> CommandFailure:
 
 def _describe_unexpected(error: BaseException) -> CommandFailure:
     """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
+    from silodp.config.plugins import find_failed_plugin  # no command that succeeds needs it
+
     # The innermost frame: the place in a user's model or loss, if the error comes from there.
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
@@ -297,6 +300,12 @@ def _describe_unexpected(error: BaseException) -> CommandFailure:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         saved = f" The traceback is in {name}."
+    if plugin := find_failed_plugin(error):
+        return CommandFailure(
+            MISTAKE,
+            "plugin.raised",
+            f"{plugin} raised {describe_exception(error)} ({place.strip()}): correct it.{saved}",
+        )
     return CommandFailure(
         UNEXPECTED,
         "cli.unexpected",

@@ -77,8 +77,13 @@ def plan(
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.plan import format_plan, plan_run
+    from silodp.runtime.prepare import describe_unmeasured
 
     spec, assumed = resolved.build_public_spec(users)
+    metrics = resolved.config.task.metrics or resolved.dataset.metrics or ()
+    names = [name.rpartition(":")[2].replace("-", "_") for name in metrics]
+    if unmeasured := describe_unmeasured(names, spec.data, spec.evaluation):
+        log(f"warning: {unmeasured}")
     remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     if tune:
         guess = records_per_person, prevalence

@@ -136,7 +136,10 @@ def _run_config(
     previous = _find_previous(directory) if resume else None
     changes = [] if previous is None else _list_changes(config, previous.config)
     doubts = find_doubts(federation, task, method)
-    remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
+    remarks = [
+        *_list_remarks(resolved, federation, directory, changes),
+        *(f"warning: {doubt}" for doubt in doubts),
+    ]
     run_log = _RunLog(config, directory, changes, remarks)
     try:
         with (
@@ -212,14 +215,20 @@ def _check_before_reading(resolved: ResolvedRun) -> None:
     spec.round_events()
 
 
-def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -> list[str]:
+def _list_remarks(
+    resolved: ResolvedRun, federation: Federation, directory: Path, changes: list[str]
+) -> list[str]:
     """Return notes for the beginning of a run."""
     resumed = f"note: resumed with changes to {directory / CONFIG}: {'; '.join(changes)}"
     unmeasured = (
         "note: there are no held-out records, so nothing is measured: hold out a share of the persons "
         "(data.schema.test_share)"
     )
-    return [resumed] * bool(changes) + [unmeasured] * (not federation.test)
+    folder = directory / "checkpoint" / "silo_metrics"
+    local = f"note: every silo keeps the metrics of its own held-out records in {folder}: none is in metrics.jsonl"
+    evaluation = resolved.evaluation
+    is_local = evaluation is not None and evaluation.across == "local"
+    return [resumed] * bool(changes) + [unmeasured] * (not federation.test) + [local] * is_local
 
 
 def _find_warnings(

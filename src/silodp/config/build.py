@@ -24,7 +24,7 @@ from silodp.config.plugins import check_own_name, find_plugin
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
 from silodp.settings import read_hints
-from silodp.text import shorten, suggest_name
+from silodp.text import name_class, shorten, suggest_name
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -175,7 +175,20 @@ def _check_names(maker: Callable[..., Any], values: Mapping[str, Any], what: str
     unknown = [name for name in values if name not in fields]
     # A function with **kwargs may take any name; what it does not know, it refuses itself when it is called.
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in _get_parameters(maker).values()):
-        raise make_unknown_error(unknown[0], fields, what, where)
+        error = make_unknown_error(unknown[0], fields, what, where)
+        # A plug-in's author meant it as a setting: without a type, or without the decorator, it is a constant.
+        if isinstance(maker, type) and _is_own_constant(maker, unknown[0]):
+            error.args = (
+                f"{_join(where, unknown[0])} is a constant of {name_class(maker)}: give it a type, as in "
+                f"'{unknown[0]}: float = …', in a class under @dataclass(frozen=True).",
+            )
+        raise error
+
+
+def _is_own_constant(kind: type, name: str) -> bool:
+    """Return whether a name is an attribute that a class outside silodp has and no class of silodp above it."""
+    homes = [base for base in kind.__mro__ if name in vars(base)]
+    return bool(homes) and not any(base.__module__.startswith("silodp.") for base in homes)
 
 
 def get_fields(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -7,19 +7,31 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from silodp._lazy import Registry
 from silodp.errors import SilodpError, lookup
-from silodp.text import describe_exception, first_line
+from silodp.settings import Settings, check_is_dataclass
+from silodp.text import describe_exception, first_line, name_class, suggest_name
 
 T = TypeVar("T")
+
+_OWN = ("silodp.", "silodp_experiments.")
+"""Beginnings of the names of modules with the parts of this distribution."""
+_DEFINED = {
+    "task.model": "function",
+    "task.loss": "loss",
+    "task.metrics": "metric",
+    "data.source": "data set",
+}
+"""Setting -> what its reference names; all other references name a class."""
 
 _REFUSAL: ContextVar[tuple[str, Collection[str]]] = ContextVar("refusal", default=("", ()))
 """Why code outside the package is not run here ("" where it is), and the references that are run all the same."""
@@ -86,7 +98,7 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
     """
     reference = find_reference(name, registry)
     if reference is None:
-        return lookup(name, registry, where)
+        return lookup(name, registry, where, "FILE.py:CLASS")
     found = import_reference(reference, where)
     if not (isinstance(found, type) and issubclass(found, base)):
         kind = f"{base.__module__}.{base.__name__}"
@@ -96,6 +108,8 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
         raise _refuse(
             where, f" = '{name}' lacks {missing}, which {base.__name__} leaves to it: define them there"
         )
+    if issubclass(found, Settings):
+        check_is_dataclass(found)
     return found
 
 
@@ -108,6 +122,46 @@ def check_own_name(plugin: Any, registry: Mapping[str, type[Any]], where: str) -
     if registry.get(plugin.name, type(plugin)) is not type(plugin):
         taken = f"{type(plugin).__name__}.name = '{plugin.name}'"
         raise _refuse(where, f": {taken} is taken by silodp's: give it another name")
+
+
+def find_failed_plugin(error: BaseException) -> str | None:
+    """Return "the method halve.py:Halve", whose own code raised an exception or called what raised it; None: no such.
+
+    The traceback tells, so that nothing has to stand around the calls of plug-ins.
+    """
+    # Imported here: what failed has imported them, and what did not fail does not need them.
+    from silodp.accounting import Accountant, Composition
+    from silodp.aggregators import Aggregator
+    from silodp.data import Dataset
+    from silodp.methods import Method, ServerOptimizer
+
+    kinds: dict[str, tuple[type, ...]] = {
+        "method": (Method,),
+        "server optimizer": (ServerOptimizer,),
+        "accountant": (Accountant, Composition),
+        "data set": (Dataset,),
+        "aggregator": (Aggregator,),
+    }
+    found = None
+    before: FrameType | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # The code that runs counts, not the class alone: a plug-in inherits most of what it does.
+        if not _is_own(frame):
+            owner = frame.f_locals.get("self")
+            kind = next((kind for kind, bases in kinds.items() if isinstance(owner, bases)), None)
+            # The two sides of an aggregator are of no common class; a loader is a function.
+            if kind is None and hasattr(owner, "total" if hasattr(owner, "set_up") else "group_secret"):
+                kind = "aggregator"
+            if kind is not None and not type(owner).__module__.startswith(_OWN):
+                found = f"the {kind} {name_class(type(owner))}"
+            elif before is not None and before.f_code is Dataset.load.__code__:
+                found = f"the data set {Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"
+        before = frame
+    return found
+
+
+def _is_own(frame: FrameType) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(_OWN)
 
 
 def import_reference(reference: str, where: str) -> Any:
@@ -133,13 +187,17 @@ def import_reference(reference: str, where: str) -> Any:
         why = f"cannot be imported ({reason or type(error).__name__}): correct it"
         raise _refuse(where, f" = '{reference}': {place} {why}", "config.not_importable") from error
     if not hasattr(module, name):
-        remedy = f"has no '{name}': refer to a function defined there"
+        kind = _DEFINED.get(where, "class")
+        defined = [known for known in vars(module) if not known.startswith("_")]
+        remedy = (
+            f"has no {kind} '{name}': {suggest_name(name, defined) or 'refer to one that is defined there'}"
+        )
         raise _refuse(where, f" = '{reference}': {place} {remedy}", "config.not_importable")
     return getattr(module, name)
 
 
 def _refuse(where: str, problem: str, code: str = "config.value") -> SilodpError:
-    return SilodpError(f"{where}{problem}.", code=code, field=where)
+    return SilodpError(f"{where}{problem}{'' if problem.endswith('?') else '.'}", code=code, field=where)
 
 
 def locate_code(reference: str) -> tuple[str, str, bytes]:

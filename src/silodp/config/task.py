@@ -325,4 +325,6 @@ def _short_name(name: str) -> str:
 
 
 def _find(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
-    return import_reference(name, where) if is_reference(name) else lookup(name, registry, where)
+    return (
+        import_reference(name, where) if is_reference(name) else lookup(name, registry, where, "FILE.py:NAME")
+    )

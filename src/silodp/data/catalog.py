@@ -36,4 +36,4 @@ def find_dataset(name: str, field: str = "data.source") -> Dataset:
     Raises:
         SilodpError: `argument.value`, with the closest name, where there is none of this name.
     """
-    return lookup(name, DATASETS, field)
+    return lookup(name, DATASETS, field, "FILE.py:NAME")

@@ -119,7 +119,27 @@ class Dataset:
                 code="argument.type",
                 field="data.source",
             )
+        self._check_declared(arguments, federation)
         return federation
+
+    def _check_declared(self, arguments: Mapping[str, Any], federation: Federation) -> None:
+        """Refuse loaded data that differ from what is declared: a plan, and with it ε, believes the declaration."""
+        declared, loaded = self.public(arguments), federation.public()
+        # U is also known only after loading; what silos are called changes nothing.
+        facts: dict[str, tuple[Any, Any]] = {
+            "number of silos": (len(declared.silos), len(loaded.silos)),
+            "users": (loaded.users if declared.users is None else declared.users, loaded.users),
+        }
+        for name in ("record_shape", "inputs", "labels", "classes", "targets"):
+            facts[name] = getattr(declared, name), getattr(loaded, name)
+        for name, (stated, found) in facts.items():
+            if stated != found:
+                raise SilodpError(
+                    f"the data set {self.name!r} declares {name} = {stated!r}, and its loader returned {found!r}: "
+                    "correct the declaration or the loader.",
+                    code="data.federation",
+                    field="data.source",
+                )
 
     def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
         """Return the public facts of the data that `load(arguments)` would read; no private file is opened.

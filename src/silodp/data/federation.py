@@ -112,6 +112,7 @@ class Federation(Settings):
             self._check(silo, first, lowest_user=0)
         if self.test is not None:
             self._check(self.test, first, lowest_user=-1)
+        self._check_held_out_persons()
 
     def _check(self, silo: SiloData, first: SiloData, lowest_user: int) -> None:
         """Check a silo's table against that of the first silo and against the public numbers."""
@@ -147,6 +148,19 @@ class Federation(Settings):
                 f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; correct the label or the "
                 "public number of classes"
             )
+
+    def _check_held_out_persons(self) -> None:
+        """Refuse a number of a person that belongs to neither numbering: that of the users, and one of their own."""
+        # Persons with held-out records alone are not on the public list, so there may be more of them than users. They
+        # are numbered 0, 1, …, so that no number reaches that of all held-out records.
+        limit = max(self.users, sum(len(silo.held_out) for silo in self.silos))
+        for silo in self.silos:
+            outside = silo.held_out.user[silo.held_out.user >= limit]
+            if outside.size:
+                raise self._make_error(
+                    f"silo {silo.name!r}: user {outside[0]} in its test records is outside 0..{limit - 1}; number the "
+                    "persons as in the training records, or among themselves from 0"
+                )
 
     def _make_error(self, reason: str) -> SilodpError:
         return SilodpError(f"federation {self.name!r}: {reason}", code="data.federation")

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from silodp._lazy import Registry, torch
+from silodp.errors import SilodpError
 from silodp.settings import Momentum, Positive, Settings, Whole
+from silodp.text import name_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +65,94 @@ class ServerOptimizer(Settings, ABC, prefix="server_optimizer."):
     def output_params(self, params: Tensor, state: State) -> Tensor:
         """Return the model (d,) that a run returns if it ends after this step; by default the current one."""
         return params
+
+
+# --- how callers ask an optimizer: a plug-in may return anything, which no checkpoint and no silo must get -----------
+
+
+def start_state(optimizer: ServerOptimizer, params: Tensor) -> State:
+    """Return the checked state of an optimizer before the first round of a model (d,).
+
+    Raises:
+        SilodpError: it is no mapping of names to tensors (code plugin.returned).
+    """
+    return _check_state(optimizer, "initial_state", optimizer.initial_state(params))
+
+
+def take_step(
+    optimizer: ServerOptimizer,
+    params: Tensor,
+    total: Tensor,
+    state: State,
+    learning_rate: float,
+    scale: float,
+) -> tuple[Tensor, State]:
+    """Return the next model and state, checked; arguments as for `ServerOptimizer.step`.
+
+    Raises:
+        SilodpError: the optimizer returned something else (code plugin.returned).
+    """
+    found: object = optimizer.step(params, total, state, learning_rate, scale)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise _make_error(optimizer, f"step returned {_describe(found)}: return the pair (params, state)")
+    _check_params(optimizer, "step", found[0], params)
+    return found[0], _check_state(optimizer, "step", found[1])
+
+
+def compute_output(optimizer: ServerOptimizer, params: Tensor, state: State) -> Tensor:
+    """Return the model (d,) that a run returns if it ends after this step, checked.
+
+    Raises:
+        SilodpError: the optimizer returned something else (code plugin.returned).
+    """
+    found = optimizer.output_params(params, state)
+    _check_params(optimizer, "output_params", found, params)
+    return found
+
+
+def _check_params(optimizer: ServerOptimizer, member: str, found: object, params: Tensor) -> None:
+    """Refuse what is no model like `params`: silos would refuse it in the next round, and be blamed for it."""
+    wanted = params.shape, params.dtype, params.device
+    if not (isinstance(found, torch.Tensor) and (found.shape, found.dtype, found.device) == wanted):
+        raise _make_error(
+            optimizer,
+            f"{member} returned {_describe(found)} as the model: return {_describe(params)}, like the params it gets",
+        )
+
+
+def _check_state(optimizer: ServerOptimizer, member: str, found: object) -> State:
+    """Return a state; refuse what no checkpoint could hold, or would read back as something else."""
+    if not isinstance(found, Mapping):
+        raise _make_error(
+            optimizer, f"{member} returned {_describe(found)} as the state: return a dictionary of tensors"
+        )
+    for name, value in found.items():
+        if not isinstance(name, str) or name == "params" or name.startswith("method/"):
+            raise _make_error(
+                optimizer,
+                f"{member} returned a state with the name {name!r}, which is taken or no text: rename it",
+            )
+        if not isinstance(value, torch.Tensor):
+            raise _make_error(
+                optimizer,
+                f"{member} returned a state with '{name}' = {_describe(value)}: make it a tensor (torch.tensor(...))",
+            )
+    return found
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"a {dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return f"a {type(value).__name__}"
+
+
+def _make_error(optimizer: ServerOptimizer, problem: str) -> SilodpError:
+    return SilodpError(
+        f"the server optimizer {name_class(type(optimizer))}: {problem}.",
+        code="plugin.returned",
+        field="method.server_optimizer",
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +235,7 @@ class TailAverage(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
-        inner = {f"optimizer/{name}": value for name, value in self.optimizer.initial_state(params).items()}
+        inner = {f"optimizer/{name}": value for name, value in start_state(self.optimizer, params).items()}
         models = torch.zeros(self.last, params.numel(), dtype=params.dtype)
         return {**inner, "models": models, "rounds": torch.zeros((), dtype=torch.int64)}
 
@@ -155,10 +245,10 @@ class TailAverage(ServerOptimizer):
         """Take one step of `optimizer`, and keep its model."""
         prefix = "optimizer/"
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-        params, inner = self.optimizer.step(params, total, inner, learning_rate, scale)
+        params, after = take_step(self.optimizer, params, total, inner, learning_rate, scale)
         # A ring of fixed shape, newest last: shapes of the state must not change from round to round.
         models = torch.cat([state["models"][1:], params.detach().cpu()[None]])
-        kept = {prefix + name: value for name, value in inner.items()}
+        kept = {prefix + name: value for name, value in after.items()}
         return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
 
     def output_params(self, params: Tensor, state: State) -> Tensor:

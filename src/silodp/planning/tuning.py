@@ -27,6 +27,7 @@ from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSgd
+from silodp.methods.server_optimizer import start_state, take_step
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import SyntheticSettings, draw_federation
@@ -452,12 +453,12 @@ def train_without_parties(
     scale = method.server_scale(population)
     params = task.initial(int(randomness.stream("start").integers(2**31)))
     optimizer = method.make_server_optimizer()
-    state: Mapping[str, Tensor] = optimizer.initial_state(params)
+    state = start_state(optimizer, params)
     for round_ in range(rounds):
         own = randomness.child("round", round_)
         context = LocalContext(task, params, *table, pair, weights, merged, own)
         total = make_noisy_share(method.local_update(context), weights, own.stream("noise")).value
-        params, state = optimizer.step(params, total, state, method.server_learning_rate, scale)
+        params, state = take_step(optimizer, params, total, state, method.server_learning_rate, scale)
     return params
 
 

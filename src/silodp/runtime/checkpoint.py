@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from silodp.errors import SilodpError
+from silodp.methods.server_optimizer import start_state
 from silodp.parsing import UNSOUND, parse_json
 from silodp.wire.files import read_sealed, write_sealed
 from silodp.wire.messages import Message
@@ -71,7 +72,7 @@ class Checkpoint:
         cls, run: str, fingerprint: str, params: Tensor, method: Method, population: FederationSize
     ) -> Self:
         """Return the state before the first round of an untrained model, (d,)."""
-        optimizer = method.make_server_optimizer().initial_state(params)
+        optimizer = start_state(method.make_server_optimizer(), params)
         return cls(run, fingerprint, 0, params, optimizer, method.initial_state(population))
 
 
@@ -82,7 +83,11 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
 
     # One file for model, optimizer and method: a crash cannot leave the parts of two rounds.
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
-    optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
+    # Copies: safetensors writes no tensors that share memory, such as a model that an optimizer keeps in its state.
+    optimizer = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in state.optimizer.items()
+    }
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
     tensors = {"params": state.params.cpu(), **optimizer, **method}
     write_sealed(path, save(tensors, metadata={"checkpoint": json.dumps(header)}))

@@ -274,7 +274,7 @@ def make_silo(
     if evaluations is not None:
         derived = replace(derived, rounds=min(evaluations, derived.rounds))
     # Its own random streams: equal ones would repeat the noise of the training.
-    test = data.held_out
+    test = replace(data.held_out, name=data.name)  # a data set may call these records as it likes
     evaluation = make(
         test, spec=derived, randomness=randomness.child(PURPOSE), ledger=EvaluationLedger(ledger)
     )

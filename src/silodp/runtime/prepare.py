@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
-from silodp.aggregators.base import Aggregator, check_attempts
+from silodp.aggregators.base import Aggregator, check_attempts, check_statements
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from silodp.training.task import Task
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def prepare_run(
@@ -146,6 +148,7 @@ def assemble_spec(
     if isinstance(aggregator, str):
         aggregator = lookup(aggregator, AGGREGATORS, "aggregator")()
     _check_object("aggregator", aggregator, Aggregator, "a name, or an object such as Masked(min_silos=3)")
+    check_statements(aggregator)
     budget = _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)")
     evaluation = _make_evaluation(evaluation)
     delta = choose_delta(delta, budget)
@@ -328,6 +331,26 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
         from silodp.aggregators.evaluation import choose_table
 
         choose_table(data, evaluation).find_cells(task.predict(task.initial(0), x), y)
+        if remark := describe_unmeasured(task.metrics, data, evaluation):
+            _log.warning("%s", remark)
+
+
+def describe_unmeasured(
+    metrics: Iterable[str], data: PublicData, evaluation: Evaluation | None
+) -> str | None:
+    """Return a sentence on the metrics (names) that an evaluation by sums cannot estimate; None: there are none."""
+    if evaluation is None or evaluation.across != "sums":
+        return None
+    from silodp.aggregators.evaluation import choose_table
+
+    known = choose_table(data, evaluation).metrics
+    missing = [name for name in metrics if name not in known]
+    if not missing:
+        return None
+    return (
+        f"evaluation by sums estimates {' and '.join(known)} alone: {' and '.join(missing)} will not be measured "
+        '(task.metrics); evaluation.across = "local" measures every metric within each silo'
+    )
 
 
 def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:

@@ -16,8 +16,9 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_poisson_sample
 from silodp.methods.roles import MethodState, compute_user_weights
+from silodp.methods.server_optimizer import take_step
 from silodp.runtime.checkpoint import CHARGES_KEY, Checkpoint, Participation, count_charges, get_or_draw
-from silodp.text import pluralize
+from silodp.text import name_class, pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule
 from silodp.wire.store import RoundStore
@@ -114,7 +115,17 @@ class Server:
             # Stored: two releases of a round are charged as of one sample.
             draw = partial(self._draw_sample, round_)
             arrays["sample"] = get_or_draw(self.store.round(round_), "sample", self.spec.run, draw)
-        return self.side.total(self, round_, arrays)
+        side = self.side
+        total: object = side.total(self, round_, arrays)
+        if total is None or (isinstance(total, Tensor) and total.shape == (self.spec.sum_size,)):
+            return total
+        shape = f" of shape {tuple(total.shape)}" if isinstance(total, Tensor) else ""
+        raise SilodpError(
+            f"the aggregator {name_class(type(side))}: total returned a {type(total).__name__}{shape}: return the sum, "
+            f"a tensor of shape ({self.spec.sum_size},).",
+            code="plugin.returned",
+            field="aggregator",
+        )
 
     def affords_round(self, round_: int) -> bool:
         """Return whether the budget allows a round that every silo answers, or the round was charged before."""
@@ -169,8 +180,8 @@ class Server:
         # proposition 2.1).
         update, state = method.split_sum(total, before.method, population)
         rate, scale = method.server_learning_rate, method.server_scale(population)
-        params, optimizer = method.make_server_optimizer().step(
-            before.params, update, before.optimizer, rate, scale
+        params, optimizer = take_step(
+            method.make_server_optimizer(), before.params, update, before.optimizer, rate, scale
         )
         return replace(before, round=before.round + 1, params=params, optimizer=optimizer, method=state)
 

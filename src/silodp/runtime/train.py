@@ -22,6 +22,7 @@ from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
+from silodp.methods.server_optimizer import compute_output
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import derive_guarantees
@@ -222,8 +223,8 @@ def run(
     task, optimizer = parties.task, spec.method.make_server_optimizer()
 
     # An optimizer may release other parameters than those that it goes on from, for example an average.
-    def compute_output(state: Checkpoint) -> Tensor:
-        return optimizer.output_params(state.params, state.optimizer)
+    def find_output(state: Checkpoint) -> Tensor:
+        return compute_output(optimizer, state.params, state.optimizer)
 
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
@@ -270,9 +271,9 @@ def run(
                 row = {"round": state.round}
                 is_last = state.round == spec.rounds or not server.affords_round(state.round)
                 if evaluator is not None:
-                    row |= evaluator.measure(state.round, compute_output(state), is_last)
+                    row |= evaluator.measure(state.round, find_output(state), is_last)
                 elif spec.evaluation is None and (is_last or state.round % evaluate_every == 0):
-                    row |= parties.evaluate(compute_output(state))
+                    row |= parties.evaluate(find_output(state))
                 row["epsilon"] = server.compute_spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
@@ -287,7 +288,7 @@ def run(
             # From the specification and the ledger alone, so that a report can derive the same from the files.
             derived = derive_guarantees(spec, ledger.to_counts())
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
-            params = compute_output(state)
+            params = find_output(state)
             model = task.load(params)
             directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)

@@ -146,6 +146,18 @@ class CountTable(Settings):
         table = counts.reshape(self.shape)
         return table if self.kind == "classes" else table.reshape(2, 2, self.bins // 2).sum(2)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics that are estimated."""
+        return tuple(self._measures)
+
+    @property
+    def _measures(self) -> dict[str, Callable[[Tensor], _Ratio]]:
+        if self.kind == "survival":
+            return {"concordance": self._concordance}
+        scores = {"roc_auc": self._roc_auc} if self.kind == "scores" else {}
+        return {"accuracy": self._accuracy, **scores}
+
     def estimate(self, counts: Tensor, noise_std: float) -> dict[str, Estimate]:
         """Return the metrics of the counts; those that are not defined, or lost in the noise, are left out.
 
@@ -156,12 +168,7 @@ class CountTable(Settings):
         Source: Mann and Whitney 1947 for the area under the ROC curve, Harrell et al. 1982 for concordance; standard
         errors by the delta method.
         """
-        measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
-        if self.kind != "survival":
-            measures = {"accuracy": self._accuracy}
-        if self.kind == "scores":
-            measures["roc_auc"] = self._roc_auc
-        found = {name: _estimate(measure, counts.double(), noise_std) for name, measure in measures.items()}
+        found = {name: _estimate(one, counts.double(), noise_std) for name, one in self._measures.items()}
         return {name: estimate for name, estimate in found.items() if estimate is not None}
 
     def _accuracy(self, counts: Tensor) -> _Ratio:

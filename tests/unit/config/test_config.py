@@ -341,7 +341,7 @@ def test_a_configuration_can_start_at_the_values_of_a_model(base: Path, tmp_path
         ("task.model=nothere.py:build", "there is no file"),
         ("task.model=no_such_module:build", "cannot be imported"),
         ("task.model=math:pi", "refer to a function"),
-        ("task.model=math:tau2", "has no 'tau2'"),
+        ("task.model=math:tau2", "has no function 'tau2'"),
         ("task.model=os:getcwd", "let it return a torch.nn.Module"),
         ("task.model=logistik", "task.model = 'logistik' is not known: did you mean 'logistic'?"),
         ("task.loss=croos_entropy", "did you mean 'cross_entropy'?"),
