@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import format_epsilon
@@ -88,7 +89,7 @@ class SiloService:
         import torch._dynamo  # noqa: F401
 
         check_participation(folder, consortium, policy)
-        self.name, self._folder = name, folder
+        self.name, self._folder, self._one_at_a_time = name, folder, Lock()
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
         self.identity = load_identity(folder, name)
@@ -132,17 +133,20 @@ class SiloService:
         Raises:
             SilodpError: The server did not sign the request, or the silo refuses it.
         """
-        # Signature, limits, gate, answer, signature, audit log: an answer leaves last, when its line is on disk.
         request = verify(data, self._server, "the server", self.name, max_bytes=self.max_bytes)
-        if request.kind == JOIN.name:
-            self._limits.check_join(request)
-            answer = answer_join(request, self.name, self._digest)
-        else:
-            answer = self._silo_of(request).answer(request)
-        # Bound to the request: a courier cannot pass the answer of one round off as that of another.
-        signed = sign(answer, self.identity, SERVER, request.digest())
-        self._log_answer(request, signed)
-        self._tell_round(request)
+        # One request at a time, whatever threads a courier has: the gate checks, charges and commits in steps, and two
+        # requests between them would be two releases for one charge.
+        with self._one_at_a_time:
+            # Limits, gate, answer, signature, audit log: an answer leaves last, when its line is on disk.
+            if request.kind == JOIN.name:
+                self._limits.check_join(request)
+                answer = answer_join(request, self.name, self._digest)
+            else:
+                answer = self._silo_of(request).answer(request)
+            # Bound to the request: a courier cannot pass the answer of one round off as that of another.
+            signed = sign(answer, self.identity, SERVER, request.digest())
+            self._log_answer(request, signed)
+            self._tell_round(request)
         return signed
 
     def _tell_round(self, request: Message) -> None:

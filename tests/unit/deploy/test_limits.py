@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import numpy as np
 import pytest
 
+from silodp.accounting.ledger import Ledger
 from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
 from silodp.crypto.keys import Identity
@@ -150,6 +154,38 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
             assert not service.lifetime.runs[run].history
         assert service.lifetime.charged_runs == 2
         ask("update", runs[0], 1)  # what was begun within the policy goes on
+
+
+def test_two_requests_at_once_are_one_release_for_one_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A courier may call from several threads, as clients of message queues do, and a server may send two models."""
+    parties = make_parties(tmp_path, CONFIG)
+    home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
+    server, run_id = load_identity(parties / "server", "server"), "a" * 32
+    meeting, ask_ledger = Barrier(2), Ledger.charged
+
+    def charged(*arguments: Any) -> bool:
+        found = ask_ledger(*arguments)
+        with suppress(BrokenBarrierError):  # where only one comes this far at a time, nobody meets
+            meeting.wait(1)
+        return found
+
+    with open_silo(home, consortium) as service:
+
+        def ask(kind: str, **arrays: np.ndarray) -> bytes:
+            return service.receive(sign(Message(kind, run_id, 0, arrays=arrays), server, service.name))
+
+        ask("setup")
+        monkeypatch.setattr(Ledger, "charged", charged)
+        params = np.zeros(consortium.spec.size, np.float32)
+        with ThreadPoolExecutor(2) as threads:
+            both = [threads.submit(ask, "update", params=params + k) for k in range(2)]
+        failed = [one for one in both if one.exception() is not None]
+        assert len(failed) == 1
+        with refused("gate.model", "gate.answered"):
+            failed[0].result()
+        assert len(service.lifetime.runs[run_id].history) == 1
 
 
 def test_runs_that_are_begun_without_end_close_no_silo(
