@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from silodp.accounting._gaussian import solve_epsilon
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, Gaussian
-from silodp.accounting.rdp import compute_rdp
+from silodp.accounting.rdp import sum_steps
 from silodp.accounting.steps import Steps, flatten_per_unit
 from silodp.errors import SilodpError
 from silodp.text import shorten
@@ -46,9 +46,9 @@ class Filter:
     The plan's certificate has half of δ, and the others share the rest equally.
 
     Attributes:
-        delta: δ in (0, 1).
-        certificates: distinct names, at least one.
-        plan: the releases of the plan with counts; empty where none was fixed.
+        delta: The δ of the limit, in (0, 1).
+        certificates: The names of the certificates, at least one, each once.
+        plan: The releases of the plan with counts; None where none was fixed.
     """
 
     delta: float
@@ -61,27 +61,28 @@ class Filter:
         for name in self.certificates:
             _parse_order(name)
 
-    def epsilon(self, charges: Mapping[Event, int], disclosure: float = 0.0) -> float:
+    def epsilon(self, charges: Mapping[Event, int], disclosure: float = 0.0, limit: float = 0.0) -> float:
         """Return the smallest limit at which the filter admits these releases; infinity where there is none.
 
         It is no guarantee by itself: ε must have been fixed before the first release.
 
         Args:
-            charges: all releases with counts.
-            disclosure: the total variation distance of what ciphertexts disclose beside them, summed over the runs.
+            charges: All releases with counts.
+            disclosure: The total variation distance of what ciphertexts disclose beside them, summed over the runs.
+            limit: The limit that is kept. A larger one leaves less room for the disclosure.
         """
         certified = self._certified(charges)
-        return certified if self.leaves_room(certified, disclosure) else math.inf
+        return certified if self.leaves_room(max(certified, limit), disclosure) else math.inf
 
     def admits(self, charges: Mapping[Event, int], limit: float, disclosure: float = 0.0) -> bool:
         """Return whether all these releases together stay within the limit ε.
 
         Args:
-            charges: all releases with counts, the next one included.
+            charges: All releases with counts, the next one included.
             limit: ε, fixed before the first release.
-            disclosure: as in `epsilon`.
+            disclosure: As in `epsilon`.
         """
-        return self.leaves_room(limit, disclosure) and self._certified(charges) <= limit
+        return self.epsilon(charges, disclosure, limit) <= limit
 
     def largest_limit(self, disclosure: float) -> float:
         """Return the largest limit with room for this disclosure; infinity for none of it, negative if it fits none."""
@@ -121,7 +122,7 @@ class Filter:
                     mu = math.sqrt(sum(count / sigma**2 for sigma, count in gaussians))
                     found = min(found, solve_epsilon(mu, self._part(name)) if mu else 0.0)
             elif (order := _parse_order(name)) is not None:
-                rho = sum(count * float(compute_rdp(step, (float(order),))[0]) for step, count in steps)
+                rho = float(sum_steps(steps, (float(order),))[0])
                 found = min(found, convert_rdp(order, rho, self._part(name)))
         return found
 

@@ -117,13 +117,13 @@ def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> Array:
             return _between_integers(lambda whole: compute_replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):
             mixed: Array = compute_mixture_rdp(
-                q, (alpha - 1) * _sum_steps(list_inner_steps(inner), orders)
+                q, (alpha - 1) * sum_steps(list_inner_steps(inner), orders)
             ) / (alpha - 1)
             return mixed
         case Group(k, inner):
             factor = compute_group_exponent(k)
             # c doublings of the group: each turns ρ(α) into 3ρ(2α), so the inner steps are taken at 2^c·α.
-            rho = 3.0**factor * _sum_steps(list_inner_steps(inner), tuple(2.0**factor * alpha))
+            rho = 3.0**factor * sum_steps(list_inner_steps(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
@@ -338,10 +338,11 @@ def _nothing(record: logging.LogRecord) -> bool:
 def compose_steps(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[tuple[float, ...], Array]:
     """Return the orders at which the steps are added up, and the sum of ρ(α) over all steps."""
     orders = choose_orders(steps, orders)
-    return orders, _sum_steps(steps, orders)
+    return orders, sum_steps(steps, orders)
 
 
-def _sum_steps(steps: Steps, orders: tuple[float, ...]) -> Array:
+def sum_steps(steps: Steps, orders: tuple[float, ...]) -> Array:
+    """Return the sum of ρ(α) over all steps, (n,), at exactly these n orders."""
     total: Array = np.sum([count * compute_rdp(event, orders) for event, count in steps], axis=0)
     return total
 

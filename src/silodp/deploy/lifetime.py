@@ -101,10 +101,11 @@ class LifetimeLedger:
         """
         if not self.certificates:
             return self.epsilon(adversary, more, run)
-        counts, rule = self._count(adversary, more), self._filter(adversary)
-        needed = math.inf if counts is None else rule.epsilon(counts)
-        has_room = rule.leaves_room(max(needed, limit), self._sum_disclosure(adversary, run))
-        return needed if math.isfinite(needed) and has_room else None
+        counts = self._count(adversary, more)
+        if counts is None:
+            return None
+        needed = self._filter(adversary).epsilon(counts, self._sum_disclosure(adversary, run), limit)
+        return needed if math.isfinite(needed) else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
         """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
