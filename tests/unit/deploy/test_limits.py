@@ -22,6 +22,7 @@ from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
 from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.lifetime import PLAN, count_plan, digest_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
@@ -154,6 +155,29 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
             assert not service.lifetime.runs[run].history
         assert service.lifetime.charged_runs == 2
         ask("update", runs[0], 1)  # what was begun within the policy goes on
+
+
+def test_a_silo_keeps_the_plan_of_its_first_charge(tmp_path: Path) -> None:
+    """With two plans in force, each at half of δ, a filter would hold at one and a half times its δ."""
+    parties = make_parties(tmp_path, CONFIG)
+    home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
+    server, params = load_identity(parties / "server", "server"), np.zeros(consortium.spec.size, np.float32)
+    plan, store = count_plan(consortium.spec, "silo-1"), DirectoryStore(home / "store")
+    with open_silo(home, consortium) as service:
+
+        def ask(kind: str, **arrays: np.ndarray) -> bytes:
+            return service.receive(sign(Message(kind, "a" * 32, 0, arrays=arrays), server, service.name))
+
+        ask("setup")
+        assert store.get(PLAN) is None
+        ask("update", params=params)
+        assert store.get(PLAN) == digest_plan(plan).encode()
+        assert service.lifetime.plan == plan
+    with open_silo(home, consortium) as service:
+        assert service.lifetime.plan == plan
+    store.put(PLAN, b"0" * 64)
+    with open_silo(home, consortium) as service:
+        assert service.lifetime.plan == {}
 
 
 def test_two_requests_at_once_are_one_release_for_one_charge(
