@@ -182,7 +182,7 @@ def accept(
     lifetime_epsilon: Annotated[
         float | None,
         Option(
-            help="Most ε that all runs of this silo may spend against each adversary. Default: that of this run."
+            help="Most ε that all runs of this silo may spend against each adversary. Default: what this run needs."
         ),
     ] = None,
     allow_counts: Annotated[

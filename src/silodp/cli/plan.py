@@ -310,7 +310,7 @@ def epsilon(
         str | None,
         typer.Option(
             click_type=Names("silodp.accounting.accountant:ACCOUNTANTS"),
-            help="Accountant of ε. Default: the one with the smaller ε for this noise.",
+            help="Accountant of ε, by name or FILE.py:NAME. Default: the one with the smaller ε for this noise.",
         ),
     ] = None,
     adversary: Annotated[
