@@ -173,7 +173,7 @@ def _run_config(
             )
         raise
     write_card(directory, record)
-    summary = _summarize(config, directory, result, page, record.audit.attacks if record.audit else {})
+    summary = _summarize(config, directory, result, page, record.attacks)
     summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
     for warning in [*summary["warnings"], *([] if run_log.begun else doubts)]:
         log(f"warning: {warning}")

@@ -12,20 +12,21 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from silodp.accounting.guarantee import HELD_OUT, TECHNICAL, Guarantee
-from silodp.config.schema import CardSection, parse_card
+from silodp.accounting.guarantee import HELD_OUT
+from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
+from silodp.parsing import UNSOUND, parse_toml
 from silodp.report.divergence import get_measure, list_quantities
+from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
-from silodp.report.guarantee_text import collect_texts, describe_cover, describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
-from silodp.report.run_record import RunRecord, read_run
+from silodp.report.run_record import RunRecord
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
-from silodp.runtime.run_files import MetricsRow
+from silodp.runtime.run_files import CONFIG, GUARANTEE, MetricsRow
 from silodp.wire.files import write_durably
 
 MIN_PERSONS = 20
@@ -54,29 +55,23 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     """
     if not (directory / DESCRIPTION).exists():  # an earlier version wrote none
         return None
-    run = run or read_run(directory)
-    description = ModelDescription.read(directory / DESCRIPTION)
+    facts, held_out = collect_facts(directory, run), read_held_out(directory)
+    run, description = facts.run, ModelDescription.read(directory / DESCRIPTION)
     # Earlier versions did not state the run in guarantee.json.
     stated = run.summary.get("run", description.run)
-    description.check_run(stated, directory / "guarantee.json")
-    spec, held_out = _read_spec(directory / "run_spec.json"), read_held_out(directory)
+    description.check_run(stated, directory / GUARANTEE)
     try:
-        section = _read_section(run.config)
-        card = section or CardSection()
-        declared = _list_declared(description, card)
+        declared = _list_declared(description, facts.card)
     except SilodpError as error:
-        raise SilodpError(
-            f"{directory / 'config.toml'}: {error}", code=error.code, field=error.field
-        ) from None
+        raise SilodpError(f"{directory / CONFIG}: {error}", code=error.code, field=error.field) from None
     text = render(
         "model_card.jinja",
         run=run,
-        spec=spec,
-        card=card,
-        has_readable_config=section is not None,
+        facts=facts,
+        card=facts.card,
         held_out=held_out,
         pooled=_tabulate_pooled(run.rows, held_out, declared),
-        **_describe_run(run),
+        **_describe_run(facts),
         **_describe_model(description),
     )
     path = directory / CARD
@@ -113,31 +108,6 @@ def _seal(card: str, description: bytes) -> str:
     return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
 
 
-def _read_spec(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
-        spec: Mapping[str, Any] = parse_json(path.read_bytes())
-        return {
-            "silos": len(spec["data"]["silos"]),
-            "users": spec["data"]["users"],
-            "loss": spec["model"]["loss"],
-        }
-
-
-def _read_section(config: str | None) -> CardSection | None:
-    """Return [card] of config.toml; None where the file is not TOML.
-
-    Raises:
-        SilodpError: the table has a wrong setting.
-    """
-    try:
-        values = parse_toml(config or "")
-    except ValueError:  # a report shows such a file as it is, so a card is written all the same
-        return None
-    return parse_card(values)
-
-
 def _list_declared(description: ModelDescription, card: CardSection) -> _Declared:
     if not card.subgroups:
         return []
@@ -151,22 +121,27 @@ def _list_declared(description: ModelDescription, card: CardSection) -> _Declare
     ]
 
 
-def _describe_run(run: RunRecord) -> dict[str, Any]:
+def _describe_run(facts: Facts) -> dict[str, Any]:
     """Return the values of the template that are about the guarantees and the settings of a run."""
-    private = [guarantee for guarantee in run.guarantees.values() if guarantee.private]
+    run = facts.run
     return {
         "min_persons": MIN_PERSONS,
-        "released": run.guarantees["released"],
+        "released": facts.released,
         "guarantees": _describe_guarantees(run),
-        "is_private": bool(private),
-        "assumptions": _list_once(private, "assumptions"),
-        "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in _list_once(private, "not_covered")],
-        "is_counted": any(ASSUMES_INDEX_FROM_TABLES in one.assumptions for one in run.guarantees.values()),
-        "covers": describe_cover(run.guarantees["released"].private),
+        "is_private": bool(facts.private),
+        "assumptions": [_name_adversaries(one) + one.text for one in facts.assumptions],
+        "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered],
+        "is_counted": any(one.text == ASSUMES_INDEX_FROM_TABLES for one in facts.assumptions),
+        "covers": describe_cover(facts.released.private),
         "sums": _tabulate_sums(run.rows),
         "names": list_quantities(run.rows),
         "method": _describe_method(run),
     }
+
+
+def _name_adversaries(one: Assumption) -> str:
+    """Return the adversaries that an assumption is about; "" where these are all."""
+    return "" if one.is_shared else f"(against {', '.join(one.against)}) "
 
 
 def _describe_model(described: ModelDescription) -> dict[str, Any]:
@@ -186,20 +161,10 @@ def _describe_model(described: ModelDescription) -> dict[str, Any]:
 
 
 def _describe_guarantees(run: RunRecord) -> list[str]:
-    attacks = run.audit.attacks if run.audit else {}
     guarantees = run.guarantees.values()
     return [
-        *(describe_guarantee(one, attacks.get(one.adversary)) for one in guarantees),
+        *(describe_guarantee(one, run.attacks.get(one.adversary)) for one in guarantees),
         *format_guarantees(list(guarantees)),
-    ]
-
-
-def _list_once(guarantees: Sequence[Guarantee], name: Literal["assumptions", "not_covered"]) -> list[str]:
-    """Return each text once, with the adversaries that it is about where these are not all."""
-    return [
-        ("" if len(against) == len(guarantees) else f"(against {', '.join(against)}) ")
-        + text.removeprefix(TECHNICAL)
-        for text, against in collect_texts(guarantees, name).items()
     ]
 
 

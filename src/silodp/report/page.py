@@ -14,16 +14,17 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter, ValidationError
 
-from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, TECHNICAL, Guarantee
+from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED
 from silodp.accounting.views import Adversary
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
+from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import as_number, render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
-from silodp.report.run_record import RunRecord, format_versions, read_run
+from silodp.report.run_record import RunRecord, format_versions
 from silodp.runtime.run_files import MetricsRow
 from silodp.training.counts import Estimate
 
@@ -77,9 +78,10 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
         SilodpError: a file is missing or damaged, or the guarantees contradict the ledger.
     """
     directory = Path(directory)
-    run = run or read_run(directory)
+    facts = collect_facts(directory, run)
+    run = facts.run
     pictures = PictureFolder(directory / "plots")
-    guarantees, released = run.guarantees.values(), run.guarantees["released"]
+    guarantees, released = run.guarantees.values(), facts.released
     unit = "record" if released.unit == "record" else "person"
     ends, held_out, evaluation = _list_ends(run.rows), read_held_out(directory), _find_evaluation(run)
     figure = plots.plot_epsilon(run.rows)
@@ -87,10 +89,10 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
         "report.html",
         run=run,
         released=released,
-        attacks=run.audit.attacks if run.audit else {},
-        to_sign=_group_assumptions(run.guarantees, technical=False),
-        technical=_group_assumptions(run.guarantees, technical=True),
-        not_covered=_list_not_covered(released, run),
+        attacks=run.attacks,
+        to_sign=_group_assumptions(one for one in facts.assumptions if not one.is_technical),
+        technical=_group_assumptions(one for one in facts.assumptions if one.is_technical),
+        not_covered=_list_not_covered(facts),
         diverged=find_divergence(run.rows),
         refused=describe_refused(run.rows),
         versions=format_versions(),
@@ -150,31 +152,23 @@ class PictureFolder:
                 path.unlink()
 
 
-def _group_assumptions(
-    guarantees: Mapping[Adversary, Guarantee], technical: bool
-) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the assumptions of all guarantees, then the others by adversaries; each text appears once.
-
-    Args:
-        guarantees: The guarantees, by adversary.
-        technical: Whether the technical ones are wanted, or those that somebody must sign.
-    """
-    private = [g for g in guarantees.values() if g.private]
-    groups: dict[tuple[Adversary, ...], list[str]] = {}
-    for text, against in guarantee_text.collect_texts(private, "assumptions").items():
-        if text.startswith(TECHNICAL) == technical:
-            groups.setdefault(tuple(against), []).append(text.removeprefix(TECHNICAL))
+def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the assumptions of all guarantees, then the others by the adversaries that they are about."""
     # Most assumptions hold against every adversary: they are listed once, before those of single ones.
-    everyone = groups.pop(tuple(g.adversary for g in private), [])
+    everyone: list[str] = []
+    groups: dict[tuple[Adversary, ...], list[str]] = {}
+    for one in assumptions:
+        (everyone if one.is_shared else groups.setdefault(one.against, [])).append(one.text)
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
 
 
-def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
+def _list_not_covered(facts: Facts) -> list[str]:
     """Return what no ε covers; held-out records only where pooled ones measured the model."""
+    run = facts.run
     measured = any(row.get("loss") is not None for row in run.rows)
     # Without a measurement on pooled records, there is no number about which a reader has to be warned.
-    found = [text for text in released.not_covered if measured or text != HELD_OUT]
+    found = [text for text in facts.released.not_covered if measured or text != HELD_OUT]
     if run.summary.get("evaluation") == "sums":
         found = [
             f"{text} (the noised sums below are covered)" if text == NOT_COVERED[0] else text

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter
 
 from silodp._lazy import find_version
+from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -114,6 +115,11 @@ class RunRecord:
     budget: Budget | None
     written: datetime
     doubts: tuple[str, ...] = ()
+
+    @property
+    def attacks(self) -> Mapping[Adversary, MembershipAttack]:
+        """Bounds on attacks on membership by the charged events; {} without a ledger."""
+        return self.audit.attacks if self.audit else {}
 
 
 # A directory may come from elsewhere: nothing that its files name is imported, here or in what is called.

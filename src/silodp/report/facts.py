@@ -1,0 +1,147 @@
+"""What is known of a finished run: collected once from its files, for page, model card, checklist and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from silodp.accounting.guarantee import TECHNICAL, Guarantee
+from silodp.accounting.views import ADVERSARIES, Adversary
+from silodp.config.schema import CardSection, parse_card
+from silodp.errors import SilodpError
+from silodp.parsing import parse_json, parse_toml, refuse_unsound
+from silodp.report.guarantee_text import collect_texts
+from silodp.report.run_record import RunRecord, read_run
+from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+from silodp.runtime.run_files import CONFIG, RUN_SPEC
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One assumption of the guarantees of a run.
+
+    Attributes:
+        text: The clause, without `TECHNICAL`.
+        against: The adversaries whose guarantees rest on it.
+        is_technical: Whether it is about arithmetic or cryptography, which no person can answer for.
+        is_shared: Whether all guarantees of the run rest on it.
+    """
+
+    text: str
+    against: tuple[Adversary, ...]
+    is_technical: bool = False
+    is_shared: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the files of a run state, for every text about it.
+
+    Attributes:
+        run: The files of the run, checked against its ledger.
+        card: What the owner declares in [card] of config.toml.
+        spec: The public constants of run_spec.json; {} where there is no such file.
+        model: The description of the model; None for a run of a version that wrote none.
+        has_readable_config: Whether config.toml is TOML; where it is not, `card` is empty.
+        assumptions: Every assumption once, in the order of the guarantees.
+    """
+
+    run: RunRecord
+    card: CardSection
+    spec: Mapping[str, Any]
+    model: ModelDescription | None
+    has_readable_config: bool = True
+    assumptions: tuple[Assumption, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = collect_texts(self.private, "assumptions")
+        assumptions = (
+            Assumption(
+                text.removeprefix(TECHNICAL),
+                tuple(against),
+                text.startswith(TECHNICAL),
+                len(against) == len(self.private),
+            )
+            for text, against in found.items()
+        )
+        object.__setattr__(self, "assumptions", tuple(assumptions))
+
+    @property
+    def released(self) -> Guarantee:
+        """The guarantee against whoever sees the models."""
+        return self.run.guarantees["released"]
+
+    @property
+    def private(self) -> tuple[Guarantee, ...]:
+        """The guarantees that promise something."""
+        return tuple(self.run.guarantees[a] for a in ADVERSARIES if self.run.guarantees[a].private)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What no ε covers, one clause each."""
+        return tuple(collect_texts(self.private, "not_covered"))
+
+    @property
+    def users(self) -> int | None:
+        """The public number of persons; None where no file states it."""
+        users = self.spec.get("data", {}).get("users")
+        return users if isinstance(users, int) else None
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """The names of the silos; () where no file states them."""
+        return tuple(self.spec.get("data", {}).get("silos", ()))
+
+    @property
+    def loss(self) -> str | None:
+        """The name of the loss; None where no file states it."""
+        loss = self.spec.get("model", {}).get("loss")
+        return loss if isinstance(loss, str) else None
+
+
+def collect_facts(directory: Path, run: RunRecord | None = None) -> Facts:
+    """Read the files of a finished run that texts about it are made of.
+
+    Args:
+        directory: The directory of the run.
+        run: Its files, where they have been read.
+
+    Raises:
+        SilodpError: a file is missing or damaged, files contradict each other, or a setting of [card] is wrong.
+    """
+    run = run or read_run(directory)
+    card = _read_card(directory, run.config)
+    description = directory / DESCRIPTION
+    return Facts(
+        run=run,
+        card=card or CardSection(),
+        spec=_read_spec(directory / RUN_SPEC),
+        model=ModelDescription.read(description) if description.exists() else None,
+        has_readable_config=card is not None,
+    )
+
+
+def _read_card(directory: Path, config: str | None) -> CardSection | None:
+    """Return [card] of config.toml; None where the file is not TOML."""
+    try:
+        values = parse_toml(config or "")
+    except ValueError:  # a report shows such a file as it is, so texts are written all the same
+        return None
+    try:
+        return parse_card(values)
+    except SilodpError as error:
+        raise SilodpError(f"{directory / CONFIG}: {error}", code=error.code, field=error.field) from None
+
+
+def _read_spec(path: Path) -> Mapping[str, Any]:
+    """Return the constants of run_spec.json, with the parts that texts need; {} where there is none."""
+    if not path.exists():
+        return {}
+    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
+        spec: Mapping[str, Any] = parse_json(path.read_bytes())
+        data, model = spec["data"], spec["model"]
+        if not all(isinstance(name, str) for name in data["silos"]):
+            raise ValueError
+        return {**spec, "data": dict(data), "model": dict(model)}
