@@ -42,6 +42,12 @@ class CardSection(_Section):
     Attributes:
         intended_use, limits, contact, license: Sentences for the card.
         data: Where, when and how the records were collected.
+        purpose: Why the records are processed.
+        controllers: Who decides on that, and is responsible for the records (GDPR Art. 4(7), 26).
+        legal_basis: The law, consent or approval by which the records may be used so.
+        period: From when to when the records are used.
+        recipients: Who gets the model or the report.
+        retention: How long model, ledgers and records are kept.
         publish_metrics: Whether the card has metrics on private held-out records, which no ε covers.
         subgroups: By column of features its categories, or ascending bounds between which its subgroups lie.
     """
@@ -51,6 +57,12 @@ class CardSection(_Section):
     contact: str | None = None
     license: str | None = None
     data: str | None = None
+    purpose: str | None = None
+    controllers: str | None = None
+    legal_basis: str | None = None
+    period: str | None = None
+    recipients: str | None = None
+    retention: str | None = None
     publish_metrics: bool = False
     subgroups: dict[str, list[str | int | float]] = Field(default_factory=dict)
 

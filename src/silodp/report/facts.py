@@ -17,6 +17,17 @@ from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
 
+RESPONSIBILITY = {
+    "purpose": "Purpose",
+    "controllers": "Controllers",
+    "legal_basis": "Legal basis",
+    "period": "Period",
+    "recipients": "Recipients",
+    "retention": "Retention",
+}
+"""What the owner declares in [card] for those who are responsible, with the names that readers see."""
+NOT_STATED = "not stated"
+
 
 @dataclass(frozen=True)
 class Assumption:
@@ -82,6 +93,13 @@ class Facts:
     def not_covered(self) -> tuple[str, ...]:
         """What no ε covers, one clause each."""
         return tuple(collect_texts(self.private, "not_covered"))
+
+    @property
+    def responsibility(self) -> tuple[tuple[str, str], ...]:
+        """The entries of `RESPONSIBILITY`, each with what the owner declares or `NOT_STATED`."""
+        return tuple(
+            (title, getattr(self.card, field) or NOT_STATED) for field, title in RESPONSIBILITY.items()
+        )
 
     @property
     def users(self) -> int | None:

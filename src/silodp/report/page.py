@@ -88,6 +88,7 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
     page = render(
         "report.html",
         run=run,
+        facts=facts,
         released=released,
         attacks=run.attacks,
         to_sign=_group_assumptions(one for one in facts.assumptions if not one.is_technical),
