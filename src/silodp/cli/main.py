@@ -49,6 +49,8 @@ typer.core.HAS_RICH = False
 COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
     "commands",
     {
+        "report": "silodp.cli.report:report",
+        "report-key": "silodp.cli.report:report_key",
         "plan": "silodp.cli.plan:plan",
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
@@ -220,30 +222,6 @@ def compare(
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command continues after the last finished run") from None
     show(result, as_json, [format_table(result), f"Report: {directory / 'compare.html'}"])
-
-
-@app.command()
-def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
-    as_json: Json = False,
-) -> None:
-    """Check the guarantee against the ledger. Writes DIR/report.html and DIR/MODEL_CARD.md again."""
-    from silodp.report.guarantee_text import describe_guarantee
-    from silodp.report.model_card import write_card
-    from silodp.report.page import write_report
-    from silodp.report.run_record import read_run
-
-    record = read_run(directory)
-    path = write_report(directory, record)
-    card = write_card(directory, record)
-    audit = record.audit
-    unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
-    result = {"report": str(path), "card": None if card is None else str(card), "not_checked": unchecked}
-    lines = [f"Not checked: {what}." for what in unchecked]
-    if audit is not None:
-        lines = ["The guarantees and the metrics agree with the ledger.", *lines]
-        lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
-    show(result, as_json, [*lines, f"Report: {path}", *([] if card is None else [f"Model card: {card}"])])
 
 
 def _train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ class Facts:
         spec: The public constants of run_spec.json; {} where there is no such file.
         model: The description of the model; None for a run of a version that wrote none.
         has_readable_config: Whether config.toml is TOML; where it is not, `card` is empty.
-        assumptions: Every assumption once, in the order of the guarantees.
     """
 
     run: RunRecord
@@ -64,20 +63,6 @@ class Facts:
     spec: Mapping[str, Any]
     model: ModelDescription | None
     has_readable_config: bool = True
-    assumptions: tuple[Assumption, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        found = collect_texts(self.private, "assumptions")
-        assumptions = (
-            Assumption(
-                text.removeprefix(TECHNICAL),
-                tuple(against),
-                text.startswith(TECHNICAL),
-                len(against) == len(self.private),
-            )
-            for text, against in found.items()
-        )
-        object.__setattr__(self, "assumptions", tuple(assumptions))
 
     @property
     def released(self) -> Guarantee:
@@ -87,7 +72,12 @@ class Facts:
     @property
     def private(self) -> tuple[Guarantee, ...]:
         """The guarantees that promise something."""
-        return tuple(self.run.guarantees[a] for a in ADVERSARIES if self.run.guarantees[a].private)
+        return _list_private(self.run.guarantees)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Every assumption of the guarantees once."""
+        return list_assumptions(self.run.guarantees)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -117,6 +107,24 @@ class Facts:
         """The name of the loss; None where no file states it."""
         loss = self.spec.get("model", {}).get("loss")
         return loss if isinstance(loss, str) else None
+
+
+def list_assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[Assumption, ...]:
+    """Return every assumption of these guarantees once, in their order."""
+    private = _list_private(guarantees)
+    return tuple(
+        Assumption(
+            text.removeprefix(TECHNICAL),
+            tuple(against),
+            text.startswith(TECHNICAL),
+            len(against) == len(private),
+        )
+        for text, against in collect_texts(private, "assumptions").items()
+    )
+
+
+def _list_private(guarantees: Mapping[Adversary, Guarantee]) -> tuple[Guarantee, ...]:
+    return tuple(guarantees[adversary] for adversary in ADVERSARIES if guarantees[adversary].private)
 
 
 def collect_facts(directory: Path, run: RunRecord | None = None) -> Facts:

@@ -53,10 +53,20 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     Raises:
         SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
     """
-    if not (directory / DESCRIPTION).exists():  # an earlier version wrote none
+    text = compose_card(directory, run)
+    if text is None:
         return None
+    path = directory / CARD
+    write_durably(path, text.encode())
+    return path
+
+
+def compose_card(directory: Path, run: RunRecord | None = None) -> str | None:
+    """Return the text of the card; None for a run of a version that kept no description of its model."""
     facts, held_out = collect_facts(directory, run), read_held_out(directory)
-    run, description = facts.run, ModelDescription.read(directory / DESCRIPTION)
+    run, description = facts.run, facts.model
+    if description is None:
+        return None
     # Earlier versions did not state the run in guarantee.json.
     stated = run.summary.get("run", description.run)
     description.check_run(stated, directory / GUARANTEE)
@@ -74,10 +84,8 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         **_describe_run(facts),
         **_describe_model(description),
     )
-    path = directory / CARD
     # jinja drops the end of the last line
-    write_durably(path, _seal(f"{text}\n", (directory / DESCRIPTION).read_bytes()).encode())
-    return path
+    return _seal(f"{text}\n", (directory / DESCRIPTION).read_bytes())
 
 
 def check_card(path: Path, description: bytes) -> None:

@@ -24,8 +24,8 @@ from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import as_number, render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
-from silodp.report.run_record import RunRecord, format_versions
-from silodp.runtime.run_files import MetricsRow
+from silodp.report.run_record import RunRecord, format_versions, read_run
+from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.training.counts import Estimate
 
 MAX_ROWS = 26
@@ -78,14 +78,29 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
         SilodpError: a file is missing or damaged, or the guarantees contradict the ledger.
     """
     directory = Path(directory)
-    facts = collect_facts(directory, run)
-    run = facts.run
     pictures = PictureFolder(directory / "plots")
+    page = compose_page(directory, run or read_run(directory), pictures)
+    pictures.remove_old(_PICTURES)
+    path = directory / REPORT
+    with name_file(path):
+        path.write_text(page, encoding="utf-8")
+    return path
+
+
+def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> str:
+    """Return the text of the report, and write its pictures.
+
+    Args:
+        directory: The directory of the run.
+        run: Its files.
+        pictures: The folder of the pictures, which the page also has inside.
+    """
+    facts = collect_facts(directory, run)
     guarantees, released = run.guarantees.values(), facts.released
     unit = "record" if released.unit == "record" else "person"
     ends, held_out, evaluation = _list_ends(run.rows), read_held_out(directory), _find_evaluation(run)
     figure = plots.plot_epsilon(run.rows)
-    page = render(
+    return render(
         "report.html",
         run=run,
         facts=facts,
@@ -117,11 +132,6 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
         ],
         seconds=sum(as_number(row.get("seconds")) or 0.0 for row in run.rows),
     )
-    pictures.remove_old(_PICTURES)
-    path = directory / "report.html"
-    with name_file(path):
-        path.write_text(page, encoding="utf-8")
-    return path
 
 
 class PictureFolder:

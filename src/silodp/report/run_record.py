@@ -117,6 +117,11 @@ class RunRecord:
     doubts: tuple[str, ...] = ()
 
     @property
+    def id(self) -> str:
+        """The id of the run; "" for one of an earlier version."""
+        return str(self.summary.get("run", ""))
+
+    @property
     def attacks(self) -> Mapping[Adversary, MembershipAttack]:
         """Bounds on attacks on membership by the charged events; {} without a ledger."""
         return self.audit.attacks if self.audit else {}

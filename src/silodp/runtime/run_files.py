@@ -24,9 +24,10 @@ CONFIG = "config.toml"
 """The configuration of a run of the command line."""
 GUARANTEE, METRICS = "guarantee.json", "metrics.jsonl"
 LEDGER = Path("checkpoint") / "ledger.jsonl"
+REPORT = "report.html"
 BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
 """The files whose digests the ledger of a finished run has, in the order in which they are checked."""
-RUN_FILES = frozenset({*BOUND_FILES, CARD, "report.html", "plots", "checkpoint"})
+RUN_FILES = frozenset({*BOUND_FILES, CARD, REPORT, "plots", "checkpoint"})
 """All that `silodp run` writes into the directory of a run."""
 
 MetricsRow = dict[str, Any]
