@@ -5,6 +5,7 @@ In HTML every value is escaped; templates that end in .jinja are Markdown.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -136,6 +137,14 @@ def as_clause(sentence: str) -> str:
     return (sentence[:1].lower() + sentence[1:] if is_word else sentence).removesuffix(".")
 
 
+def format_yaml(value: object) -> str:
+    """Return a value as YAML on one line: JSON is YAML, and a text in it can neither end nor begin anything."""
+    text = json.dumps(value, ensure_ascii=False)
+    # Readers of YAML 1.1 take 1e-05, without a point, for a text.
+    is_bare = isinstance(value, float) and "e" in text and "." not in text
+    return text.replace("e", ".0e") if is_bare else text
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "epsilon": lambda value: format_epsilon(as_number(value)),
     "factor": format_factor,
@@ -153,6 +162,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "code": format_code,
     "quoted": quote_names,
     "cell": format_cell,
+    "yaml": format_yaml,
 }
 """Filters of the templates by name."""
 
