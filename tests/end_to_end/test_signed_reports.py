@@ -239,7 +239,7 @@ def test_nothing_is_signed_with_a_statement_open(run: Path, silodp: Silodp) -> N
     )
     assert_sentence(silodp(*sign, "--checklist", "list.toml"), first, code="report.unsigned")
     assert not (run / "signatures").exists()
-    assert_sentence(silodp(*sign[:5]), code="argument.missing")
+    assert_sentence(silodp(*sign[:4]), code="argument.missing")
 
 
 def test_an_answer_of_no_is_signed_and_shown(run: Path, silodp: Silodp) -> None:
