@@ -432,3 +432,11 @@ def test_no_text_of_a_card_breaks_a_form(run: Path, value: str) -> None:
         == value
     )
     assert " ".join(value.split()) in compose_form(run, collect_facts(run), "dpia")
+
+
+def test_a_signed_run_that_is_resumed_says_so(run: Path, silodp: Silodp) -> None:
+    sign_run(silodp, run)
+    done = silodp("run", run, "--resume", "--set", "rounds=3", "--json")
+    assert any("ann-bee.json" in warning for warning in done.json["warnings"])
+    with refused("report.contradicted"):
+        verify_report(run, public())

@@ -114,10 +114,10 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
     from silodp.report.guarantee_text import describe_guarantee
     from silodp.report.model_card import write_card
     from silodp.report.page import write_report
-    from silodp.report.signature import find_outdated, list_signatures
+    from silodp.runtime.run_files import list_signatures
 
     signed = list_signatures(directory)
-    if signed and not again and (outdated := find_outdated(directory, record)):
+    if signed and not again and (outdated := _find_outdated(directory, record)):
         raise SilodpError(
             f"{directory} is signed ({', '.join(path.name for path in signed)}), and nothing was written: "
             f"{' and '.join(outdated)} would change, and the signatures would hold no more; add --again to write them, "
@@ -135,6 +135,12 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
         lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
     lines += [f"Report: {path}", *([] if card is None else [f"Model card: {card}"])]
     return result, as_json, lines
+
+
+def _find_outdated(directory: Path, record: RunRecord) -> list[str]:
+    from silodp.report.signature import find_outdated  # most runs are not signed
+
+    return find_outdated(directory, record)
 
 
 def _write_checklist(directory: Path, facts: Facts, path: Path, as_json: bool) -> _Shown:

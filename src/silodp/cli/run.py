@@ -35,7 +35,7 @@ from silodp.report.run_record import Allocation, format_versions, keep_allocatio
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
-from silodp.runtime.run_files import CONFIG, METRICS, read_metrics
+from silodp.runtime.run_files import CONFIG, METRICS, list_signatures, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.text import format_duration, pluralize
@@ -175,6 +175,11 @@ def _run_config(
     write_card(directory, record)
     summary = _summarize(config, directory, result, page, record.attacks)
     summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
+    if signed := list_signatures(directory):
+        names = ", ".join(path.name for path in signed)
+        summary["warnings"].append(
+            f"{directory} was signed ({names}), and its files were written again: see 'silodp report DIR --verify'"
+        )
     for warning in [*summary["warnings"], *([] if run_log.begun else doubts)]:
         log(f"warning: {warning}")
     summary["warnings"] += doubts

@@ -38,14 +38,20 @@ from silodp.report.checklist import (
 from silodp.report.facts import Facts, list_assumptions
 from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
-from silodp.runtime.run_files import GUARANTEE, LEDGER, REPORT, RUN_SPEC, digest_file
+from silodp.runtime.run_files import (
+    GUARANTEE,
+    LEDGER,
+    REPORT,
+    RUN_SPEC,
+    SIGNATURES,
+    digest_file,
+    list_signatures,
+)
 from silodp.text import pluralize, shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
 FORMAT = 1
 """Of a signature, stored as "format"."""
-SIGNATURES = "signatures"
-"""Folder in the directory of a run."""
 SIGNED_FILES = (
     GUARANTEE,
     RUN_SPEC,
@@ -200,11 +206,6 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
 def digest_files(directory: Path) -> dict[str, str]:
     """Return the SHA-256 (hex) of the files of `SIGNED_FILES` that are there, by name."""
     return {name: digest_file(directory / name) for name in SIGNED_FILES if (directory / name).exists()}
-
-
-def list_signatures(directory: Path) -> list[Path]:
-    """Return the files of all signatures in the directory of a run."""
-    return sorted((directory / SIGNATURES).glob("*.json"))
 
 
 def sign_report(

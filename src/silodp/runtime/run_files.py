@@ -29,6 +29,8 @@ BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
 """The files whose digests the ledger of a finished run has, in the order in which they are checked."""
 RUN_FILES = frozenset({*BOUND_FILES, CARD, REPORT, "plots", "checkpoint"})
 """All that `silodp run` writes into the directory of a run."""
+SIGNATURES = "signatures"
+"""Folder of the signatures of a report; it is none of `RUN_FILES`, so no command deletes a signed run by itself."""
 
 MetricsRow = dict[str, Any]
 """One row of metrics.jsonl, for one round; round 0 is the untrained model."""
@@ -91,6 +93,11 @@ class Metrics:
 def digest_file(path: Path) -> str:
     """Return the SHA-256 (hex) of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def list_signatures(directory: Path) -> list[Path]:
+    """Return the files of all signatures in the directory of a run."""
+    return sorted((directory / SIGNATURES).glob("*.json"))
 
 
 def digest_rows(rows: Sequence[MetricsRow]) -> str:
