@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -53,6 +53,10 @@ class Composition(ABC):
             middle = (low + high) / 2
             low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
         return math.exp(high)
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """Return `delta` at each of several ε; replace it where one computation serves all of them."""
+        return [self.delta(epsilon) for epsilon in epsilons]
 
     def total_variation(self) -> float:
         """Return an upper bound of δ(0), the total variation distance of the worlds with and without the unit."""
@@ -145,6 +149,10 @@ class WorstOfUnits(Composition, Generic[C]):
     def delta(self, epsilon: float) -> float:
         """As `Composition`."""
         return max(kind.delta(epsilon) for kind in self.kinds)
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """As `Composition`."""
+        return list(map(max, zip(*(kind.deltas(epsilons) for kind in self.kinds), strict=True)))
 
     def total_variation(self) -> float:
         """As `Composition`."""
