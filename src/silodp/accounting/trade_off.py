@@ -7,6 +7,7 @@ of them are upper bounds for the attacker, and none is a measurement.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from silodp.accounting.accountant import (
+    MAX_EPSILON,
     Accountant,
     Composition,
     EventCount,
+    bound_likelier,
     choose_accountant,
     compose_charges,
 )
@@ -31,8 +34,6 @@ POINTS = 160
 FEW_POINTS = 40
 """The same for an accountant that takes seconds for each δ; the area is larger by less than 1e-3."""
 
-_LARGEST = 700.0  # e^ε is a float64
-_SMALLEST = 1e-3
 # Cells of false positive rates: geometric at the left end, where f falls fastest.
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-12, 1e-2, 400), np.linspace(1e-2, 1.0, 1600)[1:]])
 
@@ -66,15 +67,18 @@ class TradeOff:
         """
         # Beyond the ε of δ = 1e-9 the curve is flat for every purpose; an accountant may have no ε at so small a δ.
         tops = (composition.epsilon(delta) for delta in (1e-9, 1e-6, 1e-3, 0.1))
-        top = next((found for found in tops if found <= _LARGEST), _LARGEST)
-        epsilons = np.concatenate([[0.0], np.geomspace(_SMALLEST, max(top, 2.0), points)])
+        top = next((found for found in tops if found <= MAX_EPSILON), MAX_EPSILON)
+        # Denser near 0, where δ falls fastest.
+        epsilons = max(top, 2.0) * np.linspace(0.0, 1.0, points + 1) ** 2
         deltas = np.array(composition.deltas(epsilons.tolist()))
         return cls(epsilons, np.minimum(deltas + (1 + np.exp(epsilons)) * disclosure, 1.0))
 
     @classmethod
     def of_pair(cls, epsilon: float, delta: float) -> TradeOff:
         """Return the curve where only (ε, δ) is known."""
-        return cls(np.array([min(epsilon, _LARGEST)]), np.array([delta if epsilon <= _LARGEST else 1.0]))
+        return cls(
+            np.array([min(epsilon, MAX_EPSILON)]), np.array([delta if epsilon <= MAX_EPSILON else 1.0])
+        )
 
     def compute_fnr(self, fpr: ArrayLike) -> Array:
         """Return f(α): the smallest false negative rate at each false positive rate."""
@@ -124,3 +128,70 @@ def compose_trade_off(
 def divide_noise(charges: Iterable[EventCount], factor: float) -> list[EventCount]:
     """Return the charges of the same releases with all noise divided by a factor above 0."""
     return [(scale_shift(event, factor), count) for event, count in charges]
+
+
+@dataclass(frozen=True)
+class MembershipAttack:
+    """What the charged events let the best attacker learn about one unit's membership; bounds, not measurements.
+
+    δ is not the probability that the factor e^ε fails: it is the mean excess, E[(1 − e^(ε−L))₊] for the privacy loss L.
+    Two other numbers answer what readers take δ and ε for. δ(0), the total variation distance between the world with
+    the unit and the one without, gives the accuracy of the best attacker who gives membership even odds: ½(1 + δ(0)),
+    by Neyman and Pearson. The other is the largest probability of events that are more than e^ε times likelier in one
+    world than in the other.
+
+    Attributes:
+        accuracy: An upper bound of the accuracy of guessing membership from even odds, between ½ and 1.
+        loss_above_epsilon: An upper bound of the probability of conclusions that are more than e^ε times likelier with
+            the unit than without it, or without it than with it, whatever they are drawn from.
+        exact: Whether all hold with equality for a unit that moves every sum as far as was charged (by privacy loss
+            distributions, up to their grid); False: they are upper bounds by Rényi orders.
+        auc: An upper bound of the area under the ROC curve; None where `exact` is False, as it would be far too large.
+        tpr_1: An upper bound of the true positive rate at a false positive rate of 1 %; None as `auc`.
+        tpr_01: The same at 0.1 %.
+
+    Source: Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy) for the view of an
+    attacker as a hypothesis test; the lemma of Neyman and Pearson (1933) for the best test.
+    """
+
+    accuracy: float
+    loss_above_epsilon: float
+    exact: bool
+    auc: float | None = None
+    tpr_1: float | None = None
+    tpr_01: float | None = None
+
+
+def compute_membership_attack(
+    charges: Iterable[EventCount], epsilon: float, excess: float = 0.0
+) -> MembershipAttack:
+    """Bound the best attack on membership against all (event, count) together.
+
+    By privacy loss distributions wherever they know the events, whatever accountant computed ε.
+
+    Args:
+        charges: what was released.
+        epsilon: the ε that was stated, 0 or more.
+        excess: the part of δ, between 0 and 1, that is kept for what ciphertexts disclose: at least (1 + e^ε)·TV.
+
+    Raises:
+        SilodpError: an event's parameter is out of range.
+    """
+    charges = list(charges)
+    # Not the accountant of the run: these bounds stand beside its ε, and the tightest ones say most.
+    accountant = choose_accountant(event for event, _ in charges)
+    composition = accountant.compose(charges)
+    rates: dict[str, float] = {}
+    if accountant.exact:
+        disclosure = excess / (1 + math.exp(min(epsilon, MAX_EPSILON)))
+        curve = TradeOff.of(composition, disclosure=disclosure)
+        tpr_1, tpr_01 = curve.compute_tpr([0.01, 0.001]).tolist()
+        rates = {"auc": curve.auc, "tpr_1": tpr_1, "tpr_01": tpr_01}
+    return MembershipAttack(
+        accuracy=(1 + min(1.0, composition.total_variation() + excess)) / 2,
+        loss_above_epsilon=composition.probability_above(epsilon)
+        if excess == 0
+        else bound_likelier(lambda smaller: composition.delta(smaller) + excess, epsilon),
+        exact=accountant.exact,
+        **rates,
+    )
