@@ -502,10 +502,16 @@ def test_the_demo_says_what_its_noise_allows_an_attacker(silodp: Silodp, config:
     assert attack["exact"]
     assert attack["accuracy"] == pytest.approx(NormalDist().cdf(mu / 2), rel=1e-9)
     assert attack["loss_above_epsilon"] == pytest.approx(1.400e-4, rel=1e-3)  # see test_attack.py
+    assert attack["auc"] == pytest.approx(NormalDist().cdf(mu / math.sqrt(2)), abs=3e-5)
+    closed = [NormalDist().cdf(NormalDist().inv_cdf(rate) + mu) for rate in (0.01, 0.001)]
+    assert [attack["tpr_1"], attack["tpr_01"]] == pytest.approx(closed, rel=1e-3)
     assert "67.3 % of the time" in summary["in_words"][0]
     page = Path("a/report.html").read_text()
     assert page.count("67.3 %") == 3  # models, server, and in words
     assert "98.0 %" not in page
+    for path in ("a/report.html", "a/MODEL_CARD.md"):
+        text = Path(path).read_text()
+        assert all(rate in text for rate in ("0.737", "7.61 %", "1.41 %"))
     assert f"1 in {math.floor(1 / attack['loss_above_epsilon']):,}" in page
     said = json.loads(Path("a/guarantee.json").read_text())
     assert said["simulation"] is True
@@ -517,6 +523,7 @@ def test_integer_noise_is_said_to_be_bounded(silodp: Silodp, config: Path) -> No
     summary = silodp("run", config, *asked).json
     attack = summary["attacks"]["server"]
     assert not attack["exact"]
+    assert attack["auc"] is attack["tpr_1"] is attack["tpr_01"] is None
     exact = NormalDist().cdf(math.sqrt(2) / 5 / 2)
     assert exact < attack["accuracy"] < exact + 0.05
     assert attack["loss_above_epsilon"] > 1e-5

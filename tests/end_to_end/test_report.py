@@ -20,13 +20,14 @@ from markupsafe import escape
 
 import silodp
 from silodp.accounting.guarantee import NOT_COVERED, TECHNICAL, Guarantee, list_assumptions
+from silodp.accounting.trade_off import TradeOff
 from silodp.accounting.views import ADVERSARIES, View
 from silodp.errors import SilodpError
 from silodp.report.formatting import (
     as_clause,
-    compute_attack_accuracy,
     format_accuracy,
     format_odds,
+    format_rate,
     without_folders,
 )
 from silodp.report.page import write_report
@@ -399,12 +400,19 @@ def test_no_directory(tmp_path: Path) -> None:
 
 
 def test_odds_of_a_guess() -> None:
-    assert format_accuracy(compute_attack_accuracy(0.0)) == "50.0 %"
-    assert format_accuracy(compute_attack_accuracy(math.log(3))) == "75.0 %"
-    assert (
-        format_accuracy(compute_attack_accuracy(math.log(3), 0.1)) == "77.5 %"
-    )  # the largest total variation at (ε, δ)
-    assert format_accuracy(compute_attack_accuracy(1000.0)) == "nearly 100 %"
+    assert format_accuracy(TradeOff.of_pair(0.0, 0.0).accuracy) == "50.0 %"
+    assert format_accuracy(TradeOff.of_pair(math.log(3), 0.0).accuracy) == "75.0 %"
+    # the largest total variation at (ε, δ)
+    assert format_accuracy(TradeOff.of_pair(math.log(3), 0.1).accuracy) == "77.5 %"
+    assert format_accuracy(TradeOff.of_pair(1000.0, 0.0).accuracy) == "nearly 100 %"
+    assert [format_rate(rate) for rate in (0.0, 0.000123, 0.0141, 0.07602, 0.0999, 0.3722)] == [
+        "0.0 %",
+        "0.0123 %",
+        "1.41 %",
+        "7.61 %",
+        "9.99 %",
+        "37.3 %",
+    ]
     assert format_accuracy(0.67264) == "67.3 %"
     assert format_odds(1e-5) == "1 in 100,000"
     assert format_odds(3e-5) == "1 in 33,333"

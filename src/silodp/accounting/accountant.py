@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -20,7 +20,7 @@ from silodp.errors import SilodpError
 from silodp.settings import MAX_REAL, Delta, check_value
 from silodp.text import name_class, shorten
 
-_MAX_EPSILON = 700.0  # e^ε is a float64
+MAX_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
 """An event, and how many times it took place."""
 
@@ -54,6 +54,10 @@ class Composition(ABC):
             low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
         return math.exp(high)
 
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """Return `delta` at each of several ε; replace it where one computation serves all of them."""
+        return [self.delta(epsilon) for epsilon in epsilons]
+
     def total_variation(self) -> float:
         """Return an upper bound of δ(0), the total variation distance of the worlds with and without the unit."""
         return self.delta(0.0)
@@ -63,12 +67,12 @@ class Composition(ABC):
 
         It holds for whatever is computed from what is seen. That may be more than P(L > ε) for the privacy loss L of
         what is seen: an event may have the ratio e^ε as a whole, where some of its outcomes have a smaller one. By
-        default see `_bound_likelier`.
+        default see `bound_likelier`.
         """
-        return _bound_likelier(self.delta, epsilon)
+        return bound_likelier(self.delta, epsilon)
 
 
-def _bound_likelier(compute_delta: Callable[[float], float], epsilon: float) -> float:
+def bound_likelier(compute_delta: Callable[[float], float], epsilon: float) -> float:
     """Return the smallest δ(ε − x)/(1 − e^(−x)) over some x in (0, ε].
 
     An event with P(E) ≥ e^ε·Q(E) has δ(ε − x) ≥ P(E) − e^(ε − x)·Q(E) ≥ (1 − e^(−x))·P(E).
@@ -145,6 +149,10 @@ class WorstOfUnits(Composition, Generic[C]):
     def delta(self, epsilon: float) -> float:
         """As `Composition`."""
         return max(kind.delta(epsilon) for kind in self.kinds)
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """As `Composition`."""
+        return list(map(max, zip(*(kind.deltas(epsilons) for kind in self.kinds), strict=True)))
 
     def total_variation(self) -> float:
         """As `Composition`."""
@@ -265,7 +273,7 @@ def compute_epsilon(
     # δ(ε) + (1 + e^ε)·TV ≤ δ has ε on both sides. So go up from below, where e^ε is too small, to the first ε that
     # holds; the steps double so that the search ends.
     epsilon, step = 0.0, 1e-6
-    while epsilon < _MAX_EPSILON:
+    while epsilon < MAX_EPSILON:
         left = delta - (1 + math.exp(epsilon)) * disclosure
         if left <= 0:
             break
@@ -316,60 +324,6 @@ def _check_charges(charges: object) -> list[EventCount]:
                 field="charges",
             )
     return listed
-
-
-@dataclass(frozen=True)
-class MembershipAttack:
-    """What the charged events let the best attacker learn about one unit's membership; bounds, not measurements.
-
-    δ is not the probability that the factor e^ε fails: it is the mean excess, E[(1 − e^(ε−L))₊] for the privacy loss L.
-    Two other numbers answer what readers take δ and ε for. δ(0), the total variation distance between the world with
-    the unit and the one without, gives the accuracy of the best attacker who gives membership even odds: ½(1 + δ(0)),
-    by Neyman and Pearson. The other is the largest probability of events that are more than e^ε times likelier in one
-    world than in the other.
-
-    Attributes:
-        accuracy: An upper bound of the accuracy of guessing membership from even odds, between ½ and 1.
-        loss_above_epsilon: An upper bound of the probability of conclusions that are more than e^ε times likelier with
-            the unit than without it, or without it than with it, whatever they are drawn from.
-        exact: Whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
-            distributions, up to their grid); False: they are upper bounds by Rényi orders.
-
-    Source: Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy) for the view of an
-    attacker as a hypothesis test; the lemma of Neyman and Pearson (1933) for the best test.
-    """
-
-    accuracy: float
-    loss_above_epsilon: float
-    exact: bool
-
-
-def compute_membership_attack(
-    charges: Iterable[EventCount], epsilon: float, excess: float = 0.0
-) -> MembershipAttack:
-    """Bound the best attack on membership against all (event, count) together.
-
-    By privacy loss distributions wherever they know the events, whatever accountant computed ε.
-
-    Args:
-        charges: what was released.
-        epsilon: the ε that was stated, 0 or more.
-        excess: the part of δ, between 0 and 1, that is kept for what ciphertexts disclose: at least (1 + e^ε)·TV.
-
-    Raises:
-        SilodpError: an event's parameter is out of range.
-    """
-    charges = list(charges)
-    # Not the accountant of the run: these bounds stand beside its ε, and the tightest ones say most.
-    accountant = choose_accountant(event for event, _ in charges)
-    composition = accountant.compose(charges)
-    return MembershipAttack(
-        accuracy=(1 + min(1.0, composition.total_variation() + excess)) / 2,
-        loss_above_epsilon=composition.probability_above(epsilon)
-        if excess == 0
-        else _bound_likelier(lambda smaller: composition.delta(smaller) + excess, epsilon),
-        exact=accountant.exact,
-    )
 
 
 @cache

@@ -14,9 +14,7 @@ from typing import Any, TypeVar, cast
 from silodp.accounting.accountant import (
     Accountant,
     EventCount,
-    MembershipAttack,
     compute_epsilon,
-    compute_membership_attack,
 )
 from silodp.accounting.events import (
     Composed,
@@ -30,6 +28,7 @@ from silodp.accounting.events import (
     explain_not_private,
     find_costliest_event,
 )
+from silodp.accounting.trade_off import MembershipAttack, compute_membership_attack
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
 from silodp.settings import Delta, check_value

@@ -264,6 +264,23 @@ def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) ->
     return _rebuild(event, lambda inner: to_discrete(inner, units, dimension, reach))
 
 
+def to_continuous(event: Event, least_spread: float = 0.0) -> Event:
+    """Return the same releases with Gaussian noise of the same multiplier in place of Skellam noise.
+
+    It is no event to charge: nobody has proven that it covers the integers.
+
+    Args:
+        event: With noise of either kind.
+        least_spread: The standard deviation in grid steps below which integer noise stays as it is.
+    """
+    match event:
+        case Skellam(sigma, units):
+            return Gaussian(sigma) if sigma * units >= least_spread else event
+        case CorrelatedReleases(first, second):
+            return CorrelatedReleases(first, to_continuous(second, least_spread))  # type: ignore[arg-type]
+    return _rebuild(event, lambda inner: to_continuous(inner, least_spread))
+
+
 def find_costliest_event(events: Sequence[Event]) -> Event:
     """Return one event that costs no less than any of the given ones, which differ only in their noise.
 

@@ -11,7 +11,7 @@ Doroshenko et al. 2022 (Connect the dots) for distributions on a grid that domin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -98,26 +98,42 @@ class Losses:
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) = P(L = ∞) + E[(1 − e^(ε − L))₊]."""
-        above = self.values > epsilon
-        kept = self.probabilities[above] @ -np.expm1(epsilon - self.values[above])
-        return min(1.0, self.infinite + float(kept))
+        return float(self.deltas(np.array([epsilon]))[0])
+
+    def deltas(self, epsilons: Array) -> Array:
+        """Return δ at each ε (n,), in one pass over the losses."""
+        upper, lower = self._sum_tails()
+        # The first loss that is not below ε, counted from the lowest one; where there is none, only ∞ is left.
+        first = np.ceil(epsilons / self.grid - self.lowest - 1e-9).astype(int)
+        index = len(upper) - 1 - np.clip(first, 0, len(upper) - 1)
+        below = np.maximum(self.values[::-1][index] - epsilons, 0.0)
+        # U − e^(ε − l)·A = (U − A) + (1 − e^(ε − l))·A
+        finite = upper[index] - np.exp(-below) * lower[index]
+        found: Array = np.where(first < len(upper), finite, self.infinite)
+        return np.clip(found, self.infinite, 1.0)
+
+    def _sum_tails(self) -> tuple[Array, Array]:
+        """Return U = P(L ≥ l) and A = E[e^(l − L); L ≥ l] for each loss l, from the largest one down.
+
+        For ε between the next smaller loss and l, δ(ε) = U − e^(ε − l)·A. A is a linear recursion from the top, which
+        neither over- nor underflows.
+        """
+        downwards = self.probabilities[::-1]
+        upper = self.infinite + np.cumsum(downwards)
+        return upper, signal.lfilter([1.0], [1.0, -math.exp(-self.grid)], downwards)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; infinity if there is none."""
         if self.infinite > delta:
             return math.inf  # an infinite loss counts in full at every ε
         # δ(ε) falls by one cumulative sum, so the bucket of ε is found without a loop in Python.
-        # With l a bucket's loss, U = P(L ≥ l) and A = E[e^(l − L); L ≥ l], every ε in (l − grid, l] has
-        # δ(ε) = U − e^(ε − l) A. A is a linear recursion from the top, which neither over- nor underflows.
-        downwards = self.probabilities[::-1]
-        upper = self.infinite + np.cumsum(downwards)
-        lower = signal.lfilter([1.0], [1.0, -math.exp(-self.grid)], downwards)
+        upper, lower = self._sum_tails()
         at_next = upper - math.exp(-self.grid) * lower  # δ one grid step below each bucket
         beyond = np.flatnonzero(at_next > delta)
-        i = int(beyond[0]) if len(beyond) else len(downwards) - 1  # if none, ε lies below the lowest loss
+        i = int(beyond[0]) if len(beyond) else len(upper) - 1  # if none, ε lies below the lowest loss
         if upper[i] <= delta:
             return 0.0
-        loss = (self.lowest + len(downwards) - 1 - i) * self.grid
+        loss = (self.lowest + len(upper) - 1 - i) * self.grid
         return max(0.0, loss + math.log((upper[i] - delta) / lower[i]))
 
     def probability_above(self, epsilon: float) -> float:
@@ -409,7 +425,12 @@ class PldComposition(Composition):
 
     def delta(self, epsilon: float) -> float:
         """As `Composition`."""
-        return min(self._delta(epsilon), self.by_orders.delta(epsilon))
+        return self.deltas([epsilon])[0]
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """As `Composition`."""
+        # Both are upper bounds of the same δ, so the smaller one holds.
+        return list(map(min, self._deltas(np.array(epsilons)), self.by_orders.deltas(epsilons)))
 
     def probability_above(self, epsilon: float) -> float:
         """As `Composition`."""
@@ -420,13 +441,16 @@ class PldComposition(Composition):
         by_losses = max(direction.probability_above(epsilon) for direction in both)
         return min(by_losses, self.by_orders.probability_above(epsilon))
 
-    def _delta(self, epsilon: float) -> float:
+    def _deltas(self, epsilons: Array) -> list[float]:
         if not self.steps:
-            return 1.0 if self.steps is None else 0.0
+            return [1.0 if self.steps is None else 0.0] * len(epsilons)
         # Without a grid, which would make δ larger.
         if (sigma := _only_gaussian(self.steps)) is not None:
-            return float(_gaussian.bound_delta(1 / sigma, epsilon))
-        return max(losses.delta(epsilon) for losses in compose_steps(self.steps, choose_grid(self.steps)))
+            closed: list[float] = _gaussian.bound_delta(1 / sigma, epsilons).tolist()
+            return closed
+        both = compose_steps(self.steps, choose_grid(self.steps))
+        found: list[float] = np.max([losses.deltas(epsilons) for losses in both], axis=0).tolist()
+        return found
 
 
 @lru_cache(maxsize=4096)  # rounds × adversaries of a run, needed again for the next seed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -368,12 +368,17 @@ class RdpComposition(Composition):
 
     def delta(self, epsilon: float) -> float:
         """Return the smallest δ over the orders, by dp_accounting's conversion; source as of `epsilon`."""
+        return self.deltas([epsilon])[0]
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """As `Composition`."""
         if not self.steps:
-            return self._trivial(1.0)
+            return [self._trivial(1.0)] * len(epsilons)
         orders, rho = compose_steps(self.steps, self.orders)
+        # The library takes ln(1 − e^−ρ), which is NaN where ρ is below the last digit of 1; more is no less safe.
+        rho = np.maximum(rho, _MIN_RHO)
         with _quiet():
-            # The library takes ln(1 − e^−ρ), which is NaN where ρ is below the last digit of 1; more is no less safe.
-            return float(library.compute_delta(orders, np.maximum(rho, _MIN_RHO), epsilon)[0])
+            return [float(library.compute_delta(orders, rho, epsilon)[0]) for epsilon in epsilons]
 
     def total_variation(self) -> float:
         """Return the smallest of three upper bounds of t = δ(0).

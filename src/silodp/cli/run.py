@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._console import Interrupted, format_command, log

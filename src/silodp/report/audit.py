@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.accountant import ACCOUNTANTS, Accountant, Composition, EventCount, MembershipAttack
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant, Composition, EventCount
 from silodp.accounting.charges import PERSONS_RECORDS, ChargeCounts, Cost
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import LOCAL_INDEX, PUBLIC_INDEX, Guarantee, list_not_covered
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
+from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError

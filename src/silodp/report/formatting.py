@@ -37,23 +37,6 @@ def format_factor(epsilon: float) -> str:
     return f"{math.ceil(factor * 100) / 100:.2f}" if factor < 10 else f"{math.ceil(factor):,}"
 
 
-def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
-    """Return how often an attacker who gives membership even odds is right at most, by ε and δ alone.
-
-    The bound is (e^ε + δ)/(1 + e^ε). By the events of a run it is smaller: see `compute_membership_attack`.
-    Source: Kairouz, Oh and Viswanath 2015, the errors that a test can have under (ε, δ)-differential privacy.
-
-    Args:
-        epsilon: Ε of a guarantee.
-        delta: Its δ.
-
-    Returns:
-        A probability in [1/2, 1].
-    """
-    # e^710 is beyond a float; the bound is 1 long before.
-    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-
-
 def format_accuracy(accuracy: float) -> str:
     """Return a probability in percent, rounded up."""
     percent = 100 * accuracy
@@ -62,6 +45,14 @@ def format_accuracy(accuracy: float) -> str:
     digits = 1 if percent < 99 else 2
     # The small number undoes rounding errors of floats: 57.0 % must not become 57.1 %.
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
+
+
+def format_rate(rate: float) -> str:
+    """Return a true positive rate in percent with three figures, rounded up."""
+    if rate >= 0.1 or rate <= 0:
+        return format_accuracy(rate)
+    digits = 2 - math.floor(math.log10(100 * rate))
+    return f"{math.ceil(100 * rate * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
 def is_uninformative(accuracy: float) -> bool:
@@ -152,6 +143,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": format_bytes,
     "odds": format_odds,
     "accuracy": format_accuracy,
+    "rate": format_rate,
     "uninformative": is_uninformative,
     "without_folders": without_folders,
     "delta": format_delta,

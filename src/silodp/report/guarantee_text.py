@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Guarantee, describe_reservations, format_epsilon
+from silodp.accounting.trade_off import MembershipAttack, TradeOff
 from silodp.accounting.views import Adversary
-from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy
+from silodp.report.formatting import as_number, format_accuracy, format_rate
 
 WHO: dict[Adversary, str] = {
     "released": "whoever sees the models",
@@ -146,7 +146,17 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     took_part = "it is" if guarantee.unit == "record" else "they are"
     return (
         f"{describe_epsilon(guarantee)[:-1]}; an attacker who gives even odds that {took_part} in the data guesses "
-        f"right at most {format_accuracy(bound_accuracy(guarantee, attack))} of the time."
+        f"right at most {format_accuracy(bound_accuracy(guarantee, attack))} of the time{_describe_rates(attack)}."
+    )
+
+
+def _describe_rates(attack: MembershipAttack | None) -> str:
+    """Return " (...)" with the bounds on ROC curves; "" where they are not known, or loose."""
+    if attack is None or attack.auc is None or attack.tpr_1 is None or attack.tpr_01 is None:
+        return ""
+    return (
+        f" (AUC at most {format_epsilon(attack.auc)}; true positive rate at most {format_rate(attack.tpr_1)} at a "
+        f"false positive rate of 1 %, and {format_rate(attack.tpr_01)} at 0.1 %)"
     )
 
 
@@ -154,7 +164,7 @@ def bound_accuracy(guarantee: Guarantee, attack: MembershipAttack | None) -> flo
     """Return a bound on the accuracy of an attack on membership; where `attack` is None by ε and δ alone."""
     if attack is not None:
         return attack.accuracy
-    return compute_attack_accuracy(guarantee.epsilon or 0.0, guarantee.delta)
+    return TradeOff.of_pair(guarantee.epsilon or 0.0, guarantee.delta).accuracy
 
 
 def collect_texts(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from silodp.accounting.accountant import compute_epsilon, compute_membership_attack, find_accountant
+from silodp.accounting.accountant import compute_epsilon, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -24,6 +24,7 @@ from silodp.accounting.events import (
     Skellam,
     WorstOf,
 )
+from silodp.accounting.trade_off import compute_membership_attack
 
 PHI = stats.norm.cdf
 
