@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter
 
 from silodp._lazy import find_version
-from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import Budget
+from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
