@@ -30,10 +30,11 @@ from silodp.report.forms import TEMPLATES, compose_form
 from silodp.report.signature import _MARKER, SIGNED_FILES, Signature, verify_report
 from silodp.wire.messages import Message
 from silodp.wire.transport import _sign_bytes, sign, verify
+from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.refusals import refused
 
-OTHERS = ("attack.json", "cohort.json", "statistics.json")
+OTHERS = ("cohort.json", "statistics.json")
 """Files of later commands; their content does not matter to a signature."""
 
 
@@ -83,15 +84,17 @@ def public() -> bytes:
 
 
 def test_a_signed_report_verifies_and_says_who_signed_what(run: Path, silodp: Silodp) -> None:
-    for name in OTHERS[1:]:
+    for name in OTHERS:
         (run / name).write_text("{}")
+    write_attack(run, make_attack(run))
+    assert silodp("report", run).status == 0
     sign_run(silodp, run)
     done = silodp("report", run, "--verify", "key.pub", "--json").json
     (one,) = done["signatures"].values()
     assert (one["name"], one["role"], one["denied"]) == ("Ann Bee", "officer", [])
     assert done["not_checked"] == []
     (signature,) = verify_report(run, public())[0].values()
-    assert set(signature.files) == {*SIGNED_FILES, "signatures/ann-bee.checklist.toml"} - {"attack.json"}
+    assert set(signature.files) == {*SIGNED_FILES, "signatures/ann-bee.checklist.toml"}
     statements = list_statements(collect_facts(run).assumptions)
     assert [one.text for one in signature.statements] == [one.text for one in statements]
     assert Path("key").stat().st_mode & 0o077 == 0
@@ -100,8 +103,8 @@ def test_a_signed_report_verifies_and_says_who_signed_what(run: Path, silodp: Si
 def test_one_byte_changed_anywhere_is_found(run: Path, silodp: Silodp) -> None:
     for name in OTHERS:
         (run / name).write_text('{"a": 1}')
-    # The reader of attack.json is not asked: a signature is over bytes, so it is added by hand.
-    (run / "attack.json").unlink()
+    write_attack(run, make_attack(run))
+    assert silodp("report", run).status == 0
     sign_run(silodp, run)
     (signature,) = verify_report(run, public())[0].values()
     for name in signature.files:
@@ -377,9 +380,9 @@ def test_every_fact_of_a_form_comes_from_a_file(run: Path, name: str) -> None:
     spec = json.loads((run / "run_spec.json").read_text())
     spec["data"].update(users=98765, silos=["new-silo"])
     (run / "run_spec.json").write_text(json.dumps(spec))
-    (run / "attack.json").write_text("new attack")
+    write_attack(run, make_attack(run, spec=spec["digest"], canaries=4321))
     text = compose_form(run, collect_facts(run), name)
-    attack = hashlib.sha256(b"new attack").hexdigest()
+    attack = hashlib.sha256((run / "attack.json").read_bytes()).hexdigest()
     expected = {
         "dpia": [
             "NewSettings(1)",

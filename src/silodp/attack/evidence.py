@@ -194,8 +194,9 @@ def weigh_evidence(
     rng = rng or np.random.default_rng(0)
     members, others = rng.permutation(members), rng.permutation(others)
     pairs, wins = count_wins(members, others, rng)
-    auc_lower, auc_upper = bound_share(wins, pairs, level)
-    auc, delong = bound_auc(members, others, level)
+    # The level of one test, so that a limit above what was promised is a violation and nothing else is.
+    auc_lower, auc_upper = bound_share(wins, pairs, level / tests)
+    auc, delong = bound_auc(members, others, level / tests)
     p = None if claim is None else compute_p(wins, pairs, claim.auc)
     exact, asymptotic = (None if family is None else family.find_factor(low) for low in (auc_lower, delong))
     return Evidence(

@@ -54,6 +54,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "plan": "silodp.cli.plan:plan",
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
+        "attack": "silodp.cli.attack:attack",
         "deploy": "silodp.cli.deploy:deploy_app",
         "server": "silodp.cli.parties:server",
         "silo": "silodp.cli.parties:silo",

@@ -111,6 +111,7 @@ def _check_options(options: dict[str, object]) -> None:
 
 
 def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _Shown:
+    from silodp.report.attacks import describe_attack
     from silodp.report.guarantee_text import describe_guarantee
     from silodp.report.model_card import write_card
     from silodp.report.page import write_report
@@ -128,11 +129,20 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
     card = write_card(directory, record)
     audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
-    result = {"report": str(path), "card": None if card is None else str(card), "not_checked": unchecked}
+    attack, rounds = record.attack, record.guarantees["released"].rounds
+    result = {
+        "report": str(path),
+        "card": None if card is None else str(card),
+        "not_checked": unchecked,
+        "attack": attack and attack.verdict,
+    }
     lines = [f"Not checked: {what}." for what in unchecked]
     if audit is not None:
         lines = ["The guarantees and the metrics agree with the ledger.", *lines]
         lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
+    # First of all: what follows must not be taken for promises that hold.
+    lines = [*([attack.alarm] if attack and attack.alarm else []), *lines]
+    lines += describe_attack(attack, rounds, format_command("attack", directory))
     lines += [f"Report: {path}", *([] if card is None else [f"Model card: {card}"])]
     return result, as_json, lines
 

@@ -78,6 +78,15 @@ def format_measure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def format_lower_limit(epsilon: float | None) -> str:
+    """Return a lower limit of ε rounded down to three figures; "–" for None."""
+    if epsilon is None:
+        return "–"
+    # Down: a limit that is rounded up would claim a leak that was not measured.
+    digits = 2 - math.floor(math.log10(epsilon)) if epsilon > 0 else 0
+    return f"{math.floor(epsilon * 10.0**digits + 1e-9) / 10.0**digits:.10g}"
+
+
 def format_bytes(size: int | None) -> str:
     """Return a number of bytes with its unit; "–" where it is not known."""
     if size is None:
@@ -140,6 +149,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "epsilon": lambda value: format_epsilon(as_number(value)),
     "factor": format_factor,
     "measure": format_measure,
+    "lower_limit": format_lower_limit,
     "bytes": format_bytes,
     "odds": format_odds,
     "accuracy": format_accuracy,

@@ -16,7 +16,7 @@ from silodp.report.checklist import refuse_existing
 from silodp.report.facts import Facts
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import describe_guarantee, format_guarantees
-from silodp.runtime.run_files import GUARANTEE, digest_file
+from silodp.runtime.run_files import ATTACK, GUARANTEE, digest_file
 from silodp.wire.files import write_durably
 
 TEMPLATES = {"dpia": "dpia.md", "hipaa": "hipaa.md", "nist": "nist.md", "registry": "registry.yaml"}
@@ -50,7 +50,7 @@ def write_form(directory: Path, facts: Facts, name: str, path: Path | None = Non
 
 def compose_form(directory: Path, facts: Facts, name: str) -> str:
     """Return the text of a form."""
-    guarantees, attack = list(facts.run.guarantees.values()), directory / "attack.json"
+    guarantees, attack = list(facts.run.guarantees.values()), directory / ATTACK
     epsilon = facts.released.epsilon
     text = render(
         f"form_{name}.jinja",
@@ -74,6 +74,8 @@ def _list_caveats(facts: Facts) -> list[str]:
         found.append(
             "Not checked: the ledger of the run is missing, and every ε is what guarantee.json states."
         )
+    if facts.run.attack is not None and facts.run.attack.alarm is not None:
+        found.append(facts.run.attack.alarm)
     if not facts.released.private:
         found.append(f"No guarantee for released models: {facts.released.reason or 'no noise was added'}.")
     if any(not one.releasable for one in facts.private):

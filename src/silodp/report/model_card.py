@@ -19,6 +19,7 @@ from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_toml
+from silodp.report.attacks import describe_for_card
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
@@ -137,6 +138,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         "released": facts.released,
         "guarantees": _describe_guarantees(run),
         "is_private": bool(facts.private),
+        "attacked": describe_for_card(run.attack, facts.released.rounds),
         "assumptions": [_name_adversaries(one) + one.text for one in facts.assumptions],
         "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered],
         "is_counted": any(one.text == ASSUMES_INDEX_FROM_TABLES for one in facts.assumptions),

@@ -18,6 +18,8 @@ from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED
 from silodp.accounting.views import Adversary
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
+from silodp.report.attack_plots import plot_noise, plot_roc
+from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
@@ -30,7 +32,10 @@ from silodp.training.counts import Estimate
 
 MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
-_PICTURES = ["utility", "epsilon", "allocation", "budgets", "calibration", "confusion", "silos", "groups"]
+_PICTURES = [
+    *("utility", "epsilon", "allocation", "budgets", "calibration", "confusion", "silos", "groups"),
+    *("attack", "noise"),
+]
 """First parts of the file names of a report's pictures."""
 
 _End = tuple[str, float | None, float, int]
@@ -120,6 +125,9 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         held_out=held_out,
         details=_draw_details(pictures, run, ends, held_out, evaluation),
         utility=_draw_utility(pictures, run, ends),
+        attacked=_draw_attack(pictures, run.attack),
+        attack_scope=describe_scope(run.attack, released.rounds) if run.attack else (),
+        cannot_show=CANNOT_SHOW,
         epsilon=figure and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO),
         allocation=run.allocation
         and _add(pictures, "allocation", plots.plot_allocation(run.allocation), records=run.allocation),
@@ -264,6 +272,15 @@ def _draw_details(
             drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
     return [_add(pictures, name, figure, what=what) for name, figure, what in drawn if figure is not None]
+
+
+def _draw_attack(pictures: PictureFolder, attack: AttackRecord | None) -> dict[str, Picture]:
+    """Return the pictures of an attack by name; {} where there are none."""
+    if attack is None:
+        return {}
+    figures = {"attack": plot_roc(attack), "noise": plot_noise(attack.noise)}
+    facts = {"confidence": attack.confidence, "has_failed": attack.verdict != "consistent"}
+    return {name: _add(pictures, name, one, **facts) for name, one in figures.items() if one is not None}
 
 
 def _add(pictures: PictureFolder, name: str, figure: Figure, /, **facts: Any) -> Picture:

@@ -25,6 +25,7 @@ from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
+from silodp.report.attacks import AttackRecord, read_attack
 from silodp.report.audit import UNBOUND, AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
@@ -102,6 +103,7 @@ class RunRecord:
         audit: Result of the comparison with the ledger; None where there is no ledger.
         budget: Privacy budget of the run, if any.
         written: File time of guarantee.json, which a copy may have changed.
+        attack: What `silodp attack` measured; None where nobody attacked the run.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -115,6 +117,7 @@ class RunRecord:
     budget: Budget | None
     written: datetime
     doubts: tuple[str, ...] = ()
+    attack: AttackRecord | None = None
 
     @property
     def id(self) -> str:
@@ -129,11 +132,12 @@ class RunRecord:
 
 # A directory may come from elsewhere: nothing that its files name is imported, here or in what is called.
 @refuse_plugins()
-def read_run(directory: Path) -> RunRecord:
+def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
 
     Args:
         directory: The directory of the run.
+        with_attack: Whether attack.json is read, too; not where it is about to be replaced.
 
     Raises:
         SilodpError: a required file is missing or damaged, or files contradict each other.
@@ -162,6 +166,7 @@ def read_run(directory: Path) -> RunRecord:
         budget=replace(budget, delta=delta) if audit and budget else budget,
         written=datetime.fromtimestamp((directory / GUARANTEE).stat().st_mtime, UTC),
         doubts=doubts.doubts if doubts else (),
+        attack=read_attack(directory, guarantees) if with_attack else None,
     )
 
 

@@ -25,10 +25,12 @@ CONFIG = "config.toml"
 GUARANTEE, METRICS = "guarantee.json", "metrics.jsonl"
 LEDGER = Path("checkpoint") / "ledger.jsonl"
 REPORT = "report.html"
+ATTACK = "attack.json"
+"""What `silodp attack` measured on the settings of the run; no part of it."""
 BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
 """The files whose digests the ledger of a finished run has, in the order in which they are checked."""
-RUN_FILES = frozenset({*BOUND_FILES, CARD, REPORT, "plots", "checkpoint"})
-"""All that `silodp run` writes into the directory of a run."""
+RUN_FILES = frozenset({*BOUND_FILES, CARD, ATTACK, REPORT, "plots", "checkpoint"})
+"""All that silodp writes into the directory of a run, but for signatures."""
 SIGNATURES = "signatures"
 """Folder of the signatures of a report; it is none of `RUN_FILES`, so no command deletes a signed run by itself."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from silodp.accounting.accountant import Accountant
+from silodp.accounting.charges import ChargeCounts
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import Adversary
@@ -48,6 +49,7 @@ class Result:
             who have records in 0, 1, 2… silos (private).
         guarantees: One guarantee for each adversary.
         stopped: What ended the run: "rounds" (T was reached) or "budget".
+        charges: What the ledger of the run charged, from which the guarantees follow.
     """
 
     params: Tensor
@@ -55,6 +57,7 @@ class Result:
     metrics: tuple[MetricsRow, ...]
     guarantees: dict[Adversary, Guarantee]
     stopped: Literal["rounds", "budget"]
+    charges: ChargeCounts
 
     @property
     def epsilon(self) -> float | None:
@@ -286,12 +289,13 @@ def run(
                     server.keep_charges()
                     directory.save_state(state)
             # From the specification and the ledger alone, so that a report can derive the same from the files.
-            derived = derive_guarantees(spec, ledger.to_counts())
+            charges = ledger.to_counts()
+            derived = derive_guarantees(spec, charges)
             guarantees = {a: one.to_guarantee(server.participation.count) for a, one in derived.items()}
             params = find_output(state)
             model = task.load(params)
             directory.write(spec, ledger, metrics.rows, model, guarantees, stopped, parties)
-    return Result(params, model, tuple(metrics.rows), guarantees, stopped)
+    return Result(params, model, tuple(metrics.rows), guarantees, stopped, charges)
 
 
 class _Clock:
