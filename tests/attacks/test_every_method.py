@@ -1,0 +1,81 @@
+"""Every method under every aggregator is attacked briefly; and most of what is promised leaks.
+
+Attacked is the program as a whole: what a run charges in its ledger against what its parties see. The rows are those of
+benchmarks/attack.py, whose full table is in docs/results.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import silodp
+from attacks.test_caught_faults import SETTINGS
+from silodp.aggregators.registry import AGGREGATORS
+from silodp.methods import METHODS, Rpdp, UldpAvg
+from silodp.training.sgd import LocalTraining
+
+
+def load_benchmark() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "attack.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_attacks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+BENCHMARK = load_benchmark()
+ONCE = {("uldp-avg", "by records", "lattice"), ("uldp-avg", "by records", "paillier")}
+"""Aggregators that encrypt take most of the time, and are attacked with one method."""
+ROWS = [
+    row
+    for row in BENCHMARK.list_rows()
+    if row.aggregator not in BENCHMARK.SLOW or (row.method, row.variant, row.aggregator) in ONCE
+]
+
+
+def test_the_table_has_every_method_and_aggregator() -> None:
+    assert BENCHMARK.VARIANTS.keys() == METHODS.keys()
+    assert {row.aggregator for row in BENCHMARK.list_rows()} == AGGREGATORS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+def test_nothing_measured_is_more_than_what_was_charged(row) -> None:
+    result = row.attack(brief=True, seed=2)
+    assert result.verdict == "consistent"
+    assert {found.verdict for found in result.rows} <= {"consistent", "no guarantee"}
+
+
+BUDGETED = Rpdp(**BENCHMARK.BUDGETS, rounds=10, largest_budget=3.0)
+HOME = UldpAvg(noise_multiplier=5.0, clip=1.0, local=LocalTraining(0.01), weighting="home")
+TIGHT = {
+    "uniform": (*SETTINGS["uniform"], ("released", "server", "silo")),
+    "masked": (*SETTINGS["masked"], ("released", "server", "silo")),
+    "records": (*SETTINGS["records"], ("released",)),
+    "home": (HOME, "plain", 10, ("released",)),
+    "group": (*SETTINGS["group"], ("released", "server")),
+    "rpdp": (BUDGETED, "plain", 10, ("server",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIGHT)
+def test_most_of_what_is_promised_leaks(name: str) -> None:
+    """Where canaries are placed at their worst, a smaller ε could not be promised."""
+    method, aggregator, rounds, adversaries = TIGHT[name]
+    result = silodp.attack_method(
+        method, rounds=rounds, aggregator=aggregator, canaries=1500, adversaries=adversaries, seed=1
+    )
+    for row in result.rows:
+        assert row.promise is not None
+        assert row.measured is not None
+        assert row.measured.epsilon_lower >= 0.6 * row.promise.epsilon, row.adversary
+        assert row.measured.epsilon_lower <= row.promise.epsilon
