@@ -1,6 +1,6 @@
 """Attack every method under every aggregator, and print the rows of docs/results.md, section "Attacked".
 
-    python benchmarks/attack.py                 all rows: about 25 CPU minutes
+    python benchmarks/attack.py                 all rows: about 15 CPU minutes
     python benchmarks/attack.py rpdp ddp        rows of these methods
     python benchmarks/attack.py --brief         few canaries and rounds, about 4 CPU minutes: sees large leaks alone
 
