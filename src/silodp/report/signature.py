@@ -233,7 +233,7 @@ def sign_report(
         refuse_existing(path)
     require(
         (directory / REPORT).exists(),
-        f"{directory / REPORT} is missing, and it is what people sign: write it with 'silodp report {directory}'.",
+        f"{directory / REPORT} is missing, and it is what people sign: write it with 'silodp report {shlex.quote(str(directory))}'.",
         code="report.missing",
     )
     answers, content = read_answers(checklist, facts)
