@@ -236,6 +236,9 @@ CODES: dict[str, str] = {
     "session.pins": "a silo's key or name is not one that was pinned, or its session key is weak",
     "session.transfers_ended": "a check of the oblivious transfers failed; no more are made in this run",
     "session.unknown": "a silo was sent a request of a session that is not its own",
+    "statistics.cells": "a table of statistics has no cell, or too many",
+    "statistics.column": "a statistic is asked of a column without public constants for it, or at another place",
+    "statistics.rounds": "statistics are asked for in more or less than one round",
     "store.permissions": "others may read a folder that holds keys and stored answers",
 }
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""

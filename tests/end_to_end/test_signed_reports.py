@@ -34,7 +34,7 @@ from support.attacked import make_attack, write_attack
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.refusals import refused
 
-OTHERS = ("cohort.json", "statistics.json")
+OTHERS = ("cohort.json", "statistics.json", "statistics.html")
 """Files of later commands; their content does not matter to a signature."""
 
 

@@ -15,7 +15,8 @@ from support.commands import CONFIG, Silodp
 
 SOURCE = Path(silodp.errors.__file__).parent
 COMMAND = re.compile(
-    r"silodp (run|report|plan|attack|statistics|cohort|predict|compare|deploy|server|silo|data|identity|table)\b[^.;:']*$"
+    r"silodp (run|report|plan|attack|statistics|cohort|predict|compare|deploy|server|silo|data|identity|table)"
+    r"\b[^.;:']*$"
 )
 
 

@@ -33,7 +33,7 @@ from support.refusals import refused
 SOURCE = Path(silodp.errors.__file__).parent
 AREAS = (
     "accounting argument attack budget bundle checkpoint cli config crypto data deploy evaluation gate identity ledger "
-    "loss message method metric model plan plugin policy report run session store"
+    "loss message method metric model plan plugin policy report run session statistics store"
 )
 
 

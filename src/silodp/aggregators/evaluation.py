@@ -57,15 +57,24 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
 
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
-        noise_multiplier = _calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta)
+        noise_multiplier = calibrate_one_release(with_noise, settings.epsilon or 0.0, spec.noise_delta)
     derived = with_noise(noise_multiplier)
     aggregator.check(derived)
     _check_promise(spec, derived)
     return derived
 
 
-def _calibrate(with_noise: Callable[[float], RunSpec], epsilon: float, delta: float) -> float:
-    """Return σ, rounded up to three figures, so that all parties find the same one."""
+def calibrate_one_release(with_noise: Callable[[float], RunSpec], epsilon: float, delta: float) -> float:
+    """Return the σ at which one release costs ε against whoever sees it.
+
+    Args:
+        with_noise: Returns the specification of the release with a σ.
+        epsilon: ε.
+        delta: The δ that noise is accounted at.
+
+    Returns:
+        σ, rounded up to three figures, so that all parties find the same one.
+    """
 
     def event(noise_multiplier: float) -> Event:
         return with_noise(noise_multiplier).round_events()["released"]

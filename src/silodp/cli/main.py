@@ -55,6 +55,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
         "attack": "silodp.cli.attack:attack",
+        "statistics": "silodp.cli.statistics:statistics",
         "deploy": "silodp.cli.deploy:deploy_app",
         "server": "silodp.cli.parties:server",
         "silo": "silodp.cli.parties:silo",

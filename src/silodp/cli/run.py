@@ -33,7 +33,6 @@ from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
 from silodp.runtime.guarantees import delta_warning
-from silodp.runtime.model_description import CARD
 from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import CONFIG, METRICS, list_signatures, read_metrics
 from silodp.runtime.simulation import Simulation
@@ -172,8 +171,9 @@ def _run_config(
                 f"{_explain_rounds(method, previous)}",
             )
         raise
-    write_card(directory, record)
+    card = write_card(directory, record)
     summary = _summarize(config, directory, result, page, record.attacks)
+    summary["card"] = None if card is None else str(card)
     summary["warnings"] += _find_warnings(resolved, spec, federation, result.guarantees["released"])
     if signed := list_signatures(directory):
         names = ", ".join(path.name for path in signed)
@@ -233,7 +233,8 @@ def _list_remarks(
     local = f"note: every silo keeps the metrics of its own held-out records in {folder}: none is in metrics.jsonl"
     evaluation = resolved.evaluation
     is_local = evaluation is not None and evaluation.across == "local"
-    return [resumed] * bool(changes) + [unmeasured] * (not federation.test) + [local] * is_local
+    is_unmeasured = not federation.test and resolved.method.releases_model
+    return [resumed] * bool(changes) + [unmeasured] * is_unmeasured + [local] * is_local
 
 
 def _find_warnings(
@@ -292,7 +293,6 @@ def _summarize(
         "name": config.name,
         "out": str(directory),
         "report": str(page),
-        "card": str(directory / CARD),
         "method": released.method,
         "aggregator": config.aggregator,
         "rounds": released.rounds,
@@ -333,7 +333,8 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
         for silos, persons in summary["persons_by_silos"].items()
     )
     lines.append(f"Persons with training records (private, not for release): {persons}.")
-    return [*lines, *summary["beyond"], f"Report: {summary['report']}", f"Model card: {summary['card']}"]
+    card = [] if summary["card"] is None else [f"Model card: {summary['card']}"]
+    return [*lines, *summary["beyond"], f"Report: {summary['report']}", *card]
 
 
 def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list[str]:

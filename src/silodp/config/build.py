@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
@@ -391,6 +391,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return build(table, value, where, where)
     if hint is Any:
         return value
+    item = _find_item(hint)
+    if item is not None and isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_convert(item, one, f"{where}[{place}]") for place, one in enumerate(value))
     try:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
@@ -414,6 +417,12 @@ def _find_dataclass(hint: Any) -> type | None:
     if isinstance(hint, UnionType) and len(choices) == 1:
         return _find_dataclass(choices[0])
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
+
+
+def _find_item(hint: Any) -> type | None:
+    """Return the dataclass that each table of a list becomes, where the hint is a tuple of any number of them."""
+    items = get_args(hint) if get_origin(hint) is tuple else ()
+    return _find_dataclass(items[0]) if items[1:] == (Ellipsis,) else None
 
 
 def _join(where: str, name: str) -> str:

@@ -218,6 +218,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
     )
     run.check_budgets(run.method)
     run.check_budgets_are_used()
+    if config.statistics is not None:
+        from silodp.config.statistics import read_request
+
+        read_request(config.statistics)
     if config.card is not None and config.card.subgroups:
         from silodp.data.tables.subgroups import check_group
 

@@ -73,6 +73,7 @@ class RunConfig(_Section):
     [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments
     of the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; `resolve` checks them
     against those, and makes these objects. [silo_limits] holds ε by adversary, [card] what the model card says.
+    [statistics] holds the fields of `StatisticsRequest`: `silodp statistics` reads them, other commands check them.
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
@@ -96,6 +97,7 @@ class RunConfig(_Section):
     )
     budgets: TomlTable | None = None
     evaluation: TomlTable | None = None
+    statistics: TomlTable | None = None
     card: CardSection | None = None
 
     @field_validator("accountant")

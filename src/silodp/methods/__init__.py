@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
     from silodp.methods.rpdp.renyi_filter import RpdpFilter
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
+    from silodp.methods.statistics import Statistics
     from silodp.methods.uldp import UldpAvg, UldpSgd
     from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
     from silodp.methods.user_budgets import UserBudgets
@@ -40,6 +41,7 @@ METHODS: Registry[type[Method]] = Registry(
         "rpdp-dropout": "silodp.methods.rpdp.method:RpdpDropout",
         "rpdp-filter": "silodp.methods.rpdp.renyi_filter:RpdpFilter",
         "ddp": "silodp.methods.ddp:Ddp",
+        "statistics": "silodp.methods.statistics:Statistics",
     },
 )
 """The methods by their names in a configuration."""
@@ -60,6 +62,7 @@ __all__ = [
     "ServerOptimizer",
     "ServerSgd",
     "ServerStep",
+    "Statistics",
     "TailAverage",
     "UldpAvg",
     "UldpGroup",
@@ -79,6 +82,7 @@ __getattr__ = export_lazily(
         "rpdp.method": ("Rpdp", "RpdpDropout", "RpdpMinimum"),
         "rpdp.renyi_filter": ("RpdpFilter",),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
+        "statistics": ("Statistics",),
         "uldp": ("UldpAvg", "UldpSgd"),
         "uldp_baselines": ("Default", "UldpGroup", "UldpNaive"),
         "user_budgets": ("UserBudgets",),

@@ -219,6 +219,20 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
 
     # --- What a run must fulfil, and what its guarantee says ---
 
+    releases_model: ClassVar[bool] = True
+    """Whether rounds lead to a model; else what a run releases is in `describe_sum`."""
+
+    def describe_sum(self, total: Tensor, population: roles.FederationSize) -> dict[str, Any]:
+        """Return what a row of metrics.jsonl keeps of a round's noisy sum, JSON-ready; by default nothing.
+
+        It is post-processing, and costs no privacy.
+
+        Args:
+            total: The noisy sum of the round, (`sum_size`,) float64.
+            population: The public size of the federation.
+        """
+        return {}
+
     @property
     def noise_setting(self) -> float | tuple[float, ...] | None:
         """The value of the field `noise_multiplier`, one for each client where they differ.

@@ -19,6 +19,7 @@ from silodp.accounting.events import Composed, Event, Gaussian
 from silodp.accounting.views import Unit, View
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
+from silodp.methods._count_rows import give_room, iterate_count_rows
 from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
@@ -29,11 +30,6 @@ Across = Literal["none", "local", "sums"]
 
 NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
-
-_ROOM = 1 << 20
-"""The fewest units that the largest sum is computed for. The ring of secure aggregation must have room for the counts
-of all held-out units, and persons with held-out records only are not on the public list of users."""
-_UNITS_AT_ONCE = 1 << 12  # rows that are in memory together
 
 
 @dataclass(frozen=True)
@@ -187,9 +183,8 @@ class EvaluationSums(EvaluationMethod):
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
         bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
-        # `population.users` counts persons who train; others may have held-out records.
-        total = max(population.users, _ROOM) * self.clip
-        return replace(bounds, total=total, silos_sharing_weight=self.spread(population))
+        # Room for persons with held-out records only, who are not on the public list of users.
+        return replace(give_room(bounds, population), silos_sharing_weight=self.spread(population))
 
     def dp_event(self, view: View) -> Event:
         """Return the event of one evaluation: all units are in, so nothing is amplified."""
@@ -228,15 +223,7 @@ class EvaluationSums(EvaluationMethod):
         else:
             unit = torch.arange(len(cells))
         spread = self.spread(context.population)
-        # Sorted by unit, so that a chunk of units is a slice, and rows are made for few units at a time.
-        order = torch.argsort(unit, stable=True)
-        unit, cells = unit[order], cells[order]
-        for first in range(0, int(unit[-1]) + 1, _UNITS_AT_ONCE):
-            here = (unit >= first) & (unit < first + _UNITS_AT_ONCE)
-            owners = torch.arange(first, min(first + _UNITS_AT_ONCE, int(unit[-1]) + 1))
-            rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
-            # `accumulate` adds up the records of a unit that fall into one cell.
-            rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
+        for owners, rows in iterate_count_rows(unit, cells, self.table.size):
             clipped = clip_rows(owners, rows, self.clip)
             # The weight is a public constant and becomes a part of the factor, so the server sends no weights.
             yield replace(clipped, factors=clipped.factors / spread, clip=self.clip / spread)

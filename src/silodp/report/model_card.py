@@ -49,7 +49,7 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         run: Its files, where they have been read.
 
     Returns:
-        The path of the card; None for a run of a version that kept no description of its model.
+        The path of the card; None for a run that releases no model, or of a version that kept no description of it.
 
     Raises:
         SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.

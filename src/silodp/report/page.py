@@ -29,12 +29,13 @@ from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.training.counts import Estimate
+from silodp.wire.files import write_durably
 
 MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
 _PICTURES = [
     *("utility", "epsilon", "allocation", "budgets", "calibration", "confusion", "silos", "groups"),
-    *("attack", "noise"),
+    *("attack", "noise", "count", "survival"),
 ]
 """First parts of the file names of a report's pictures."""
 
@@ -70,7 +71,7 @@ class EvaluationSection:
 
 
 def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
-    """Write DIR/report.html and DIR/plots/*.svg from the files in DIR.
+    """Write DIR/report.html and DIR/plots/*.svg from the files in DIR, or the page of a run of statistics.
 
     Args:
         directory: The directory of a finished run.
@@ -84,12 +85,27 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
     """
     directory = Path(directory)
     pictures = PictureFolder(directory / "plots")
-    page = compose_page(directory, run or read_run(directory), pictures)
+    texts = compose_texts(directory, run or read_run(directory), pictures)
     pictures.remove_old(_PICTURES)
-    path = directory / REPORT
-    with name_file(path):
-        path.write_text(page, encoding="utf-8")
-    return path
+    for name, text in texts.items():
+        write_durably(directory / name, text.encode())
+    return directory / list(texts)[-1]
+
+
+def compose_texts(directory: Path, run: RunRecord, pictures: PictureFolder) -> dict[str, str]:
+    """Return the texts of the report by the names of their files, the page last, and write the pictures.
+
+    Args:
+        directory: The directory of the run.
+        run: Its files.
+        pictures: The folder of the pictures, which the page also has inside.
+    """
+    if any("statistics" in row for row in run.rows):
+        # Imported here: it needs the pictures of this module, and most runs train a model.
+        from silodp.report.statistics.page import compose_statistics
+
+        return compose_statistics(run, pictures)
+    return {REPORT: compose_page(directory, run, pictures)}
 
 
 def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -39,11 +40,14 @@ from silodp.report.facts import Facts, list_assumptions
 from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
 from silodp.runtime.run_files import (
+    ATTACK,
     GUARANTEE,
     LEDGER,
     REPORT,
     RUN_SPEC,
     SIGNATURES,
+    STATISTICS,
+    STATISTICS_PAGE,
     digest_file,
     list_signatures,
 )
@@ -59,9 +63,10 @@ SIGNED_FILES = (
     DESCRIPTION,
     CARD,
     REPORT,
-    "attack.json",
+    ATTACK,
     "cohort.json",
-    "statistics.json",
+    STATISTICS,
+    STATISTICS_PAGE,
 )
 """The files of a run that a signature is over, each if it is there."""
 MEANING = (
@@ -231,9 +236,10 @@ def sign_report(
     path = directory / SIGNATURES / f"{_name_file(identity.name)}.json"
     if not again:
         refuse_existing(path)
+    write = f"silodp report {shlex.quote(str(directory))}"
     require(
-        (directory / REPORT).exists(),
-        f"{directory / REPORT} is missing, and it is what people sign: write it with 'silodp report {shlex.quote(str(directory))}'.",
+        any((directory / page).exists() for page in (REPORT, STATISTICS_PAGE)),
+        f"{directory / REPORT} is missing, and it is what people sign: write it with '{write}'.",
         code="report.missing",
     )
     answers, content = read_answers(checklist, facts)
@@ -242,7 +248,7 @@ def sign_report(
     require(
         not outdated,
         f"{' and '.join(outdated)} in {directory}: not as silodp writes it from the other files of the run; run "
-        f"'silodp report {directory}', read it again, and then sign.",
+        f"'{write}', read it again, and then sign.",
         code="report.contradicted",
     )
     files = digest_files(directory)
@@ -274,10 +280,10 @@ def find_outdated(directory: Path, run: RunRecord) -> list[str]:
     """Return the names of page and card that are not as silodp writes them now."""
     # Imported here: to verify a signature no picture is drawn.
     from silodp.report.model_card import compose_card
-    from silodp.report.page import PictureFolder, compose_page
+    from silodp.report.page import PictureFolder, compose_texts
 
     with TemporaryDirectory() as folder:
-        texts = {REPORT: compose_page(directory, run, PictureFolder(Path(folder)))}
+        texts = compose_texts(directory, run, PictureFolder(Path(folder)))
     card = compose_card(directory, run)
     if card is not None:
         texts[CARD] = card

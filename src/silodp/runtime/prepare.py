@@ -361,6 +361,8 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
     from silodp.data.identity.linkage import find_linkage_doubts
 
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
+    if not method.releases_model:  # the others are about a model that learns
+        return doubts
     silos, keys_differ = len(federation.silos), len(doubts) > 1
     bounds = method.bounds(FederationSize(silos, federation.users))
     # With uniform weights a silo gives everyone 1/S, also a person who has all their records there.

@@ -235,17 +235,9 @@ class RunDirectory:
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
-        from silodp.training.model_state import serialize
-
-        weights = serialize(model, {"method": method.name})
-        task = parties.task
-        description = ModelDescription.of_run(spec, model, task, parties.schema, weights, stated)
-        contents = {
-            run_files.GUARANTEE: stated,
-            WEIGHTS: weights,
-            **({CODE: task.architecture.code} if task.architecture.code else {}),
-            DESCRIPTION: description.to_json().encode(),
-        }
+        contents = {run_files.GUARANTEE: stated}
+        if method.releases_model:
+            contents |= _describe_model(spec, model, parties, stated)
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
         digests |= {
             run_files.METRICS: run_files.digest_rows(rows),
@@ -257,6 +249,19 @@ class RunDirectory:
         ledger.record_files(digests)
         for name, content in contents.items():
             write_durably(self.path / name, content)
+
+
+def _describe_model(spec: RunSpec, model: nn.Module, parties: Parties, guarantee: bytes) -> dict[str, bytes]:
+    """Return the files that are needed to use a model elsewhere, by name."""
+    from silodp.training.model_state import serialize
+
+    weights, task = serialize(model, {"method": spec.method.name}), parties.task
+    description = ModelDescription.of_run(spec, model, task, parties.schema, weights, guarantee)
+    return {
+        WEIGHTS: weights,
+        **({CODE: task.architecture.code} if task.architecture.code else {}),
+        DESCRIPTION: description.to_json().encode(),
+    }
 
 
 def _record_start(file: Path, round_: int) -> None:

@@ -27,9 +27,13 @@ LEDGER = Path("checkpoint") / "ledger.jsonl"
 REPORT = "report.html"
 ATTACK = "attack.json"
 """What `silodp attack` measured on the settings of the run; no part of it."""
+STATISTICS, STATISTICS_PAGE = "statistics.json", "statistics.html"
+"""What a run of statistics releases, for programs and for readers."""
 BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
 """The files whose digests the ledger of a finished run has, in the order in which they are checked."""
-RUN_FILES = frozenset({*BOUND_FILES, CARD, ATTACK, REPORT, "plots", "checkpoint"})
+RUN_FILES = frozenset(
+    {*BOUND_FILES, CARD, ATTACK, REPORT, STATISTICS, STATISTICS_PAGE, "plots", "checkpoint"}
+)
 """All that silodp writes into the directory of a run, but for signatures."""
 SIGNATURES = "signatures"
 """Folder of the signatures of a report; it is none of `RUN_FILES`, so no command deletes a signed run by itself."""

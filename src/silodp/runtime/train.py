@@ -271,7 +271,7 @@ def run(
                     stopped = "budget"
                     break
                 state, refusal = _advance(server, state, total)
-                row = {"round": state.round}
+                row = {"round": state.round, **spec.method.describe_sum(total, spec.population)}
                 is_last = state.round == spec.rounds or not server.affords_round(state.round)
                 if evaluator is not None:
                     row |= evaluator.measure(state.round, find_output(state), is_last)
