@@ -66,7 +66,10 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
         "four steps, local": (5, {**FOUR_STEPS, "trajectory": "local"}),
     },
 }
-"""By method: the rounds and settings of its rows, by what is different about them."""
+"""By method: the rounds and settings of its rows, by what is different about them.
+
+`statistics` is not there: its rows are counts of declared columns, which canaries of a model do not have.
+"""
 
 PROTOCOLS: dict[str, Settings] = {
     "lattice": {"count_cap": 64, "attempts": 20},
@@ -120,7 +123,7 @@ class Row:
 
 def list_rows(methods: Sequence[str] = ()) -> Iterator[Row]:
     """Yield the rows of these methods, or of all."""
-    for method in methods or METHODS:
+    for method in methods or VARIANTS:
         for variant in VARIANTS[method]:
             for aggregator in AGGREGATORS:
                 yield Row(method, variant, aggregator)

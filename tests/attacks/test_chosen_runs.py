@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ from numpy.typing import NDArray
 from scipy import optimize, signal
 
 from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.cohort import Cohort, CohortRun, create_cohort
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.pld import compose_steps
 from silodp.accounting.views import ADVERSARIES
 from silodp.deploy.lifetime import LifetimeLedger
+from silodp.errors import SilodpError
 
 DELTA = 1e-5
 GRID, SPAN = 2e-3, 16.0
@@ -135,6 +138,26 @@ def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...]) 
 
     found = find_delta(options, limit, admits)
     assert found <= 0.34 * DELTA if certificates else found == pytest.approx(excess * DELTA, rel=0.02)
+
+
+def test_the_limit_of_a_cohort_holds_by_its_filter(game: tuple[Options, float], tmp_path: Path) -> None:
+    """The same games through the file of a cohort; its plan is the first run, of the first kind."""
+    options, limit = game
+    create_cohort(tmp_path / "cohort", {"released": limit}, DELTA)
+    first, rounds = options[0]
+    with Cohort(tmp_path / "cohort") as cohort:
+        cohort.reserve(CohortRun("1", "run", "user", {"released": {first: rounds}}))
+
+        def admits(charged: Counter[Event]) -> bool:
+            try:
+                # In the place of the first run: all that is charged together, under the plan of the first run.
+                cohort.check(CohortRun("1", "run", "user", {"released": charged}))
+            except SilodpError:
+                return False
+            return True
+
+        assert find_delta(options, limit, admits) <= 0.34 * DELTA
+        assert admits(Counter({first: 3 * rounds}))
 
 
 def test_the_default_filter_leaves_choices(game: tuple[Options, float]) -> None:

@@ -37,6 +37,7 @@ from silodp.config.build import get_fields
 from silodp.config.plugins import refuse_plugins
 from silodp.config.resolve import resolve
 from silodp.config.schema import RunConfig, parse_config
+from silodp.config.statistics import StatisticsRequest
 from silodp.config.toml_values import TomlTable, apply_override, read_toml
 from silodp.data.catalog import DATASETS
 from silodp.deploy import public_files
@@ -119,6 +120,7 @@ def makers_of(section: str) -> list[Any]:
         "evaluation": [Evaluation],
         "loss_options": list(LOSSES.values()),
         "method": list(METHODS.values()),
+        "statistics": [StatisticsRequest],
         "uldp-avg": [METHODS["uldp-avg"]],
         "options": list(MODELS.values()),
     }

@@ -20,6 +20,7 @@ from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.rdp import sum_steps
 from silodp.accounting.steps import Steps, flatten_per_unit
+from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
 from silodp.text import shorten
 
@@ -95,6 +96,13 @@ class Filter:
         return (
             disclosure == 0
             or (1 + math.exp(min(limit, 700.0))) * disclosure <= _DISCLOSURE_SHARE * self.delta
+        )
+
+    def describe_room(self, limit: float, disclosure: float, adversary: Adversary) -> str:
+        """Return a phrase about a limit that has no room for this disclosure (`leaves_room`)."""
+        return (
+            f"more than the δ that is kept for ciphertexts at the limit of {limit:g} against '{adversary}': lower "
+            f"it to {max(0.0, self.largest_limit(disclosure)):.4g} or less, which is always safe"
         )
 
     def _certified(self, charges: Mapping[Event, int]) -> float:

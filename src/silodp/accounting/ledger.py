@@ -50,6 +50,10 @@ Since 3, silos draw the sample of users, so that the server is charged a `Poisso
 """
 
 
+_MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
+"""Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
+
+
 @dataclass(frozen=True)
 class Budget(Settings, prefix="budget."):
     """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3).
@@ -130,6 +134,7 @@ class Ledger:
     Attributes:
         disclosure: The TV by adversary, as the file states it.
         reserved: The events that the budget must still hold after, whatever is charged before; {} for none.
+        before_charge: Called with every new entry before it is written; it forbids the charge by raising an exception.
         files: The digests by name of the files that the run wrote when it ended; None where a charge came after that,
             and in ledgers of earlier versions.
 
@@ -155,6 +160,7 @@ class Ledger:
         self.subject = _choose_subject(kept, subject)
         self.disclosure = _read_disclosure(path, kept) if kept else disclosure
         self.reserved: Mapping[Adversary, Event] = {}
+        self.before_charge: Callable[[LedgerEntry], None] = lambda entry: None
         self.files: Mapping[str, str] | None = None
         self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
@@ -200,6 +206,7 @@ class Ledger:
         if known is None:
             # Checked before it is written: a line that cannot be read again would end the run.
             self._check(charge)
+            self.before_charge(charge)
             if self._journal is not None:
                 lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
                 about = {"evaluation": charge.evaluation} if is_evaluation else {}
@@ -294,6 +301,15 @@ class Ledger:
     def counts(self, adversary: Adversary) -> Counter[Event]:
         """Return how often each event was charged against `adversary`."""
         return Counter(self._counts[adversary])
+
+    def find_disclosure(self, adversary: Adversary) -> float:
+        """Return a bound of what the ciphertexts of the run disclose (a total variation); 0 where there are none."""
+        if self.disclosure is not None:
+            return self.disclosure.get(adversary, 0.0)
+        # A file of an earlier version, or of a simulation: ciphertexts hold integers, whose noise "pld" does not
+        # account for.
+        has_integers = not all(map(find_accountant("pld").supports, self._counts[adversary]))
+        return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
     def epsilon_by_round(
         self, adversary: Adversary, rounds: Collection[int] | None = None

@@ -56,6 +56,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "predict": "silodp.cli.predict:predict",
         "attack": "silodp.cli.attack:attack",
         "statistics": "silodp.cli.statistics:statistics",
+        "cohort": "silodp.cli.cohort:cohort_app",
         "deploy": "silodp.cli.deploy:deploy_app",
         "server": "silodp.cli.parties:server",
         "silo": "silodp.cli.parties:silo",
@@ -139,6 +140,13 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume.")
     ] = False,
+    cohort: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Count the run in this cohort (silodp cohort new), and refuse it if it does not fit the limit.",
+        ),
+    ] = None,
     log_: Trackers = None,
     log_private: LogPrivate = None,
     as_json: Json = False,
@@ -151,7 +159,8 @@ def run(
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
     resolved = load_config(config, set_ or ())
-    _train(resolved, out or Path("runs") / resolved.config.name, resume, as_json, log_ or (), log_private)
+    directory = out or Path("runs") / resolved.config.name
+    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort)
 
 
 def _find_config(directory: Path) -> Path:
@@ -233,11 +242,12 @@ def _train(
     as_json: bool,
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
+    cohort: Path | None = None,
 ) -> None:
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():
-        summary = run_config(resolved, directory, resume, trackers, log_private)
+        summary = run_config(resolved, directory, resume, trackers, log_private, cohort)
     show(summary, as_json, format_summary(summary))
 
 

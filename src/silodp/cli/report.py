@@ -142,6 +142,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
         lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
     # First of all: what follows must not be taken for promises that hold.
     lines = [*([attack.alarm] if attack and attack.alarm else []), *lines]
+    lines += [] if record.cohort is None else record.cohort.describe()
     lines += describe_attack(attack, rounds, format_command("attack", directory))
     lines += [f"Report: {path}", *([] if card is None else [f"Model card: {card}"])]
     return result, as_json, lines

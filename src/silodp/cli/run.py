@@ -32,6 +32,7 @@ from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
+from silodp.runtime.cohort import CohortPlace
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import CONFIG, METRICS, list_signatures, read_metrics
@@ -52,6 +53,7 @@ def run_config(
     resume: bool = False,
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
+    cohort: Path | None = None,
 ) -> dict[str, Any]:
     """Train as configured, and write model, guarantee, metrics and report.
 
@@ -63,6 +65,7 @@ def run_config(
         resume: Whether to continue the run in the directory.
         trackers: Trackers as NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
         log_private: Whether trackers log what no ε covers; None: only if their target is on this machine.
+        cohort: The file of the cohort in which the run is counted; None counts it nowhere.
 
     Returns:
         A JSON-ready summary.
@@ -74,7 +77,7 @@ def run_config(
     # Whether there was another run before this one began: its rounds are not to be continued by this configuration.
     existed = (directory / CONFIG).exists() and not resume
     try:
-        return _run_config(resolved, directory, resume, trackers, log_private)
+        return _run_config(resolved, directory, resume, trackers, log_private, cohort)
     except KeyboardInterrupt:
         raise Interrupted(_describe_interruption(directory, existed)) from None
 
@@ -126,7 +129,12 @@ class _RunLog:
 
 
 def _run_config(
-    resolved: ResolvedRun, directory: Path, resume: bool, trackers: Sequence[str], log_private: bool | None
+    resolved: ResolvedRun,
+    directory: Path,
+    resume: bool,
+    trackers: Sequence[str],
+    log_private: bool | None,
+    cohort: Path | None,
 ) -> dict[str, Any]:
     config, method = resolved.config, resolved.method
     _check_before_reading(resolved)
@@ -159,6 +167,7 @@ def _run_config(
                 resume=resume,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
+                cohort=None if cohort is None else CohortPlace(cohort, federation.persons),
             )
         run_log.end(result)
         _keep_private_results(resolved, federation, task, result, doubts, directory)

@@ -31,6 +31,13 @@ def statistics(
             help="Only write the configuration of the run, for 'silodp deploy init'. No data are read.",
         ),
     ] = None,
+    cohort: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Count the release in this cohort (silodp cohort new), and refuse it if it does not fit the limit.",
+        ),
+    ] = None,
     set_: Set = None,
     out: Annotated[Path | None, out_option("runs/NAME-statistics, by the name of the configuration")] = None,
     as_json: Json = False,
@@ -45,7 +52,7 @@ def statistics(
     elif write_config is not None:
         result, lines = _write_config(resolved, write_config)
     else:
-        result, lines = _run(resolved, out or Path("runs") / resolved.config.name)
+        result, lines = _run(resolved, out or Path("runs") / resolved.config.name, cohort)
     show(result, as_json, lines)
 
 
@@ -72,7 +79,7 @@ def _write_config(resolved: ResolvedRun, path: Path) -> tuple[dict[str, Any], li
     return {"config": str(path)}, [f"Wrote {path}. For parties on separate machines: {start}"]
 
 
-def _run(resolved: ResolvedRun, directory: Path) -> tuple[dict[str, Any], list[str]]:
+def _run(resolved: ResolvedRun, directory: Path, cohort: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Run the round, and return its summary with its lines."""
     from silodp.cli.run import run_config
     from silodp.report.guarantee_text import WHO
@@ -80,7 +87,7 @@ def _run(resolved: ResolvedRun, directory: Path) -> tuple[dict[str, Any], list[s
     from silodp.report.statistics.page import find_release, format_release
     from silodp.runtime.run_files import STATISTICS
 
-    summary = run_config(resolved, directory)
+    summary = run_config(resolved, directory, cohort=cohort)
     release = find_release(read_run(directory).rows)
     found = [] if release is None else format_release(release)
     shared = str(directory / STATISTICS)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
+from silodp.data.persons import PersonKey
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
 from silodp.data.tables.schema import Schema
@@ -197,6 +198,13 @@ class Federation(Settings):
     def targets(self) -> int | None:
         """The number of labels of a record, where it has several yes/no labels or several numbers."""
         return None if self.labels == "survival" or self.silos[0].y.ndim == 1 else self.silos[0].y.shape[1]
+
+    @property
+    def persons(self) -> PersonKey:
+        """How records are assigned to persons; public."""
+        # A data set that numbers persons by itself may have a schema for its features.
+        has_keys = self.user_keys is not None or self.identity_digest != ""
+        return PersonKey.of(self.schema if has_keys else None, self.name, self.users)
 
     def public(self, with_records: bool = False) -> PublicData:
         """Return the facts that everyone may know, with the digest of the users' index and of their budgets.

@@ -11,7 +11,6 @@ from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.views import Adversary
 from silodp.deploy import AUDIT, POLICY, STORE
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import PersonKey
 from silodp.deploy.lifetime import PLAN, compute_lifetime_cost
 from silodp.deploy.limits import read_audit
 from silodp.deploy.policy import Policy
@@ -31,7 +30,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
     all_answer = spec.min_silos == len(spec.names)
     schema = consortium.resolved.table_schema
-    persons = PersonKey.of(consortium)
+    persons = consortium.persons
     profile = None if schema is None else schema.read_identity()
     # A method with one bounded row per silo computes no person; sums of counts do.
     computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation

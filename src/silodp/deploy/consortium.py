@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
+from silodp.data.persons import PersonKey
 from silodp.data.public import PublicData
 from silodp.deploy import AUTHORITY, CERTIFICATES, public_files
 from silodp.deploy.public_files import PublicFile, read_facts, refuse_public
@@ -225,6 +226,12 @@ class Consortium:
         if schema is None:
             return ()
         return (*schema.label_columns, *filter(None, (schema.event, schema.time)))
+
+    @property
+    def persons(self) -> PersonKey:
+        """How the run assigns records to persons."""
+        source = str(self.resolved.config.data["source"])
+        return PersonKey.of(self.resolved.table_schema, source, self.data.users)
 
     @cached_property
     def digest(self) -> str:

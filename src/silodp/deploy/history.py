@@ -7,22 +7,19 @@ a ledger has at least as many charges as the state and the log list. A ledger wi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.evaluation import name_evaluation
-from silodp.data.tables.columns import text_of
-from silodp.deploy.consortium import Consortium
+from silodp.data.persons import PersonKey
 from silodp.errors import SilodpError
 from silodp.runtime.gate import read_state
-from silodp.text import pluralize, shorten
+from silodp.text import pluralize
 from silodp.wire.files import make_private_folder
 from silodp.wire.store import RoundStore, Store
 
@@ -92,46 +89,6 @@ def _count_charges(store: Store, name: str) -> int:
     return read_state(RoundStore(store, f"{name}/")).charges
 
 
-@dataclass(frozen=True)
-class PersonKey:
-    """How records are assigned to persons in a run; public.
-
-    Only where two runs have the same key, the ε of one person in both can be added up.
-
-    Attributes:
-        column: The column of the silo's table that identifies persons; "" where the data set numbers persons.
-        identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without a profile.
-        list_digest: SHA-256 (hex) of the public list of persons, in any order; of the name of the data set and U where
-            the data set numbers persons; "" with an identity profile.
-    """
-
-    column: str
-    identity_digest: str
-    list_digest: str
-
-    @classmethod
-    def of(cls, consortium: Consortium) -> PersonKey:
-        """Return the key of the run of a consortium."""
-        schema = consortium.resolved.table_schema
-        if schema is None:
-            return cls("", "", _digest([consortium.resolved.config.data["source"], consortium.data.users]))
-        # Sorted and without repeats: the order of a list numbers persons, and does not change who they are.
-        profile, listed = schema.read_identity(), schema.read_users()
-        keys = None if listed is None else sorted({text_of(key) for key in listed})
-        return cls(
-            schema.user, "" if profile is None else profile.digest, "" if keys is None else _digest(keys)
-        )
-
-    def encode(self) -> bytes:
-        """Return the key as bytes for the silo's store."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
-
-    @property
-    def digest(self) -> str:
-        """The first 64 bits of the SHA-256 over all fields, as 16 hexadecimal digits."""
-        return _digest(asdict(self))[:16]
-
-
 def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[str]) -> None:
     """Check that a run assigns records to persons as the earlier runs of a silo did.
 
@@ -149,22 +106,11 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
     first = key if stored is None else PersonKey(**json.loads(stored))
     if first == key or key.digest in same:
         return
-    changes = {
-        "column": f"the column {shorten(key.column)} in place of {shorten(first.column)}",
-        "identity_digest": "another identity profile",
-        "list_digest": "another list of persons",
-    }
-    differs = [told for field, told in changes.items() if getattr(first, field) != getattr(key, field)]
     raise SilodpError(
-        f"this run names persons in another way than earlier runs in {folder} ({' and '.join(differs)}): a person may "
-        "be somebody else, so no ε of one person over all runs is known; ask the coordinator for the earlier column "
-        f"and profile or list; if both name the same persons, add '{key.digest}' to persons in policy.toml; use "
-        "another folder, whose ledgers begin at zero, only if no person is in both.",
+        f"this run names persons in another way than earlier runs in {folder} ({key.describe_changes(first)}): a "
+        "person may be somebody else, so no ε of one person over all runs is known; ask the coordinator for the "
+        f"earlier column and profile or list; if both name the same persons, add '{key.digest}' to persons in "
+        "policy.toml; use another folder, whose ledgers begin at zero, only if no person is in both.",
         code="policy.persons",
         field="persons",
     )
-
-
-def _digest(content: object) -> str:
-    """Return the SHA-256 (hex) of JSON with sorted keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -18,7 +18,7 @@ from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, count_kinds, event_to_dict, explain_not_private
 from silodp.accounting.filters import Filter
 from silodp.accounting.guarantee import format_epsilon
@@ -29,13 +29,14 @@ from silodp.deploy import AUDIT, LEDGERS, POLICY, STORE
 from silodp.deploy.history import open_ledgers
 from silodp.deploy.limits import find_max_charges, read_audit
 from silodp.deploy.policy import Policy
+from silodp.runtime.guarantees import count_charges, plan_releases
 from silodp.runtime.silo import make_ledger
 from silodp.wire.store import DirectoryStore, MemoryStore
 
 PLAN = "plan"
 """Key in the silo's store: the digest of the charges of the first run that was charged (`digest_plan`)."""
-_MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
-"""Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
+_NEW_RUN = "plan"
+"""Stands for the id of a run that has not begun, among those of earlier runs."""
 
 
 @dataclass
@@ -65,7 +66,9 @@ class LifetimeLedger:
         """The number of runs with a charge."""
         return sum(bool(ledger.history) for ledger in self.runs.values())
 
-    def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
+    def epsilon(
+        self, adversary: Adversary, more: Mapping[Event, int] | None = None, run: str = ""
+    ) -> float | None:
         """Return ε of all runs together as of a list that was fixed beforehand; None where there is no guarantee.
 
         The disclosure by the ciphertexts of all runs is included.
@@ -74,8 +77,8 @@ class LifetimeLedger:
 
         Args:
             adversary: Against whom.
-            more: An event that is added to the charges.
-            run: The run of that event.
+            more: Charges that are added, with counts.
+            run: The run of these charges.
         """
         counts = self._count(adversary, more)
         if counts is None:
@@ -87,7 +90,11 @@ class LifetimeLedger:
         return epsilon if math.isfinite(epsilon) else None
 
     def compute_limit(
-        self, adversary: Adversary, more: Event | None = None, run: str = "", limit: float = 0.0
+        self,
+        adversary: Adversary,
+        more: Mapping[Event, int] | None = None,
+        run: str = "",
+        limit: float = 0.0,
     ) -> float | None:
         """Return the smallest limit under which all runs are admitted; None where there is none.
 
@@ -95,8 +102,8 @@ class LifetimeLedger:
 
         Args:
             adversary: Against whom.
-            more: An event that is added to the charges.
-            run: The run of that event.
+            more: Charges that are added, with counts.
+            run: The run of these charges.
             limit: The limit that is kept. A larger one leaves less room for what ciphertexts disclose.
         """
         if not self.certificates:
@@ -111,10 +118,11 @@ class LifetimeLedger:
         """Return a phrase about the first limit that these events of a run would exceed; None if they exceed none."""
 
         def find_spent(adversary: Adversary) -> float | None:
-            self.checked[adversary] = self.epsilon(adversary, events[adversary], run)
+            more = {events[adversary]: 1}
+            self.checked[adversary] = self.epsilon(adversary, more, run)
             if not self.certificates:
                 return self.checked[adversary]
-            return self.compute_limit(adversary, events[adversary], run, self.limits[adversary])
+            return self.compute_limit(adversary, more, run, self.limits[adversary])
 
         over = find_exceeded_limit(self.limits, find_spent)
         if over is None:
@@ -122,21 +130,17 @@ class LifetimeLedger:
         adversary, told = over
         limit, disclosure = self.limits[adversary], self._sum_disclosure(adversary, run)
         if self.certificates and not self._filter(adversary).leaves_room(limit, disclosure):
-            largest = max(0.0, self._filter(adversary).largest_limit(disclosure))
-            return (
-                f"more than the δ that is kept for ciphertexts at the limit of {limit:g} against '{adversary}': lower "
-                f"it to {largest:.4g} or less, which is always safe"
-            )
+            return self._filter(adversary).describe_room(limit, disclosure, adversary)
         needs = "a limit of " if self.certificates else ""
         return f"{needs}{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
 
     def _filter(self, adversary: Adversary) -> Filter:
         return Filter(self.delta, self.certificates, self.plan.get(adversary))
 
-    def _count(self, adversary: Adversary, more: Event | None = None) -> Counter[Event] | None:
+    def _count(self, adversary: Adversary, more: Mapping[Event, int] | None = None) -> Counter[Event] | None:
         """Return how often each event was charged in all runs; None where nothing is promised of them together."""
         # Equal events of all runs are counted together: the accountant composes each kind once, not once per run.
-        counts = Counter[Event](() if more is None else (more,))
+        counts = Counter[Event](more or {})
         of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
         for found in of_runs:
             counts += found
@@ -149,46 +153,22 @@ class LifetimeLedger:
     def _sum_disclosure(self, adversary: Adversary, run: str = "") -> float:
         """Return the total variation that the ciphertexts of all runs disclose, that of an uncharged `run` included."""
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
-        return sum(_find_disclosure(ledger, adversary) for ledger in seen)
-
-
-def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
-    """Return the disclosure (total variation) by the ciphertexts of a run; 0 where there are none."""
-    if ledger.disclosure is not None:
-        return ledger.disclosure.get(adversary, 0.0)
-    # A ledger of an earlier version: ciphertexts hold integers, whose noise "pld" does not account for.
-    has_integers = not all(map(find_accountant("pld").supports, ledger.counts(adversary)))
-    return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
-
-
-def _plan_ledger(spec: RunSpec, silo: str) -> Ledger:
-    """Return a silo's ledger, in memory, after all T rounds of a run in which no round has a further release.
-
-    Args:
-        spec: Specification of the run; its evaluations are included.
-        silo: Name of the silo.
-    """
-    # Charged as the run would charge it: one way to count, for plans and for runs.
-    ledger = make_ledger(replace(spec, run="plan"), disclosure=spec.aggregator.disclosure(spec))
-    for round_ in range(spec.rounds):
-        ledger.charge(round_, 0, spec.silo_events(silo, round_))
-    if (evaluation := spec.charged_evaluation) is not None:
-        for number in range(spec.evaluations):
-            ledger.charge_evaluation(number, 0, evaluation.silo_events(silo, number))
-    return ledger
+        return sum(ledger.find_disclosure(adversary) for ledger in seen)
 
 
 def count_plan(spec: RunSpec, silo: str) -> dict[Adversary, Counter[Event]]:
     """Return the charges of all rounds and evaluations of a run by adversary, with counts, without further releases.
 
     Adversaries to whom nothing is promised are left out.
+
+    Args:
+        spec: Specification of the run.
+        silo: Name of the silo.
     """
-    return _count_promised(_plan_ledger(spec, silo))
-
-
-def _count_promised(ledger: Ledger) -> dict[Adversary, Counter[Event]]:
-    counts = {adversary: ledger.counts(adversary) for adversary in ADVERSARIES}
-    return {a: found for a, found in counts.items() if not any(explain_not_private(event) for event in found)}
+    counts = count_charges(
+        spec, plan_releases(spec), lambda about, number, release: about.silo_events(silo, number, release)
+    )
+    return {a: found for a, found in counts.items() if not any(map(explain_not_private, found))}
 
 
 def read_plan(folder: Path, ledgers: Mapping[str, Ledger]) -> str | None:
@@ -239,10 +219,14 @@ def compute_lifetime_cost(
     Returns:
         ε by adversary, without adversaries against whom there is no guarantee.
     """
-    ledger = _plan_ledger(spec, silo)
-    plan = _count_promised(ledger) if is_planned else {}
-    lifetime = LifetimeLedger(delta, {}, {**(earlier or {}), "plan": ledger}, certificates, plan)
-    found = {a: lifetime.compute_limit(a, limit=(limits or {}).get(a, 0.0)) for a in ADVERSARIES}
+    # Without a charge of its own: it states what the ciphertexts of the run disclose.
+    ledger = make_ledger(replace(spec, run=_NEW_RUN), disclosure=spec.aggregator.disclosure(spec))
+    counts, runs = count_plan(spec, silo), {**(earlier or {}), _NEW_RUN: ledger}
+    lifetime = LifetimeLedger(delta, {}, runs, certificates, counts if is_planned else {})
+    found = {
+        adversary: lifetime.compute_limit(adversary, planned, _NEW_RUN, (limits or {}).get(adversary, 0.0))
+        for adversary, planned in counts.items()
+    }
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
 

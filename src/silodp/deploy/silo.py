@@ -37,7 +37,7 @@ from silodp.data.silo_data import SiloData
 from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
+from silodp.deploy.history import PERSONS, RUN_ID, check_persons, open_ledgers
 from silodp.deploy.lifetime import PLAN, LifetimeLedger, count_plan, digest_plan, read_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
@@ -120,7 +120,7 @@ class SiloService:
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
-        self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
+        self._persons = consortium.persons if self._spec.method.unit == "user" else None
 
     @property
     def answers(self) -> int:
@@ -337,7 +337,7 @@ def check_participation(folder: Path, consortium: Consortium, policy: Policy) ->
     """
     check_policy(policy, consortium)
     if consortium.stated_spec.method.unit == "user" and (folder / STORE).exists():
-        check_persons(DirectoryStore(folder / STORE), folder, PersonKey.of(consortium), policy.persons)
+        check_persons(DirectoryStore(folder / STORE), folder, consortium.persons, policy.persons)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:

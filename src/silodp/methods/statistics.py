@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from silodp._lazy import torch
+from silodp.accounting.views import Unit
 from silodp.data.inputs import list_arrays
 from silodp.data.public import PublicData
 from silodp.data.tables.counted import (
@@ -102,6 +103,7 @@ class Statistics(UldpAvg):
     )
 
     releases_model: ClassVar[bool] = False
+    budgets_of: ClassVar[Unit | None] = None
     can_separate: ClassVar[bool] = True  # sums of a person's own entries, in double precision
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ from silodp.errors import SilodpError, name_file
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.attacks import AttackRecord, read_attack
 from silodp.report.audit import UNBOUND, AuditResult, audit_run
+from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
@@ -104,6 +105,7 @@ class RunRecord:
         budget: Privacy budget of the run, if any.
         written: File time of guarantee.json, which a copy may have changed.
         attack: What `silodp attack` measured; None where nobody attacked the run.
+        cohort: What all runs on the same people had spent; None for a run that is counted in no cohort.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -118,6 +120,7 @@ class RunRecord:
     written: datetime
     doubts: tuple[str, ...] = ()
     attack: AttackRecord | None = None
+    cohort: CohortRecord | None = None
 
     @property
     def id(self) -> str:
@@ -167,6 +170,7 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
         written=datetime.fromtimestamp((directory / GUARANTEE).stat().st_mtime, UTC),
         doubts=doubts.doubts if doubts else (),
         attack=read_attack(directory, guarantees) if with_attack else None,
+        cohort=read_cohort(directory, summary.get("run")),
     )
 
 

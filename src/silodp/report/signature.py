@@ -41,6 +41,7 @@ from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
 from silodp.runtime.run_files import (
     ATTACK,
+    COHORT,
     GUARANTEE,
     LEDGER,
     REPORT,
@@ -64,7 +65,7 @@ SIGNED_FILES = (
     CARD,
     REPORT,
     ATTACK,
-    "cohort.json",
+    COHORT,
     STATISTICS,
     STATISTICS_PAGE,
 )

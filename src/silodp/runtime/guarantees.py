@@ -31,7 +31,9 @@ CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
 """How often each event was charged, by adversary."""
-_EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
+Releases = Sequence[tuple[bool, int, Sequence[int]]]
+"""Releases of a run, as of `ChargeCounts`."""
+EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
 """Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
 
 
@@ -43,16 +45,21 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
         accountant: Composes the events.
         survivors: Number of silos that answer every time; None: all.
     """
-    releases = [(False, 0, range(spec.rounds))]
-    if spec.charged_evaluation is not None and spec.evaluations:
-        releases.append((True, 0, range(spec.evaluations)))
+    releases = plan_releases(spec)
 
     def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
         return about.round_events(survivors, number)
 
     # The first entry of `releases` is that of the rounds.
-    charged, evaluations = (_count(spec, part, events_in) for part in (releases, releases[1:]))
+    charged, evaluations = (count_charges(spec, part, events_in) for part in (releases, releases[1:]))
     return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
+
+
+def plan_releases(spec: RunSpec) -> Releases:
+    """Return the rounds of a run, then its evaluations that cost ε, each released once."""
+    has_evaluations = spec.charged_evaluation is not None and spec.evaluations > 0
+    evaluations = [(True, 0, range(spec.evaluations))] if has_evaluations else []
+    return [(False, 0, range(spec.rounds)), *evaluations]
 
 
 def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, DerivedGuarantee]:
@@ -65,7 +72,7 @@ def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, D
     views = spec.views()
     # One pass counts for all adversaries, and only if one of them is asked for.
     count_costliest = cache(
-        lambda: _count(
+        lambda: count_charges(
             spec,
             charges.releases,
             lambda about, number, release: about.costliest_events(number, release),
@@ -163,7 +170,7 @@ class DerivedGuarantee:
         # The claim is about the rounds; evaluations cost what they cost.
         evaluations = charges.evaluations.get(self.adversary, {})
         rounds = [part for part in charges.releases if not part[0]] or [(False, 0, ())]
-        counts = _count(
+        counts = count_charges(
             replace(self.spec, method=claimed),
             rounds,
             lambda about, number, release: about.round_events(None, number),
@@ -284,16 +291,12 @@ def delta_warning(delta: float, users: int) -> tuple[str, ...]:
     )
 
 
-def _count(
-    spec: RunSpec,
-    releases: Sequence[tuple[bool, int, Sequence[int]]],
-    events_in: _EventsIn,
-) -> dict[Adversary, Counter[Event]]:
+def count_charges(spec: RunSpec, releases: Releases, events_in: EventsIn) -> dict[Adversary, Counter[Event]]:
     """Return how often each event is charged against each adversary.
 
     Args:
         spec: The specification of the run.
-        releases: The releases, as of `ChargeCounts`.
+        releases: What is released; of a plan, the numbers are a range (`plan_releases`).
         events_in: Returns the events of a release.
     """
     found: dict[Adversary, Counter[Event]] = {}

@@ -31,8 +31,10 @@ STATISTICS, STATISTICS_PAGE = "statistics.json", "statistics.html"
 """What a run of statistics releases, for programs and for readers."""
 BOUND_FILES = (WEIGHTS, DESCRIPTION, CODE, GUARANTEE, RUN_SPEC, CONFIG, METRICS)
 """The files whose digests the ledger of a finished run has, in the order in which they are checked."""
+COHORT = "cohort.json"
+"""What all runs on the same people spent when the run ended; in checkpoint/, under which cohort the run was begun."""
 RUN_FILES = frozenset(
-    {*BOUND_FILES, CARD, ATTACK, REPORT, STATISTICS, STATISTICS_PAGE, "plots", "checkpoint"}
+    {*BOUND_FILES, CARD, ATTACK, COHORT, REPORT, STATISTICS, STATISTICS_PAGE, "plots", "checkpoint"}
 )
 """All that silodp writes into the directory of a run, but for signatures."""
 SIGNATURES = "signatures"

@@ -25,6 +25,7 @@ from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.methods.server_optimizer import compute_output
 from silodp.runtime.checkpoint import Checkpoint
+from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
@@ -116,6 +117,7 @@ def train(
     evaluation: Evaluation | Mapping[str, Any] | None = None,
     separate: bool = False,
     on_round: OnRound | None = None,
+    cohort: str | Path | None = None,
 ) -> Result:
     """Train one model over all silos, in one process.
 
@@ -152,6 +154,8 @@ def train(
             raises an exception, the state after the round is saved, the run ends with that exception, and it can be
             resumed. If the process dies during the call, the round is repeated when the run is resumed, at no cost, and
             so is the call.
+        cohort: The file in which all runs on these people are counted (`silodp cohort new`); a run that does not fit is
+            refused.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -162,6 +166,9 @@ def train(
     check_type("out", out, (str, Path, NoneType), "'runs/first'")
     if out is not None:
         check_path("out", out)
+    check_type("cohort", cohort, (str, Path, NoneType), "'people.cohort'")
+    if cohort is not None:
+        check_path("cohort", cohort)
     check_type("resume", resume, bool)
     spec = prepare_run(
         federation,
@@ -187,6 +194,7 @@ def train(
         resume=resume,
         evaluate_every=evaluate_every,
         on_round=on_round,
+        cohort=None if cohort is None else CohortPlace(Path(cohort), federation.persons),
     )
 
 
@@ -198,6 +206,7 @@ def run(
     resume: bool = False,
     evaluate_every: int = 1,
     on_round: OnRound | None = None,
+    cohort: CohortPlace | None = None,
 ) -> Result:
     """Run the server of a prepared run, from the first round or from a checkpoint to the end.
 
@@ -208,6 +217,7 @@ def run(
         resume: See `train`.
         evaluate_every: See `train`.
         on_round: See `train`.
+        cohort: Where the run is counted, if anywhere.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -231,6 +241,7 @@ def run(
 
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
+    check_cohort(cohort, directory.path, replace(spec, run=state.run), resume)
     untrained = None
     # Before anything is written: a metric that fails must not leave a run behind.
     if state.round == 0:
@@ -238,7 +249,10 @@ def run(
     with directory.open(spec, task, state, resume) as (state, ledger):
         # A resumed run keeps its id, to which stores, signatures and ledgers are bound.
         spec = replace(spec, run=state.run)
-        with parties.open(spec, directory) as connection:
+        with (
+            count_in_cohort(cohort, directory.path, spec, ledger, resume),
+            parties.open(spec, directory) as connection,
+        ):
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
             # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
             server.check_store_version(state.round)

@@ -260,8 +260,8 @@ def test_a_run_counts_from_its_first_charge_on():
     begun = make_ledger(replace(spec, run="f" * 32), None, {"server": 1e-9})
     lifetime.runs["f" * 32] = begun
     assert lifetime.epsilon("server") == before
-    assert lifetime.epsilon("server", event, "0" * 32) is not None
-    assert lifetime.epsilon("server", event, "f" * 32) is None  # as after the charge
+    assert lifetime.epsilon("server", {event: 1}, "0" * 32) is not None
+    assert lifetime.epsilon("server", {event: 1}, "f" * 32) is None  # as after the charge
     begun.charge(0, 0, spec.costliest_events())
     assert lifetime.epsilon("server") is None
 

@@ -240,7 +240,7 @@ def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
     lifetime = LifetimeLedger(1e-5, limits, {"1": first, "2": second})
     expected = compute_epsilon(Counter({Gaussian(5.0): 3, Gaussian(4.0): 3}).items(), 1e-5, "pld")
     assert lifetime.epsilon("released") == pytest.approx(expected, rel=1e-9)
-    assert lifetime.epsilon("released", Gaussian(1.0)) > expected
+    assert lifetime.epsilon("released", {Gaussian(1.0): 1}) > expected
     # Their ledgers say nothing of ciphertexts, as those of earlier versions, and noise on numbers had none.
     assert lifetime.epsilon("server") == lifetime.epsilon("released")
     events = {name: Gaussian(5.0) for name in ("released", "server", "silo")}
@@ -293,7 +293,7 @@ def test_by_certificates_a_later_run_costs_more_than_in_a_fixed_list() -> None:
     assert by_list.compute_limit("released") < alone < 3.0
     events = {"released": PoissonSampled(0.2, Gaussian(1.6))}
     more = Filter(1e-5, plan=plan["released"]).epsilon(plan["released"] + Counter(events.values()))
-    between = {"released": (by_list.epsilon("released", events["released"]) + more) / 2}
+    between = {"released": (by_list.epsilon("released", {events["released"]: 1}) + more) / 2}
     by_list.limits = by_filter.limits = between
     assert by_list.find_exceeded(events) is None
     assert "a limit of" in (by_filter.find_exceeded(events) or "")

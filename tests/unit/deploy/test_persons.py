@@ -18,7 +18,6 @@ from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import draft_public, make_keys, seal_public
 from silodp.deploy.silo import load_identity, open_silo
@@ -96,14 +95,14 @@ def test_a_run_in_which_a_person_is_somebody_else_is_refused(
     with refused("policy.persons") as caught:
         parties.take_part(other)
     assert (parties.home / "policy.toml").read_text() == accepted.to_toml()
-    assert PersonKey.of(other).digest in str(caught.value)
+    assert other.persons.digest in str(caught.value)
     # The same where it was accepted before the first run, so that only the silo can see it.
     both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest]})
     (parties.home / "policy.toml").write_text(both.to_toml())
     with refused("policy.persons"), open_silo(parties.home, other):
         pass
     # The operator answers for it that both name the same persons.
-    same = both.model_copy(update={"persons": [PersonKey.of(other).digest]})
+    same = both.model_copy(update={"persons": [other.persons.digest]})
     (parties.home / "policy.toml").write_text(same.to_toml())
     parties.only_open(other)
 

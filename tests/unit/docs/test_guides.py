@@ -137,7 +137,7 @@ def test_a_page_is_complete_and_its_options_exist(page: Path) -> None:
                     options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
                     words = (
                         arguments[:2]
-                        if arguments[0] in ("data", "deploy", "identity", "table")
+                        if arguments[0] in ("cohort", "data", "deploy", "identity", "table")
                         else arguments[:1]
                     )
                     _, help_text = silodp([*words, "--help"])

@@ -1,0 +1,72 @@
+"""Who the persons of a run are: only of the same persons can the ε of several runs be added up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from silodp.data.tables.columns import text_of
+from silodp.data.tables.schema import Schema
+from silodp.text import shorten
+
+
+@dataclass(frozen=True)
+class PersonKey:
+    """How records are assigned to persons in a run; public.
+
+    Only where two runs have the same key, the ε of one person in both can be added up.
+
+    Attributes:
+        column: The column of the silo's table that identifies persons; "" where the data set numbers persons.
+        identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without a profile.
+        list_digest: SHA-256 (hex) of the public list of persons, in any order; of the name of the data set and U where
+            the data set numbers persons; "" with an identity profile.
+    """
+
+    column: str
+    identity_digest: str
+    list_digest: str
+
+    @classmethod
+    def of(cls, schema: Schema | None, source: str, users: int | None) -> PersonKey:
+        """Return the key of a run.
+
+        Args:
+            schema: How the silos' tables are read; None where the data set numbers persons.
+            source: The name of the data set.
+            users: U.
+        """
+        if schema is None:
+            return cls("", "", _digest([source, users]))
+        # Sorted and without repeats: the order of a list numbers persons, and does not change who they are.
+        profile, listed = schema.read_identity(), schema.read_users()
+        keys = None if listed is None else sorted({text_of(key) for key in listed})
+        return cls(
+            schema.user, "" if profile is None else profile.digest, "" if keys is None else _digest(keys)
+        )
+
+    def encode(self) -> bytes:
+        """Return the key as bytes for a store."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @property
+    def digest(self) -> str:
+        """The first 64 bits of the SHA-256 over all fields, as 16 hexadecimal digits."""
+        return _digest(asdict(self))[:16]
+
+    def describe_changes(self, earlier: PersonKey) -> str:
+        """Return a phrase about how this key differs from that of an earlier run."""
+        changes = {
+            "column": f"the column {shorten(self.column)} in place of {shorten(earlier.column)}",
+            "identity_digest": "another identity profile",
+            "list_digest": "another list of persons",
+        }
+        return " and ".join(
+            told for field, told in changes.items() if getattr(earlier, field) != getattr(self, field)
+        )
+
+
+def _digest(content: object) -> str:
+    """Return the SHA-256 (hex) of JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
