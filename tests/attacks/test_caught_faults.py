@@ -61,7 +61,6 @@ FAST = {
     "1/√S forgotten",
     "weights add to 1.5",
     "a silo without noise",
-    "a coin per silo",
     "every second round not charged",
 }
 EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CAUGHT]

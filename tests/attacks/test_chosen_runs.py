@@ -88,6 +88,7 @@ GAMES = {
     "everyone or a known sample": ((1.0, False, 5, 6), (0.01, True, 5, 6), 2.0, 1.78),
     "everyone or a larger known sample": ((1.0, False, 5, 6), (0.1, True, 5, 6), 4.0, 1.05),
 }
+SLOWEST = next(iter(GAMES))
 Options = list[tuple[Event, int]]
 
 
@@ -101,7 +102,7 @@ def find_delta(options: Options, limit: float, admits: Admits) -> float:
     return max(play(options, limit, admits, direction) for direction in (0, -1))
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", [pytest.param(SLOWEST, marks=pytest.mark.slow), *list(GAMES)[1:]])
 def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
     """The rule of policies without certificates; with it the attacker gains, so the game can tell rules apart."""
     first, second, limit, excess = GAMES[name]

@@ -91,6 +91,7 @@ def sums(method, offset: int, rounds: int) -> np.ndarray:
         return np.stack([parties.run_round(round_).numpy() for round_ in range(rounds)]) / method.clip
 
 
+@pytest.mark.slow
 def test_a_malicious_server_reads_one_person_at_an_eighth_of_the_noise():
     """The attack, not a defense (S9 of the review): a silo cannot see which weight a ciphertext holds.
 

@@ -678,7 +678,10 @@ def rows_of_everyone_else(task: Task, x, y, user, local: LocalTraining, someone:
     return both[0], both[1]
 
 
-@pytest.mark.parametrize(("epochs", "momentum"), [(1, 0.0), (1, 0.9), (30, 0.0)])  # 30: traced
+TRACED = pytest.param(30, 0.0, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("epochs", "momentum"), [(1, 0.0), (1, 0.9), TRACED])
 def test_who_is_done_is_not_touched_by_who_trains_longer(momentum, epochs):
     """A parameter near overflow is finite when its owner is done; a further gradient of it is not. Whether there is a
     further step depends on other people, so 0 times that gradient must not turn the row into NaN: it would then be
