@@ -730,7 +730,8 @@ def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
     parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     blob = "ciphertexts" if "ciphertexts" in asked.blobs else "sampled"
-    other = replace(asked, blobs={**asked.blobs, blob: asked.blobs[blob][:-1] + b"?"})
+    content = asked.blobs[blob]
+    other = replace(asked, blobs={**asked.blobs, blob: content[:-1] + bytes([content[-1] ^ 1])})
     draws = [
         silo._derive_round_randomness(request, 0).stream("noise").random()
         for request in (asked, asked, other)

@@ -161,6 +161,6 @@ def test_old_rounds_are_not_opened_after_a_dropout(aggregator):
         parties.silos["silo0"].answer(replace(late, attempt=2))
     if aggregator.name == "lattice":
         old = parties.last("sample", round_=0)
-        another = old.blobs["request"][:-1] + b"."
+        another = old.blobs["request"][:-1] + bytes([old.blobs["request"][-1] ^ 1])
         with refused("gate.past"):
             parties.silos["silo0"].answer(replace(old, attempt=1, blobs={"request": another}))
