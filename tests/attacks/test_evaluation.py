@@ -89,7 +89,7 @@ def true_counts(federation: Federation, result: Result, table=None) -> np.ndarra
     for silo in federation.silos:
         x, y = task.tensors(silo.held_out.x, silo.held_out.y)
         cells = table.find_cells(task.predict(result.params, x), y)
-        total += np.bincount(cells, minlength=table.size)
+        total += np.bincount(cells.flatten(), minlength=table.size)
     return total
 
 

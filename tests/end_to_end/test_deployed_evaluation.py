@@ -43,10 +43,14 @@ def assert_charged(processes: Processes, evaluations: int) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [MASKED, PLAIN], ids=["masked", "plain"])
-def test_sums_over_tls_are_those_of_the_simulation(text: str, tmp_path: Path) -> None:
-    simulated = simulate(tmp_path, text + SUMS)
-    with start_consortium(tmp_path, text + SUMS) as processes:
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [(MASKED, ""), (PLAIN, ""), (MASKED, "by_silo = true\n")],
+    ids=["masked", "plain", "masked, by silo"],
+)
+def test_sums_over_tls_are_those_of_the_simulation(text: str, parts: str, tmp_path: Path) -> None:
+    simulated = simulate(tmp_path, text + SUMS + parts)
+    with start_consortium(tmp_path, text + SUMS + parts) as processes:
         processes.start_all()
         assert processes.wait_for_server() == 0, processes.log("server")
         assert_same_run(processes, simulated)
@@ -110,15 +114,17 @@ def test_whoever_is_killed_no_evaluation_is_charged_twice(victim: str, tmp_path:
         assert_charged(processes, 10)
 
 
-def test_the_operator_decides_about_evaluations(tmp_path: Path) -> None:
-    with start_consortium(tmp_path, PLAIN + SUMS) as processes:
+@pytest.mark.parametrize(("parts", "kind"), [("", "sums"), ("by_silo = true\n", "sums by silo")])
+def test_the_operator_decides_about_evaluations(parts: str, kind: str, tmp_path: Path) -> None:
+    """Whoever allows sums over all silos has not allowed to be compared with the others."""
+    with start_consortium(tmp_path, PLAIN + SUMS + parts) as processes:
         consortium = Consortium.load(processes.public)
         agreed = describe_agreement(consortium)
-        assert (agreed["evaluation"], agreed["evaluations"]) == ("sums", 2)
+        assert (agreed["evaluation"], agreed["evaluations"]) == (kind, 2)
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
-        assert policy.evaluation == ["sums"]
+        assert policy.evaluation == [kind]
         policy.check(consortium.digest, consortium.spec, ())
-        for allowed in (["none"], ["none", "local"]):
+        for allowed in (["none"], ["none", "local", *["sums"] * bool(parts)]):
             with pytest.raises(SilodpError) as caught:
                 policy.model_copy(update={"evaluation": allowed}).check(
                     consortium.digest, consortium.spec, ()

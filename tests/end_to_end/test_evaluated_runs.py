@@ -14,6 +14,7 @@ import torch
 
 from silodp.accounting.events import Skellam
 from silodp.aggregators.masked import Masked
+from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -133,10 +134,25 @@ def test_a_plan_counts_the_rounds_that_a_budget_leaves(evaluated: Path) -> None:
         return found
 
     assert spend(planned) <= 8 < spend(planned + 1)
+
+
+def test_a_target_is_met_by_rounds_and_evaluations_together(evaluated: Path) -> None:
+    spec, _ = load_config(evaluated).build_public_spec()
     with refused("evaluation.target"):
-        plan_run(spec, target=3.0)
-    without = plan_run(replace(spec, evaluation=Evaluation("none"), budget=None), target=3.0)
-    assert without["target"]["rounds"] > 0
+        plan_run(spec, target=3.0)  # each of two evaluations costs that much
+    found = plan_run(spec, target=8.0)["target"]
+
+    def spend(changed: RunSpec) -> float:
+        planned: float = plan_run(changed)["adversaries"]["released"]["epsilon"]
+        return planned
+
+    rounds = found["rounds"]
+    assert spend(replace(spec, rounds=rounds)) <= 8 < spend(replace(spec, rounds=rounds + 1))
+    method = replace(spec.method, noise_multiplier=found["noise_multiplier"])
+    assert 7.9 < spend(replace(spec, method=method)) <= 8
+    assert found["user_sampling"] == 1  # the target leaves more than these rounds cost
+    without = plan_run(replace(spec, evaluation=Evaluation("none")), target=8.0)["target"]
+    assert without["noise_multiplier"] < found["noise_multiplier"]
 
 
 def hold_out(federation: Federation, labels: list[np.ndarray], classes: int | None) -> Federation:
@@ -204,7 +220,7 @@ def test_outputs_that_fit_no_cell_are_refused_before_a_label_meets_them() -> Non
         prepare_run(federation, three, AVG, rounds=1, evaluation=EXACT)
     prepare_run(federation, three, AVG, rounds=1, evaluation=Evaluation("local"))
     table, labels = CountTable("classes", classes=3), torch.tensor([0, 1, 2])
-    assert table.find_cells(torch.eye(3), labels).tolist() == [0, 4, 8]
+    assert table.find_cells(torch.eye(3), labels)[:, 0].tolist() == [0, 4, 8]
     for outputs in (torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(3), torch.zeros(3, 3, 1)):
         with refused("evaluation.outputs"):
             table.find_cells(outputs, labels)

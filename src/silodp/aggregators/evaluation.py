@@ -21,7 +21,9 @@ from silodp.aggregators import base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
+from silodp.methods.count_parts import CountParts
 from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, LocalEvaluation
+from silodp.methods.statistics import MAX_CELLS
 from silodp.training.counts import CountTable
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule, MessageSchema, MessageType
@@ -49,10 +51,12 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
         return replace(base_spec, method=LocalEvaluation(spec.method.unit), aggregator=ModelBroadcast())
     _check_sums(spec)
     aggregator = _find_aggregator(spec)
+    table, parts = choose_table(spec.data, settings), settings.make_parts(len(spec.names))
+    _check_parts(spec.data, settings, table.size, parts)
 
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
-        method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec.data, settings))
+        method = EvaluationSums(spec.method.unit, noise_multiplier, clip, table, parts)
         return replace(base_spec, method=method, aggregator=aggregator, rounds=spec.most_evaluations)
 
     noise_multiplier = settings.noise_multiplier
@@ -115,21 +119,52 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
                 field="evaluation.times",
             )
         return CountTable("survival", bins=settings.bins, times=settings.times)
-    if data.labels != "classes" or data.classes is None:
-        raise SilodpError(
-            f"evaluation by sums of counts is for one class or survival, and the labels are of kind '{data.labels}': "
-            'set evaluation.across = "local" or "none".',
-            code="evaluation.labels",
-            field="evaluation.across",
-        )
     if settings.times:
         raise SilodpError(
-            "evaluation.times are edges between survival times, and the labels are classes: take them out.",
+            "evaluation.times are edges between survival times, and the labels are of another kind: take them out.",
             code="argument.conflict",
             field="evaluation.times",
         )
+    if data.labels == "real" and data.targets is None:
+        if data.label_typical is None:
+            raise SilodpError(
+                "evaluation by sums counts errors in bins of the label's usual spread, and the data declare none: set "
+                "data.schema.label_typical = [center, spread] to public numbers.",
+                code="evaluation.labels",
+                field="data.schema.label_typical",
+            )
+        return CountTable("numbers", bins=settings.bins, spread=float(data.label_typical[1]))
+    if data.labels != "classes" or data.classes is None:
+        raise SilodpError(
+            f"evaluation by sums of counts is for one class, one number or survival, and the labels are of kind "
+            f"'{data.labels}'{' with several numbers' if data.labels == 'real' else ''}: set evaluation.across = "
+            '"local" or "none".',
+            code="evaluation.labels",
+            field="evaluation.across",
+        )
     kind = "scores" if data.classes == 2 else "classes"
     return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]
+
+
+def _check_parts(data: PublicData, settings: Evaluation, size: int, parts: CountParts | None) -> None:
+    """Refuse subgroups of other columns than the records have, and more tables than can be of use."""
+    if sorted(column.column for column in settings.groups) != sorted(settings.by):
+        raise SilodpError(
+            "evaluation.by names columns, and the data have no schema that declares their subgroups: take it out, or "
+            "use tables.",
+            code="evaluation.by",
+            field="evaluation.by",
+        )
+    for column in settings.groups:
+        column.check(data)
+    cells = size * (parts.tables * parts.silos if parts else 1)
+    if cells > MAX_CELLS:
+        raise SilodpError(
+            f"the evaluation has {cells:,} counts, more than {MAX_CELLS:,}, each with noise of its own: take fewer "
+            "bins or columns of subgroups, or leave out by_silo.",
+            code="evaluation.by",
+            field="evaluation.by",
+        )
 
 
 def _check_sums(spec: RunSpec) -> None:

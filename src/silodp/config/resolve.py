@@ -16,7 +16,7 @@ from silodp.config.plugins import find_reference, import_reference
 from silodp.config.run_settings import RunSettings, convert_plugin_errors, resolve_settings
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
-from silodp.config.toml_values import TomlTable, apply_override, read_toml
+from silodp.config.toml_values import TomlTable, apply_override, read_toml, to_plain
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
@@ -24,6 +24,7 @@ from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
+from silodp.methods.evaluation import place_groups
 from silodp.runtime.prepare import describe_model, prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 
@@ -218,6 +219,13 @@ def resolve(config: RunConfig) -> ResolvedRun:
     )
     run.check_budgets(run.method)
     run.check_budgets_are_used()
+    if run.evaluation is not None and run.evaluation.by:
+        bounds = {} if config.card is None else config.card.subgroups
+        placed = place_groups(run.evaluation, dataset.find_schema(arguments), bounds)
+        # Written out, so that config.toml says all that ε and the counts depend on, as a report reads it.
+        groups = {name: to_plain(getattr(placed, name)) for name in ("categories", "ranges")}
+        table = {**(config.evaluation or {}), **{name: one for name, one in groups.items() if one}}
+        run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
     if config.statistics is not None:
         from silodp.config.statistics import read_request
 

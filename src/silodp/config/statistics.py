@@ -7,13 +7,14 @@ constant written out: places of features, ranges, bins and the noise multiplier.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from silodp.aggregators.evaluation import calibrate_one_release
 from silodp.config.build import build
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import TaskSection
+from silodp.config.toml_values import to_plain
 from silodp.data.tables.counted import (
     Block,
     CategoryCells,
@@ -21,6 +22,8 @@ from silodp.data.tables.counted import (
     Moments,
     NumericBins,
     SurvivalCells,
+    place_categories,
+    place_number,
 )
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
@@ -231,23 +234,14 @@ class _Columns:
         """Return the fields of a block of a numeric column."""
         if name not in self._numeric:
             raise self._refuse_column(name, setting, self._numeric)
-        column = self._numeric[name]
-        return {
-            "column": name,
-            "place": self.data.features.index(name),
-            "range": column.range,
-            "typical": column.typical,
-            "has_missing": column.has_indicator,
-            "weight": self.weigh(name),
-        }
+        assert self.schema is not None
+        return {**place_number(self.schema, name), "weight": self.weigh(name)}
 
     def _place_categories(self, name: str, setting: str) -> CategoryCells:
         if name not in self._categorical:
             raise self._refuse_column(name, setting, self._categorical)
-        column = self._categorical[name]
-        texts = column.texts if column.codes else [str(value) for value in column.categories]
-        place = self.data.features.index(column.list_features(name)[0])
-        return CategoryCells(name, place, tuple(texts), column.codes, weight=self.weigh(name))
+        assert self.schema is not None
+        return place_categories(self.schema, name, self.weigh(name))
 
     def _count(self, name: str) -> Block:
         if name in self._labels:
@@ -287,13 +281,5 @@ def _refuse(name: str, problem: str, known: Any) -> SilodpError:
 
 def _to_table(method: Statistics) -> dict[str, Any]:
     """Return the table [method] from which the method is built again."""
-    listed = {one.name: _to_plain(getattr(method, one.name)) for one in fields(method) if one.init}
+    listed = {one.name: to_plain(getattr(method, one.name)) for one in fields(method) if one.init}
     return {"name": method.name, **{name: value for name, value in listed.items() if value != []}}
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Block):
-        return {key: _to_plain(item) for key, item in asdict(value).items() if item is not None}
-    if isinstance(value, Mapping):
-        return {key: _to_plain(item) for key, item in value.items() if item is not None}
-    return [_to_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
         below = result.get(key)
         result[key] = merge(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
     return result
+
+
+def to_plain(value: Any) -> Any:
+    """Return a dataclass of settings as a table, and what is in it; settings without a value are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items() if item is not None}
+    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def drop_empty_tables(values: TomlTable) -> TomlTable:

@@ -53,8 +53,8 @@ class Policy(BaseModel):
             that were fixed beforehand.
         methods: Names of the methods that are allowed; an empty list allows all.
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
-        evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums"); an
-            empty list allows all.
+        evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums",
+            "sums by silo"); an empty list allows all.
         columns: Features that a model may be trained on; an empty list allows those of the accepted data description.
         labels: Columns that a model may learn to predict, which are the label, or event and time; an empty list allows
             those of the accepted configuration.
@@ -120,11 +120,11 @@ class Policy(BaseModel):
                 code="policy.digest",
                 field="accepted",
             )
-        across = "none" if spec.evaluation is None else spec.evaluation.across
+        kind = "none" if spec.evaluation is None else spec.evaluation.kind
         for field, verb, used, listed in (
             ("methods", "uses", [spec.method.name], self.methods),
             ("aggregators", "uses", [spec.aggregator.name], self.aggregators),
-            ("evaluation", "uses", [across], self.evaluation),
+            ("evaluation", "uses", [kind], self.evaluation),
             ("columns", "trains on", spec.data.features, self.columns),
             ("labels", "learns to predict", labels, self.labels),
         ):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_gaussian
@@ -113,12 +114,21 @@ class ClippedRowStream:
         size: The length d of a row.
         bounds: The public constants that hold for every row and for the sum.
         weighted: Whether a row counts with its owner's weight; otherwise it counts with 1.
+        place: Where this silo's share lies among `places` blocks of d numbers, counted from 0.
+        places: The number of blocks. All others are 0 and have no noise: nobody's records change them.
     """
 
     chunks: Iterable[ClippedRows]
     size: int
     bounds: Bounds
     weighted: bool
+    place: int = 0
+    places: int = 1
+
+    def put_in_place(self, share: NDArray[Any]) -> NDArray[Any]:
+        """Return the noisy share (d,) among the blocks of all silos, (places·d,)."""
+        before = self.place * self.size
+        return np.pad(share, (before, (self.places - 1) * self.size - before))
 
 
 @dataclass(frozen=True)
@@ -329,7 +339,8 @@ def add_noise(
         return add_weighted_rows(stream, weights).add_noise(stream.bounds.noise_multiplier, noise)
 
     if isinstance(update, ClippedRowStream):
-        return add_step(update)
+        share = add_step(update)
+        return replace(share, value=torch.from_numpy(update.put_in_place(share.value.numpy())))
     total = torch.zeros(update.size, dtype=torch.float64)
 
     def release(stream: ClippedRowStream) -> tuple[Tensor, float, int]:

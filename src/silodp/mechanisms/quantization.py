@@ -9,7 +9,7 @@ would let it move by up to √d/2 steps more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,7 +162,8 @@ class Quantizer:
         import torch
 
         if isinstance(update, ClippedRowStream):
-            return self.fold(update, weights).add_noise(noise)
+            share = self.fold(update, weights).add_noise(noise)
+            return replace(share, value=update.put_in_place(share.value))
         total = np.zeros(update.size, np.int64)
 
         def release(stream: ClippedRowStream) -> tuple[Tensor, float, int]:

@@ -8,28 +8,44 @@ and sends nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from silodp._lazy import torch
 from silodp.accounting.events import Composed, Event, Gaussian
 from silodp.accounting.views import Unit, View
+from silodp.data.inputs import list_arrays
+from silodp.data.tables.counted import CategoryCells, NumericRanges
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
 from silodp.methods._count_rows import give_room, iterate_count_rows
-from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method
+from silodp.methods.base import (
+    ALL_NOISE_KNOWN,
+    NO_NOISE,
+    OMIT_NONE,
+    LocalContext,
+    Method,
+    count_honest_shares,
+)
+from silodp.methods.count_parts import CountParts, find_groupings
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
 from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
 from silodp.training.counts import CountTable
 
+if TYPE_CHECKING:
+    from silodp.data.tables.schema import Schema
+
 Across = Literal["none", "local", "sums"]
 
 NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
+_UNUSED: Mapping[str, Any] = {"by": (), "by_silo": False, "least_group": 30, "categories": (), "ranges": ()}
+"""Settings of later versions, as they are where they are not used."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,11 @@ class Evaluation(Settings, prefix="evaluation."):
         clip: The 2-norm C that one unit's counts are clipped to; with 1, one record of a person counts in full.
         bins: The number of bins of scores, which is even.
         times: The edges between bins of survival times, ascending.
+        by: Columns by whose public subgroups records are counted.
+        by_silo: Whether the metrics of every silo are released, besides those of all records.
+        least_group: The fewest records, by noisy counts, of which a subgroup or a silo has metrics shown.
+        categories: The categorical columns of `by` with their public constants; the program sets it from the schema.
+        ranges: The numeric columns of `by`, in the same way.
     """
 
     across: Annotated[Across, Named("across")]
@@ -55,11 +76,24 @@ class Evaluation(Settings, prefix="evaluation."):
     clip: Clip = 1.0
     bins: int = 10
     times: tuple[float, ...] = ()
+    by: tuple[str, ...] = ()
+    by_silo: bool = False
+    least_group: Count = 30
+    categories: tuple[CategoryCells, ...] = ()
+    ranges: tuple[NumericRanges, ...] = ()
+
+    def __repr__(self) -> str:
+        # Runs hold this text in their digests: settings of later versions are left out where unused.
+        shown = {name: value for name, value in vars(self).items() if value != _UNUSED.get(name, self)}
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # A configuration gives a list; the table of cells compares and hashes a tuple.
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        object.__setattr__(self, "by", tuple(self.by))
+        object.__setattr__(self, "categories", tuple(self.categories))
+        object.__setattr__(self, "ranges", tuple(self.ranges))
         # Made only to check bins and times, with the messages of the class that uses them.
         CountTable("survival", bins=self.bins, times=self.times)
         self._check_used()
@@ -88,6 +122,21 @@ class Evaluation(Settings, prefix="evaluation."):
         """Whether silos add up counts, which costs ε."""
         return self.across == "sums"
 
+    @property
+    def kind(self) -> str:
+        """What the operator of a silo allows: `across`, or "sums by silo", which compares silos."""
+        return "sums by silo" if self.by_silo else self.across
+
+    @property
+    def groups(self) -> tuple[CategoryCells | NumericRanges, ...]:
+        """The columns of `by`, with their subgroups."""
+        return (*self.categories, *self.ranges)
+
+    def make_parts(self, silos: int) -> CountParts | None:
+        """Return the parts into which the records of so many silos are split; None where there are none."""
+        parts = CountParts(self.groups, silos if self.by_silo else 1)
+        return None if parts == CountParts() else parts
+
     def is_due(self, round_: int, is_last: bool) -> bool:
         """Return whether the model after so many rounds is evaluated."""
         if self.across == "none" or round_ == 0:
@@ -99,6 +148,20 @@ class Evaluation(Settings, prefix="evaluation."):
         if self.across == "none" or rounds == 0:
             return 0
         return 1 if self.every is None else math.ceil(rounds / self.every)
+
+
+def place_groups(
+    evaluation: Evaluation, schema: Schema | None, bounds: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> Evaluation:
+    """Return the evaluation with the subgroups of its columns; arguments as of `find_groupings`."""
+    if not evaluation.by or evaluation.groups:
+        return evaluation
+    found = find_groupings(schema, evaluation.by, bounds)
+    return replace(
+        evaluation,
+        categories=tuple(one for one in found if isinstance(one, CategoryCells)),
+        ranges=tuple(one for one in found if isinstance(one, NumericRanges)),
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,27 +205,48 @@ class LocalEvaluation(EvaluationMethod):
 
 @dataclass(frozen=True, repr=False)
 class EvaluationSums(EvaluationMethod):
-    """Σ_s w·Σ_u clip_C(counts of u's held-out records in s) + noise σC.
+    """Σ_s w·Σ_u clip_R(counts of u's held-out records in s) + noise σR, where R = C·√e if a record adds 1 to e cells.
 
     Where the unit is a person, w = 1/S, as in `uldp-avg` with uniform weights, whose bounds and events these are: all
-    that a person has in all silos moves the sum by at most C. Where it is a record, which lies in one silo, w = 1 and
-    a record is one unit vector; its event is that of `ddp` with one step, all records and equal clients.
+    that a person has in all silos moves the sum by at most R. Where it is a record, which lies in one silo, w = 1 and
+    a record's row has the norm √e; its event is that of `ddp` with one step, all records and equal clients.
+
+    With tables for every silo, w = 1, and each silo fills a block of its own, to which it alone adds noise. All that a
+    person has in n silos moves the blocks by √n·R together, because they are orthogonal. So each silo's noise of
+    σ·√S·R costs what the noise of the sum costs above, and added up the blocks have the same noise as that sum
+    (docs/privacy.md, section 11).
 
     Attributes:
-        noise_multiplier: The multiplier σ of the sum, in units of the clip.
-        clip: The 2-norm C that one unit's counts are clipped to.
+        noise_multiplier: The multiplier σ of the sum, in units of what a person moves.
+        clip: C, in units of the 2-norm √e of one record's row; with 1, one record of a person counts in full.
         table: The cells that are counted.
+        parts: Subgroups and silos that have a table each; None counts all records in one table.
     """
 
     noise_multiplier: float = 0.0
     clip: float = 1.0
     table: CountTable = field(default_factory=lambda: CountTable("scores"))
+    parts: CountParts | None = field(default=None, metadata=OMIT_NONE)
 
     name: str = field(default="evaluation-sums", init=False)
 
+    @property
+    def _parts(self) -> CountParts:
+        return self.parts or CountParts()
+
+    @property
+    def row_clip(self) -> float:
+        """R, the 2-norm that a unit's row in a silo is clipped to."""
+        return self.clip * math.sqrt(self._parts.repetitions * self.table.entries)
+
+    @property
+    def block_size(self) -> int:
+        """The number of cells of a silo."""
+        return self.table.size * self._parts.tables
+
     def sum_size(self, size: int) -> int:
-        """Return the number of cells, whatever the size of the model."""
-        return self.table.size
+        """Return the number of cells of all silos, whatever the size of the model."""
+        return self.block_size * self._parts.silos
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -172,22 +256,43 @@ class EvaluationSums(EvaluationMethod):
             if self.unit == "user"
             else "how many held-out records each silo has is public"
         )
-        return (
-            f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics",
-        )
+        found = [
+            f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics"
+        ]
+        if self.by_silo:
+            found.append(
+                "whoever gets the metrics sees noisy counts of the held-out records of every silo, although single "
+                "silos' sums may be hidden in training: silos agree that their metrics are compared"
+            )
+        return tuple(found)
+
+    @property
+    def by_silo(self) -> bool:
+        """Whether every silo has a block of its own."""
+        return self._parts.silos > 1
 
     def spread(self, population: FederationSize) -> int:
-        """Return the number of silos that a unit's weight is spread over: S for persons, 1 for records."""
-        return population.silos if self.unit == "user" else 1
+        """Return the number of silos that a unit's weight is spread over: S for persons whose counts are added up."""
+        return population.silos if self.unit == "user" and not self.by_silo else 1
+
+    def _reach(self, population: FederationSize) -> float:
+        """Return by how much a unit moves the blocks of all silos together, in units of R: √S for persons."""
+        return math.sqrt(population.silos) if self.unit == "user" else 1.0
 
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
-        bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
+        clip = self.row_clip
+        if self.by_silo:
+            bounds = Bounds(clip, clip * self._reach(population), self.noise_multiplier, total=clip)
+        else:
+            bounds = UldpAvg(self.noise_multiplier, clip).bounds(population)
         # Room for persons with held-out records only, who are not on the public list of users.
         return replace(give_room(bounds, population), silos_sharing_weight=self.spread(population))
 
     def dp_event(self, view: View) -> Event:
         """Return the event of one evaluation: all units are in, so nothing is amplified."""
+        if self.by_silo:
+            return self._event_by_silo(view)
         if self.unit == "user":
             return UldpAvg(self.noise_multiplier, self.clip).dp_event(view)
         if self.noise_multiplier == 0:
@@ -199,17 +304,35 @@ class EvaluationSums(EvaluationMethod):
             return ALL_NOISE_KNOWN
         return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.min_survivors))
 
+    def _event_by_silo(self, view: View) -> Event:
+        """Return the event of blocks, each under the noise of its own silo, whoever sees them."""
+        if self.noise_multiplier == 0:
+            return NO_NOISE
+        honest = count_honest_shares(view)
+        if honest < 1:
+            return ALL_NOISE_KNOWN
+        # A person moves the blocks of the n silos that are not the adversary's by √n·R, of √S·R that noise is for.
+        return Gaussian(
+            self.noise_multiplier * (math.sqrt(view.silos / honest) if self.unit == "user" else 1)
+        )
+
     def count_std(self, population: FederationSize) -> float:
-        """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
+        """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer.
+
+        It is that of a count in a silo's own table, where each has one.
+        """
+        if self.by_silo:
+            return self.noise_multiplier * self.row_clip * self._reach(population)
         # All S silos may answer, each with a share sized for m of them: that is the most noise.
-        share = self.noise_multiplier * self.clip / math.sqrt(population.min_survivors)
+        share = self.noise_multiplier * self.row_clip / math.sqrt(population.min_survivors)
         return share * math.sqrt(population.silos) * self.spread(population)
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
         """Return one row of clipped counts for every unit with held-out records here."""
-        return ClippedRowStream(
-            self._rows(context), self.table.size, self.bounds(context.population), weighted=False
+        stream = ClippedRowStream(
+            self._rows(context), self.block_size, self.bounds(context.population), weighted=False
         )
+        return replace(stream, place=context.silo, places=self._parts.silos) if self.by_silo else stream
 
     def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
         if len(context.x) == 0:
@@ -218,12 +341,15 @@ class EvaluationSums(EvaluationMethod):
 
         outputs = predict_rows(context.task, context.params, context.x, separate=context.separate)
         cells = self.table.find_cells(outputs, context.y)  # comparisons, which round nothing
+        if self._parts.columns:
+            arrays = {name: array.cpu().numpy() for name, array in list_arrays(context.x).items()}
+            cells = self._parts.find_cells((arrays, context.y.cpu().numpy()), cells, self.table.size)
         if self.unit == "user":
             _, unit = torch.unique(context.user, return_inverse=True)
         else:
             unit = torch.arange(len(cells))
         spread = self.spread(context.population)
-        for owners, rows in iterate_count_rows(unit, cells, self.table.size):
-            clipped = clip_rows(owners, rows, self.clip)
+        for owners, rows in iterate_count_rows(unit, cells, self.block_size):
+            clipped = clip_rows(owners, rows, self.row_clip)
             # The weight is a public constant and becomes a part of the factor, so the server sends no weights.
-            yield replace(clipped, factors=clipped.factors / spread, clip=self.clip / spread)
+            yield replace(clipped, factors=clipped.factors / spread, clip=self.row_clip / spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -75,8 +76,6 @@ def plan_run(
             "method.personal.adversary to its adversary.",
             code="argument.conflict",
         )
-    if target is not None:
-        check_target(spec, target)
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
     aggregator.check(spec)
     accountant = choose_accountant(spec.list_events()) if accountant is None else find_accountant(accountant)
@@ -133,31 +132,40 @@ def plan_run(
     )
 
     training = replace(spec, evaluation=None)
+    # They cost the same whatever the settings of the method that a target asks for.
+    evaluations = plan_charges(spec, accountant).evaluations
 
     def charges_of(method: Method) -> Iterable[EventCount]:
-        return plan_charges(replace(training, method=method), accountant).charged[adversary].items()
+        charged = Counter(plan_charges(replace(training, method=method), accountant).charged[adversary])
+        return (charged + Counter(evaluations.get(adversary, {}))).items()
 
     if picture is not None:
         draw_epsilon_by_sampling(picture, spec.method, charges_of, distribution, rounds, delta, accountant)
     if target is not None:
+        check_target(spec, target, adversary, accountant)
         result["target"] = {"epsilon": target, "adversary": adversary} | _solve(
-            training, adversary, charges_of, target, accountant
+            spec, adversary, charges_of, target, accountant
         )
     return result
 
 
-def check_target(spec: RunSpec, target: float) -> None:
-    """Check that a target ε is that of the training alone.
+def check_target(spec: RunSpec, target: float, adversary: Adversary, accountant: Accountant) -> None:
+    """Refuse a target ε that leaves nothing for the training, because the evaluations alone cost as much.
 
     Raises:
-        SilodpError: the evaluation costs ε, too.
+        SilodpError: they do (code evaluation.target).
     """
-    if spec.charged_evaluation is not None:
+    if spec.charged_evaluation is None or not spec.evaluations:
+        return
+    charged = plan_charges(spec, accountant).evaluations[adversary].items()
+    alone = compute_cost(charged, spec.noise_delta, accountant).epsilon
+    if alone is not None and alone >= target:
         raise SilodpError(
-            f"target epsilon = {target:g}: settings for a target are found for the training alone, and the evaluation "
-            "costs ε too; plan without it (--set evaluation.across=none) for a smaller target.",
+            f"target epsilon = {target:g}: {pluralize(spec.evaluations, 'evaluation')} by sums alone cost ε = "
+            f"{format_epsilon(alone)} against '{adversary}': lower evaluation.epsilon, evaluate less often, or raise "
+            "the target.",
             code="evaluation.target",
-            field="evaluation.across",
+            field="evaluation.epsilon",
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import EventCount, choose_accountant
+from silodp.accounting.accountant import EventCount, choose_accountant, find_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import explain_not_private
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -134,7 +134,6 @@ def tune(
         SilodpError: records are no table, no weighting has an ε against the adversary, the evaluation costs ε, or
             the configured method protects records, or has budgets of its own.
     """
-    check_target(spec, target)
     if spec.method.unit == "record" or spec.method.budgets.unit is not None:
         raise SilodpError(
             f"method '{spec.method.name}' protects a record, or has a budget for each unit, and --tune chooses "
@@ -184,6 +183,8 @@ class _Tuner:
         self.tasks = _build_tasks(resolved, spec)
         self.metric = _choose_metric(self.tasks["configured"])
         self.accountant = resolved.accountant or choose_accountant(spec.list_events())
+        for adversary, limit in self.limits.items():
+            check_target(spec, limit, adversary, find_accountant(self.accountant))
         self.scores: dict[Candidate, dict[int, float]] = {}
         self.sigma = cache(
             self._compute_sigma
@@ -294,8 +295,13 @@ class _Tuner:
             # A silo cannot know which others answer, so its own ledger charges for the fewest.
             is_of_silos = adversary in spec.silo_limits
             # One event for all rounds: those of uldp-sgd cost alike.
-            event = (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
-            return [(event, rounds)]
+            charged = [(spec, rounds)]
+            if self.spec.evaluation is not None and self.spec.charged_evaluation is not None:
+                charged.append((self.spec.charged_evaluation, self.spec.evaluation.count(rounds)))
+            return [
+                ((one.costliest_events() if is_of_silos else one.round_events())[adversary], n)
+                for one, n in charged
+            ]
 
         return max(
             calibrate_noise_multiplier(
@@ -306,7 +312,7 @@ class _Tuner:
 
     def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
         """Return the specification of a run of the method alone."""
-        # The evaluation is left out: `check_target` has refused one that costs ε.
+        # What an evaluation costs is added where noise is found; no evaluation is tried out.
         size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
         return replace(self.spec, method=method, model=size, budget=None, evaluation=None)
 

@@ -21,6 +21,7 @@ from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_toml
 from silodp.report.attacks import describe_for_card
 from silodp.report.divergence import get_measure, list_quantities
+from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
@@ -143,7 +144,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered],
         "is_counted": any(one.text == ASSUMES_INDEX_FROM_TABLES for one in facts.assumptions),
         "covers": describe_cover(facts.released.private),
-        "sums": _tabulate_sums(run.rows),
+        "sums": _tabulate_sums(find_evaluation(run.rows)),
         "names": list_quantities(run.rows),
         "method": _describe_method(run),
     }
@@ -206,18 +207,26 @@ def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _tabulate_sums(rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
-    """Return the last metrics by noisy sums and their round; None where there are none."""
-    # The last evaluation, which need not be that of the last round: an evaluation costs ε, so there are few.
-    for row in reversed(rows):
-        estimates = (row.get("evaluation") or {}).get("estimates")
-        if isinstance(estimates, Mapping) and estimates:
-            table = [
-                (name, f"{format_measure(one.get('value'))} ± {format_measure(one.get('standard_error'))}")
-                for name, one in estimates.items()
-            ]
-            return {"round": row["round"], "rows": table}
-    return None
+def _tabulate_sums(evaluation: NoisyEvaluation | None) -> dict[str, Any] | None:
+    """Return metrics by noisy sums: of all records, silos and subgroups; None where there are none."""
+    if evaluation is None or not evaluation.estimates:
+        return None
+    names = list(evaluation.estimates)
+
+    shown = [part for part in evaluation.parts if part.shown]
+    has_silos = any(part.of == "silo" for part in evaluation.parts)
+    has_groups = any(part.of != "silo" for part in evaluation.parts)
+    return {
+        "round": evaluation.round,
+        "head": ["held-out records of", *names],
+        "rows": [
+            ("all silos", *map(format_estimate, evaluation.estimates.values())),
+            *((format_code(part.title), *map(part.describe, names)) for part in shown),
+        ],
+        "hidden": quote_names(evaluation.list_hidden()),
+        "least_group": evaluation.least_group,
+        "unknown": [kind for kind, known in (("silo", has_silos), ("subgroup", has_groups)) if not known],
+    }
 
 
 def _tabulate_pooled(

@@ -5,14 +5,13 @@ It is made from the files of the run directory alone, so `silodp report DIR` wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from pydantic import TypeAdapter, ValidationError
 
 from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED
 from silodp.accounting.views import Adversary
@@ -21,6 +20,7 @@ from silodp.report import guarantee_text, plots
 from silodp.report.attack_plots import plot_noise, plot_roc
 from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
+from silodp.report.evaluation import NoisyEvaluation, find_error, find_evaluation
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import as_number, render
@@ -28,13 +28,22 @@ from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import REPORT, MetricsRow
-from silodp.training.counts import Estimate
 from silodp.wire.files import write_durably
 
 MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
 _PICTURES = [
-    *("utility", "epsilon", "allocation", "budgets", "calibration", "confusion", "silos", "groups"),
+    *(
+        "utility",
+        "epsilon",
+        "allocation",
+        "budgets",
+        "calibration",
+        "confusion",
+        "survival",
+        "silos",
+        "groups",
+    ),
     *("attack", "noise", "count", "survival"),
 ]
 """First parts of the file names of a report's pictures."""
@@ -49,25 +58,6 @@ class Picture:
 
     svg: Markup
     caption: str
-
-
-@dataclass(frozen=True)
-class EvaluationSection:
-    """The last evaluation by noisy sums on the page.
-
-    Attributes:
-        round: The round after which it was made.
-        noise_std: Standard deviation of the noise in a count.
-        estimates: Metrics by name, with their standard errors.
-        confusion: Noisy counts by true and predicted class; None for survival.
-        counts: Noisy counts by true class and step of the probability; None for other kinds.
-    """
-
-    round: int
-    noise_std: float
-    estimates: Mapping[str, Estimate]
-    confusion: Sequence[Sequence[float]] | None
-    counts: Sequence[Sequence[float]] | None = None
 
 
 def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
@@ -119,7 +109,8 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
     facts = collect_facts(directory, run)
     guarantees, released = run.guarantees.values(), facts.released
     unit = "record" if released.unit == "record" else "person"
-    ends, held_out, evaluation = _list_ends(run.rows), read_held_out(directory), _find_evaluation(run)
+    ends, held_out = _list_ends(run.rows), read_held_out(directory)
+    evaluation = find_evaluation(run.rows) if run.summary.get("evaluation") == "sums" else None
     figure = plots.plot_epsilon(run.rows)
     return render(
         "report.html",
@@ -223,27 +214,6 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
     return ends
 
 
-def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
-    """Return the last evaluation by sums; None where there is none, or the rows do not hold one."""
-    if run.summary.get("evaluation") != "sums":
-        return None
-    for row in reversed(run.rows):
-        found = row.get("evaluation")
-        if isinstance(found, dict):
-            confusion = found.get("confusion")
-            # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
-            has_two_classes = isinstance(confusion, list) and len(confusion) == 2
-            counts = found.get("counts") if has_two_classes else None
-            try:
-                return TypeAdapter(EvaluationSection).validate_python(
-                    {**found, "round": row["round"], "counts": counts}
-                )
-            except ValidationError:
-                # It is of another version: the page shows the metrics of the row all the same.
-                return None
-    return None
-
-
 def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End]) -> list[Picture]:
     """Return a picture of every measured quantity against rounds."""
     drawn, by_sums = plots.plot_utility(run.rows), any(row.get("evaluation") for row in run.rows)
@@ -267,7 +237,7 @@ def _draw_details(
     run: RunRecord,
     ends: Sequence[_End],
     held_out: HeldOut | None,
-    evaluation: EvaluationSection | None,
+    evaluation: NoisyEvaluation | None,
 ) -> list[Picture]:
     """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
     drawn: list[tuple[str, Figure | None, str]] = []
@@ -277,17 +247,44 @@ def _draw_details(
         drawn.append(("calibration", plots.plot_calibration(held_out.calibration, second), how))
         drawn.append(("confusion", plots.plot_confusion(held_out.confusion, held_out.classes), how))
         for name, _, last, _ in ends:
-            for kind, parts in (("silos", held_out.list_parts(True)), ("groups", held_out.list_parts(False))):
+            for kind in ("silos", "groups"):
+                parts = [
+                    (part.name if part.of == "silo" else f"{part.of}: {part.name}", part.metrics[name], None)
+                    for part in held_out.list_parts(kind == "silos")
+                    if name in part.metrics
+                ]
                 drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
-    elif evaluation is not None and evaluation.confusion is not None:
-        private = run.guarantees["released"].private
-        how = f"noisy counts of held-out records, which {'ε' if private else 'no ε'} covers"
+    elif evaluation is not None:
+        drawn += _plot_evaluation(run, evaluation)
+    return [_add(pictures, name, figure, what=what) for name, figure, what in drawn if figure is not None]
+
+
+def _plot_evaluation(run: RunRecord, evaluation: NoisyEvaluation) -> list[tuple[str, Figure | None, str]]:
+    """Return pictures of an evaluation by sums, each with its name and what it is from."""
+    private = run.guarantees["released"].private
+    how = f"noisy counts of held-out records, which {'ε' if private else 'no ε'} covers"
+    drawn: list[tuple[str, Figure | None, str]] = []
+    if evaluation.confusion is not None:
         names = [str(number) for number in range(len(evaluation.confusion))]
-        if evaluation.counts is not None:
-            bins = calibrate_counts(evaluation.counts, evaluation.noise_std)
+        # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
+        if len(names) == 2 and evaluation.counts:
+            bins = calibrate_counts(evaluation.counts, evaluation.noise_std)  # type: ignore[arg-type]
             drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
-    return [_add(pictures, name, figure, what=what) for name, figure, what in drawn if figure is not None]
+    if (curve := evaluation.estimate_survival()) is not None and len(curve.times):
+        from silodp.report.statistics.figures import plot_survival
+
+        drawn.append(("survival", plot_survival([curve], "time"), how))
+    for name, whole in evaluation.estimates.items():
+        for kind in ("silos", "groups"):
+            parts = [
+                (part.name if part.of == "silo" else part.title, one.value, find_error(one))
+                for part in evaluation.list_parts(kind == "silos")
+                if (one := part.estimates.get(name)) is not None
+            ]
+            figure = plots.plot_parts(parts, name, whole.value)
+            drawn.append((f"{kind}-{_slug(name)}", figure, f"{name}, ± its standard error,"))
+    return drawn
 
 
 def _draw_attack(pictures: PictureFolder, attack: AttackRecord | None) -> dict[str, Picture]:

@@ -31,7 +31,7 @@ from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import WHO
 
 if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
-    from silodp.report.held_out import CalibrationBin, Part
+    from silodp.report.held_out import CalibrationBin
     from silodp.report.run_record import Allocation
 
 _T = TypeVar("_T")
@@ -156,27 +156,33 @@ def plot_allocation(records: Allocation) -> Figure:
     return figure
 
 
-def plot_parts(parts: Sequence[Part], metric: str, whole: float | None) -> Figure | None:
+def plot_parts(
+    parts: Sequence[tuple[str, float, float | None]], metric: str, whole: float | None
+) -> Figure | None:
     """Draw one metric of every silo or subgroup as a mark, and that of all records as a dotted level.
+
+    Args:
+        parts: Name, value and standard error of each; None draws no error.
+        metric: The name of the metric.
+        whole: Its value on all records.
 
     Returns:
         A figure; None where fewer than two parts have the metric.
     """
-    known = [part for part in parts if metric in part.metrics]
-    if len(known) < 2:
+    if len(parts) < 2:
         return None
-    shown = known[:MAX_PARTS]
+    shown = parts[:MAX_PARTS]
     figure, axes = make_panel(metric, "", size=(4.7, 0.9 + 0.27 * len(shown)))
     places = range(len(shown))
-    axes.plot([part.metrics[metric] for part in shown], places, "o", color=PALETTE[0], markersize=7)
+    values, errors = [value for _, value, _ in shown], [error or 0.0 for *_, error in shown]
+    axes.errorbar(values, places, xerr=errors, fmt="o", color=PALETTE[0], markersize=7)
     if whole is not None:
         axes.axvline(whole, color=MUTED, linewidth=1.4, linestyle=":")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.grid(True)
     axes.yaxis.grid(False)
     axes.margins(x=0.08, y=0.12)
-    names = [part.name if part.of == "silo" else f"{part.of}: {part.name}" for part in shown]
-    axes.set_yticks(list(places), [shorten_label(name, 24) for name in names])
+    axes.set_yticks(list(places), [shorten_label(name, 24) for name, *_ in shown])
     axes.invert_yaxis()
     return figure
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,11 +36,13 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
+from silodp.methods.count_parts import CountParts
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
 from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
+from silodp.training.counts import MIN_CERTAINTY, CountTable
 from silodp.training.task import Task
 from silodp.wire.files import PRIVATE_FILE, append_durably
 from silodp.wire.messages import Message
@@ -162,30 +166,70 @@ class Evaluator:
         method = self._spec.method
         if not isinstance(method, EvaluationSums):
             return NOTHING_MEASURED
-        return describe_counts(method, self._spec, Message.decode(stored).arrays["total"])
+        released = Message.decode(stored).arrays["total"]
+        return describe_counts(method, self._spec, released, self._settings.least_group)
 
 
-def describe_counts(method: EvaluationSums, spec: RunSpec, total: np.ndarray) -> MetricsRow:
+def describe_counts(
+    method: EvaluationSums, spec: RunSpec, total: np.ndarray, least_group: int = 30
+) -> MetricsRow:
     """Return the entries of a row of metrics.jsonl that follow from noisy sums.
 
     Args:
         method: The method of the evaluation.
         spec: The specification of the evaluation.
-        total: The sum over silos, (k,) float64.
+        total: The sum over silos, or the blocks of all silos, (sum_size,) float64.
+        least_group: The fewest records, by noisy counts, of a part whose metrics are shown.
     """
+    parts, table = method.parts or CountParts(), method.table
+    # Where the unit is a person and counts are added up, every silo has weighted them by 1/S.
+    scaled = torch.from_numpy(np.asarray(total, np.float64)) * method.spread(spec.population)
+    blocks = scaled.reshape(parts.silos, parts.tables, table.size)
     std = method.count_std(spec.population)
-    # Where the unit is a person, every silo has weighted their counts by 1/S.
-    counts = torch.from_numpy(np.asarray(total, np.float64)) * method.spread(spec.population)
-    estimates = method.table.estimate(counts, std)
-    confusion = method.table.confusion(counts)
+    over_silos, over_silos_std = blocks.sum(0), std * math.sqrt(parts.silos)
+    counts, factor = parts.pool(over_silos)
+    noise_std = over_silos_std * factor
+    estimates, confusion = table.estimate(counts, noise_std), table.confusion(counts)
+    found: list[tuple[str, str, Tensor, float]] = []
+    if method.by_silo:
+        found += [
+            ("silo", name, parts.pool(block)[0], std * factor)
+            for name, block in zip(spec.names, blocks, strict=True)
+        ]
+    found += [
+        (column, name, over_silos[number], over_silos_std) for column, name, number in parts.list_tables()
+    ]
     evaluation = {
-        "noise_std": round(std, 6),
+        "noise_std": round(noise_std, 6),
         "estimates": {name: asdict(estimate) for name, estimate in estimates.items()},
         "confusion": None if confusion is None else confusion.round(decimals=3).tolist(),
-        "counts": counts.reshape(method.table.shape).round(decimals=3).tolist(),
+        "counts": counts.reshape(table.shape).round(decimals=3).tolist(),
     }
+    if table.kind == "survival":
+        evaluation["times"] = list(table.times)
+    if found:
+        evaluation["least_group"] = least_group
+        evaluation["parts"] = [_describe_part(table, least_group, *part) for part in found]
     metrics = {name: estimate.value for name, estimate in estimates.items()}
     return {"loss": None, "metrics": metrics, "evaluation": evaluation}
+
+
+def _describe_part(
+    table: CountTable, least_group: int, of: str, name: str, counts: Tensor, noise_std: float
+) -> dict[str, Any]:
+    """Return the noisy metrics of a silo or a subgroup; without them where it has too few records, or seems to."""
+    records = table.count_records(counts)
+    # The rule looks at noisy counts and public numbers alone, so that what is not shown says nothing more.
+    shown = records >= max(least_group, MIN_CERTAINTY * table.count_std(noise_std))
+    estimates = table.estimate(counts, noise_std) if shown else {}
+    return {
+        "of": of,
+        "name": name,
+        "shown": shown,
+        "records": round(records, 1) if shown else None,
+        "noise_std": round(noise_std, 6),
+        "estimates": {metric: asdict(estimate) for metric, estimate in estimates.items()},
+    }
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports_separate
-from silodp.methods.evaluation import Evaluation
+from silodp.methods.evaluation import Evaluation, place_groups
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def prepare_run(
     if isinstance(data, Federation):
         settings["tested"] = data.test is not None and len(data.test) > 0
         evaluation = settings["evaluation"] = _make_evaluation(settings.get("evaluation"))
+        if evaluation is not None:
+            evaluation = settings["evaluation"] = place_groups(evaluation, data.schema)
         asks_silos = evaluation is not None and evaluation.across != "none"
         if asks_silos and all(silo.test is None for silo in data.silos):
             raise SilodpError(

@@ -1,16 +1,17 @@
 """Metrics from a public table of counts: every test record falls into one cell, and nothing else about it is kept.
 
 The cells are (true class, bin of the score) for two classes, (true class, predicted class) for more, and (bin of the
-time, event or censored, bin of the score) for survival. Accuracy, confusion matrix, area under the ROC curve and
-concordance are functions of such counts. They may carry noise: every metric comes with the standard error that
-this noise causes.
+time, event or censored, bin of the score) for survival. Where labels are numbers there are two rows of cells: bins of
+the error, and bins of the label. Accuracy, confusion matrix, area under the ROC curve, concordance and errors are
+functions of such counts. They may carry noise: every metric comes with the standard error that this noise causes, and
+with that of the sample.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from silodp._lazy import torch
@@ -21,8 +22,10 @@ from silodp.training.losses import flatten_outputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-TableKind = Literal["scores", "classes", "survival"]
-_MIN_CERTAINTY = 3.0
+TableKind = Literal["scores", "classes", "survival", "numbers"]
+REACH = 4.0
+"""Errors and labels beyond so many public spreads count as that many."""
+MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before a metric is divided by it."""
 
 
@@ -35,12 +38,15 @@ class Estimate:
         standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
         low: The smallest value that the metric of the records themselves can have if counts have no noise.
         high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
+        sampling_error: The standard error because the records are a sample, if they were independent; None where it is
+            not known.
     """
 
     value: float
     standard_error: float
     low: float
     high: float
+    sampling_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,16 +54,20 @@ class CountTable(Settings):
     """The public cells of a table of counts.
 
     Attributes:
-        kind: "scores" for two classes, "classes" for more, "survival".
+        kind: "scores" for two classes, "classes" for more, "survival", "numbers".
         classes: The number K of classes.
-        bins: The number B of bins of scores, which is even; they are equal steps of the probability 1/(1 + e^−score).
+        bins: The number B of bins, which is even: equal steps of the probability 1/(1 + e^−score), or for numbers of
+            −4 to 4 spreads, to which two bins for values beyond are added.
         times: For survival, the edges between the bins of times in ascending order.
+        spread: For numbers, what labels were divided by; errors are in its unit.
     """
 
     kind: TableKind
     classes: int = 2
     bins: Annotated[int, Whole(2, limit=1000)] = 10
     times: tuple[float, ...] = ()
+    # A run has it among the facts of its data, and evaluations of earlier versions keep their digests.
+    spread: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +89,8 @@ class CountTable(Settings):
         """Number of cells in each direction."""
         if self.kind == "survival":
             return len(self.times) + 1, 2, self.bins
+        if self.kind == "numbers":
+            return 2, self.bins + 2
         return self.classes, self.bins if self.kind == "scores" else self.classes
 
     @property
@@ -86,21 +98,26 @@ class CountTable(Settings):
         """Number of cells k."""
         return math.prod(self.shape)
 
+    @property
+    def entries(self) -> int:
+        """The number of cells e that every record falls into."""
+        return 2 if self.kind == "numbers" else 1
+
     def find_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cell of every record.
+        """Return the cells of every record.
 
         Args:
-            outputs: The logits (n,), (n, 1) or (n, K), or the log hazards (n,) or (n, 1); NaN counts as the lowest
-                score.
-            targets: The class numbers (n,), or the pairs [event, time], (n, 2).
+            outputs: The logits (n,), (n, 1) or (n, K), or the log hazards or numbers (n,) or (n, 1); NaN counts as the
+                lowest.
+            targets: The class numbers (n,), the pairs [event, time], (n, 2), or the scaled numbers (n,).
 
         Returns:
-            (n,) int64, in 0..k−1.
+            (n, e) int64, in 0..k−1.
 
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
-        widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,)}[self.kind]
+        widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,), "numbers": (1,)}[self.kind]
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
             # The largest of more outputs might be in no cell, or in one of another class.
             raise SilodpError(
@@ -113,7 +130,11 @@ class CountTable(Settings):
         outputs = outputs.detach().double().cpu().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         targets = targets.cpu()
         if self.kind == "classes":
-            return targets.long() * self.classes + outputs.argmax(1)
+            return (targets.long() * self.classes + outputs.argmax(1))[:, None]
+        if self.kind == "numbers":
+            labels = targets.double()
+            error, value = (self._find_bins(one) for one in (labels - flatten_outputs(outputs), labels))
+            return torch.stack([error, self.bins + 2 + value], dim=1)
         if outputs.dim() == 2 and outputs.shape[1] == 2:
             # The larger logit decides, also where one is infinite; equal ones are class 0, as for `argmax`.
             zero, one = outputs.unbind(1)
@@ -122,12 +143,17 @@ class CountTable(Settings):
             scores = flatten_outputs(outputs)
         bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
         if self.kind == "scores":
-            return targets.long() * self.bins + bins
+            return (targets.long() * self.bins + bins)[:, None]
         # A time equal to an edge belongs to the bin above it.
         times = torch.searchsorted(
             torch.tensor(self.times, dtype=torch.float64), targets[:, 1].double(), right=True
         )
-        return (times * 2 + (targets[:, 0] > 0)) * self.bins + bins
+        return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
+
+    def _find_bins(self, values: Tensor) -> Tensor:
+        """Return 0 or B + 1 for values beyond ±4 spreads, and 1 to B for bins between (NaN cannot occur)."""
+        edges = torch.linspace(-REACH, REACH, self.bins + 1, dtype=torch.float64)
+        return torch.searchsorted(edges, values, right=True).clamp(0, self.bins + 1)
 
     def _score_edges(self) -> Tensor:
         """Return (B − 1,) float64: the scores with probability b/B; the middle one is exactly 0."""
@@ -136,12 +162,12 @@ class CountTable(Settings):
         return torch.log(above / (self.bins - above))
 
     def confusion(self, counts: Tensor) -> Tensor | None:
-        """Return the counts (K, K) by true and predicted class; None for survival.
+        """Return the counts (K, K) by true and predicted class; None where labels are no classes.
 
         Args:
             counts: The counts of all cells, (k,) float64.
         """
-        if self.kind == "survival":
+        if self.kind in ("survival", "numbers"):
             return None
         table = counts.reshape(self.shape)
         return table if self.kind == "classes" else table.reshape(2, 2, self.bins // 2).sum(2)
@@ -152,9 +178,11 @@ class CountTable(Settings):
         return tuple(self._measures)
 
     @property
-    def _measures(self) -> dict[str, Callable[[Tensor], _Ratio]]:
+    def _measures(self) -> dict[str, Callable[[Tensor], _Measured]]:
         if self.kind == "survival":
             return {"concordance": self._concordance}
+        if self.kind == "numbers":
+            return {"r2": self._r2, "mean_absolute_error": self._mean_absolute_error}
         scores = {"roc_auc": self._roc_auc} if self.kind == "scores" else {}
         return {"accuracy": self._accuracy, **scores}
 
@@ -165,26 +193,43 @@ class CountTable(Settings):
             counts: The counts of all cells, (k,) float64.
             noise_std: The standard deviation of the noise in each count.
 
-        Source: Mann and Whitney 1947 for the area under the ROC curve, Harrell et al. 1982 for concordance; standard
-        errors by the delta method.
+        Source: Mann and Whitney 1947 for the area under the ROC curve, Hanley and McNeil 1982 for its error as a
+        sample's, Harrell et al. 1982 for concordance; errors of the noise by the delta method.
         """
         found = {name: _estimate(one, counts.double(), noise_std) for name, one in self._measures.items()}
         return {name: estimate for name, estimate in found.items() if estimate is not None}
 
-    def _accuracy(self, counts: Tensor) -> _Ratio:
+    def count_records(self, counts: Tensor) -> float:
+        """Return the number of records, by noisy counts (k,): of e cells of a record, each counts as 1/e."""
+        return float(counts.sum()) / self.entries
+
+    def count_std(self, noise_std: float) -> float:
+        """Return the standard deviation of `count_records`, of counts whose noise has this standard deviation."""
+        return noise_std * math.sqrt(self.size) / self.entries
+
+    def _accuracy(self, counts: Tensor) -> _Measured:
         confusion: Any = self.confusion(counts)
         right, total = confusion.diagonal().sum(), confusion.sum()
-        return _Ratio(right, total, (total,))
+        share = (right / total).clamp(0, 1)
+        return _divide(right, total, (total,), variance=share * (1 - share) / total)
 
-    def _roc_auc(self, counts: Tensor) -> _Ratio:
+    def _roc_auc(self, counts: Tensor) -> _Measured:
         # The Mann-Whitney statistic: pairs whose positive record is in a higher bin; those in one bin count half.
         negative, positive = counts.reshape(self.shape)
         below = negative.cumsum(0) - negative
         ties = positive @ negative
-        every = positive.sum() * negative.sum()
-        return _Ratio(positive @ below + ties / 2, every, (positive.sum(), negative.sum()), ties=ties)
+        negatives, positives = negative.sum(), positive.sum()
+        above = positive @ below + ties / 2
+        area = (above / (negatives * positives)).clamp(0, 1)
+        # Hanley and McNeil, "The meaning and use of the area under a ROC curve", Radiology 143: exponential scores.
+        variance = (
+            area * (1 - area)
+            + (positives - 1) * (area / (2 - area) - area**2)
+            + (negatives - 1) * (2 * area**2 / (1 + area) - area**2)
+        ) / (negatives * positives)
+        return _divide(above, negatives * positives, (positives, negatives), ties=ties, variance=variance)
 
-    def _concordance(self, counts: Tensor) -> _Ratio:
+    def _concordance(self, counts: Tensor) -> _Measured:
         censored, event = counts.reshape(self.shape).unbind(1)  # (times, bins) each
         everyone = censored + event
         later = everyone.flip(0).cumsum(0).flip(0) - everyone  # in later bins of time, by score
@@ -195,49 +240,104 @@ class CountTable(Settings):
         # Counts with noise may be negative, and a number of pairs may not.
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
         # Pairs within one bin of time are unknown: either may be the earlier event.
-        return _Ratio(
+        return _divide(
             (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
             ties=ties, unknown=same,
         )  # fmt: skip
 
+    @property
+    def _middles(self) -> Tensor:
+        """The middle of every bin of a number, (B + 2,) in spreads; values beyond count as ±4."""
+        half = REACH / self.bins
+        inner = torch.linspace(half - REACH, REACH - half, self.bins, dtype=torch.float64)
+        return torch.cat([inner.new_tensor([-REACH]), inner, inner.new_tensor([REACH])])
+
+    def _mean_absolute_error(self, counts: Tensor) -> _Measured:
+        error = counts.reshape(self.shape)[0]
+        total, sizes = error.sum(), self._middles.abs()
+        mean = error @ sizes / total
+        variance = (error @ sizes**2 / total - mean**2).clamp(min=0) / total
+        # Every value is within half a bin of the middle of its bin, and so is their mean.
+        half = REACH / self.bins
+        return _Measured(
+            self.spread * mean, (total,), total,
+            self.spread * (mean - half).clamp(min=0), self.spread * (mean + half),
+            limits=(0.0, math.inf), variance=self.spread**2 * variance,
+        )  # fmt: skip
+
+    def _r2(self, counts: Tensor) -> _Measured:
+        error, label = counts.reshape(self.shape)
+        half, middles = REACH / self.bins, self._middles
+        mean = label @ middles / label.sum()
+        # Root mean squares of values that are within half a bin of these differ by at most half a bin.
+        square, variance = error @ middles**2 / error.sum(), label @ middles**2 / label.sum() - mean**2
+        of_error, of_label = (one.clamp(min=0).sqrt() for one in (square, variance))
+        return _Measured(
+            1 - square / variance, (error.sum(), label.sum()), of_label - half,
+            1 - ((of_error + half) / (of_label - half)) ** 2,
+            1 - ((of_error - half).clamp(min=0) / (of_label + half)) ** 2,
+            limits=(-math.inf, 1.0),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
-class _Ratio:
-    """A metric as a ratio of functions of counts.
+class _Measured:
+    """A metric as a function of counts.
 
     Attributes:
+        value: The metric.
+        sums: The counts that are divided by.
+        below: What must be positive for the metric to be defined.
+        low: The smallest value of the records that these counts could be of.
+        high: The largest such value.
+        limits: Between which every value lies; noise may carry it out.
+        variance: That of the value because records are a sample; None where it is not known.
+    """
+
+    value: Tensor
+    sums: tuple[Tensor, ...]
+    below: Tensor
+    low: Tensor
+    high: Tensor
+    limits: tuple[float, float] = (0.0, 1.0)
+    variance: Tensor | None = None
+
+
+def _divide(
+    above: Tensor,
+    below: Tensor,
+    sums: tuple[Tensor, ...],
+    ties: Tensor | float = 0.0,
+    unknown: Tensor | float = 0.0,
+    variance: Tensor | None = None,
+) -> _Measured:
+    """Return a metric that is a ratio in [0, 1].
+
+    Args:
         above: The numerator.
         below: The denominator.
         sums: The counts that the denominator is made of.
         ties: The pairs whose order is not known; half of them are in the numerator.
         unknown: The pairs of which it is not known whether they count; they are in neither.
+        variance: See `_Measured`.
     """
-
-    above: Tensor
-    below: Tensor
-    sums: tuple[Tensor, ...]
-    ties: Tensor | float = 0.0
-    unknown: Tensor | float = 0.0
-
-
-def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: float) -> Estimate | None:
-    """Return the ratio with its first-order standard error; None where it divides by what may be zero."""
-    ratio = measure(counts)
-    # A sum of at most k counts has a noise of at most √k standard deviations of one.
-    largest_noise = _MIN_CERTAINTY * noise_std * math.sqrt(len(counts))
-    if not all(float(one) > largest_noise for one in ratio.sums) or float(ratio.below) <= 0:
-        return None
-
-    def divide(changed: Tensor) -> Tensor:
-        again = measure(changed)
-        return again.above / again.below
-
-    # The delta method: the noise of the value is that of its linear approximation at these counts.
-    gradient = torch.func.grad(divide)(counts)
-    above, below, ties, unknown = map(float, (ratio.above, ratio.below, ratio.ties, ratio.unknown))
     # At worst all ties and unknown pairs are in the wrong order; at best all are in the right one.
-    low = (above - ties / 2) / (below + unknown)
-    high = (above + ties / 2 + unknown) / (below + unknown)
+    low, high = (above - ties / 2) / (below + unknown), (above + ties / 2 + unknown) / (below + unknown)
+    return _Measured(above / below, sums, below, low.clamp(min=0), high.clamp(max=1), variance=variance)
+
+
+def _estimate(measure: Callable[[Tensor], _Measured], counts: Tensor, noise_std: float) -> Estimate | None:
+    """Return the metric with its errors; None where it divides by what may be zero."""
+    found = measure(counts)
+    # A sum of at most k counts has a noise of at most √k standard deviations of one.
+    largest_noise = MIN_CERTAINTY * noise_std * math.sqrt(len(counts))
+    if not all(float(one) > largest_noise for one in found.sums) or not float(found.below) > 0:
+        return None
+    # The delta method: the noise of the value is that of its linear approximation at these counts.
+    gradient = torch.func.grad(lambda changed: measure(changed).value)(counts)
     error = noise_std * float(torch.linalg.vector_norm(gradient))
-    # Noise may carry a ratio out of [0, 1], where no metric lies.
-    return Estimate(min(max(above / below, 0.0), 1.0), error, max(low, 0.0), min(high, 1.0))
+    # Noise may carry a metric out of its limits, and a variance below 0.
+    smallest, largest = found.limits
+    value = min(max(float(found.value), smallest), largest)
+    sampling = None if found.variance is None else math.sqrt(max(float(found.variance), 0.0))
+    return Estimate(value, error, float(found.low), float(found.high), sampling)

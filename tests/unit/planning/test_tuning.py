@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -247,9 +248,16 @@ def test_only_adversaries_are_given_up(tmp_path, silodp):
     assert_sentence(silodp("plan", path, "--give-up", "server"), "--give-up", code="argument.conflict")
 
 
-def test_an_evaluation_that_costs_has_no_place_in_a_target(tmp_path, silodp):
+@pytest.mark.usefixtures("few")
+def test_a_target_is_met_with_the_evaluation(tmp_path, silodp):
     path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
-    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 2), code="evaluation.target")
+    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 0.9), code="evaluation.target")
+    found = silodp("plan", path, "--tune", "--target-epsilon", 2, "--json").json["chosen"]
+    method = {key: found[key] for key in ("noise_multiplier", "weighting")}
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in method.items())
+    changes = ("--set", f'method={{name = "uldp-sgd", {table}}}', "--set", f"rounds={found['rounds']}")
+    planned = silodp("plan", path, *changes, "--json").json["adversaries"]["released"]["epsilon"]
+    assert 1.9 < planned <= 2
 
 
 @pytest.mark.usefixtures("few")

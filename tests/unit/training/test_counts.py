@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, mean_absolute_error, r2_score
 
 from silodp.training.counts import CountTable
 from silodp.training.metrics import accuracy, concordance, roc_auc
@@ -15,7 +15,7 @@ from support.refusals import refused
 
 
 def count(table: CountTable, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.bincount(table.find_cells(outputs, targets), minlength=table.size).double()
+    return torch.bincount(table.find_cells(outputs, targets).flatten(), minlength=table.size).double()
 
 
 def two_classes(seed: int, records: int = 300, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,6 +42,76 @@ def test_two_classes(seed: int, ties: bool, bins: int) -> None:
     confusion = table.confusion(counts)
     assert confusion is not None
     assert np.array_equal(confusion.numpy(), confusion_matrix(targets, outputs > 0))
+
+
+def numbers(seed: int, records: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels as a model gets them, in spreads, some of them beyond four; outputs that explain a part of them."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randn(records, generator=generator) * 1.5
+    return 0.7 * labels + 0.6 * torch.randn(records, generator=generator), labels
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("bins", [8, 32, 1000])
+def test_numbers(seed: int, bins: int) -> None:
+    """By scikit-learn, of values that count as four spreads beyond four: inside the band, and close with fine bins."""
+    outputs, labels = numbers(seed)
+    found = (table := CountTable("numbers", bins=bins, spread=12.0)).estimate(
+        count(table, outputs, labels), 0.0
+    )
+    error = (labels.double() - outputs.double()).clamp(-4, 4)
+    label = labels.double().clamp(-4, 4)
+    assert bool((labels.abs() > 4).any())
+    exact = {
+        "mean_absolute_error": 12.0 * mean_absolute_error(error, torch.zeros_like(error)),
+        "r2": r2_score(label, label - error),
+    }
+    assert found.keys() == exact.keys()
+    for name, value in exact.items():
+        one = found[name]
+        assert one.low <= value <= one.high
+        assert one.low < one.value < one.high
+        assert one.value == pytest.approx(value, abs={8: 1.5, 32: 0.3, 1000: 0.01}[bins])
+
+
+def test_r2_is_left_out_where_labels_lie_in_one_bin() -> None:
+    table, labels = CountTable("numbers"), torch.full((50,), 0.3)
+    assert table.estimate(count(table, torch.zeros(50), labels), 0.0).keys() == {"mean_absolute_error"}
+
+
+def test_values_beyond_and_infinite_ones_have_a_bin() -> None:
+    table = CountTable("numbers", bins=8)
+    labels = torch.tensor([-9.0, -4.0, 0.0, 3.99, 4.0, 9.0])
+    assert table.find_cells(torch.zeros(6), labels).tolist() == [[b, 10 + b] for b in (0, 1, 5, 8, 9, 9)]
+    lost = torch.tensor([math.nan, math.inf, -math.inf])
+    assert table.find_cells(lost, torch.zeros(3))[:, 0].tolist() == [9, 0, 9]
+
+
+@pytest.mark.parametrize("kind", ["scores", "classes", "numbers"])
+def test_the_sampling_error_is_that_of_another_sample(kind: str) -> None:
+    """Samples of 400 records are drawn many times: values scatter by the stated error, which each of them states."""
+    values: dict[str, list[float]] = {}
+    stated: dict[str, list[float]] = {}
+    for seed in range(400):
+        if kind == "numbers":
+            table, (outputs, targets) = CountTable("numbers", bins=32), numbers(seed, 400)
+        else:
+            outputs, targets = two_classes(seed, 400)
+            table = CountTable(kind, bins=20)  # type: ignore[arg-type]
+            outputs = torch.stack([-outputs / 2, outputs / 2], 1) if kind == "classes" else outputs
+        for name, one in table.estimate(count(table, outputs, targets), 0.0).items():
+            if one.sampling_error is not None:
+                values.setdefault(name, []).append(one.value)
+                stated.setdefault(name, []).append(one.sampling_error)
+    expected = {
+        "scores": {"accuracy", "roc_auc"},
+        "classes": {"accuracy"},
+        "numbers": {"mean_absolute_error"},
+    }
+    assert values.keys() == expected[kind]
+    for name, found in values.items():
+        # Hanley and McNeil's is for exponential scores: for others it is a little too large or too small.
+        assert np.mean(stated[name]) == pytest.approx(np.std(found), rel=0.12), name
 
 
 def test_finer_bins_narrow_the_band() -> None:
@@ -113,12 +183,14 @@ def test_survival_with_a_bin_for_each_time_is_exact() -> None:
     assert found.value == pytest.approx(concordance(hazard, targets), abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["scores", "survival"])
+@pytest.mark.parametrize("kind", ["scores", "survival", "numbers"])
 def test_the_standard_error_is_that_of_the_noise(kind: str) -> None:
     """Noise of the stated size is drawn many times: values scatter by the standard error, around the exact metric."""
     generator = torch.Generator().manual_seed(4)
     if kind == "scores":
         table, (outputs, targets) = CountTable("scores"), two_classes(4, 5000)
+    elif kind == "numbers":
+        table, (outputs, targets) = CountTable("numbers", bins=20, spread=12.0), numbers(4, 5000)
     else:
         table, outputs = CountTable("survival", times=(1.0, 2.0, 3.0)), torch.randn(5000, generator=generator)
         time = torch.rand(5000, generator=generator) * 4 - outputs.clamp(max=0)
@@ -152,9 +224,9 @@ def test_metrics_that_are_lost_in_the_noise_are_left_out() -> None:
 def test_values_that_are_no_number_have_a_cell() -> None:
     table = CountTable("scores", bins=20)
     outputs = torch.tensor([math.nan, math.inf, -math.inf, 0.0])
-    assert table.find_cells(outputs, torch.zeros(4, dtype=torch.int64)).tolist() == [0, 19, 0, 9]
+    assert table.find_cells(outputs, torch.zeros(4, dtype=torch.int64))[:, 0].tolist() == [0, 19, 0, 9]
     pairs = torch.tensor([[math.nan, math.nan], [math.inf, -math.inf], [math.inf, math.inf]])
-    assert table.find_cells(pairs, torch.ones(3, dtype=torch.int64)).tolist() == [29, 20, 29]
+    assert table.find_cells(pairs, torch.ones(3, dtype=torch.int64))[:, 0].tolist() == [29, 20, 29]
 
 
 @pytest.mark.parametrize(

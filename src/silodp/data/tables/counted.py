@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from silodp.data.inputs import CODES, NUMERIC
 from silodp.data.public import PublicData
 from silodp.data.tables.columns import CategoricalColumn, NumericColumn
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import Positive, Settings, Whole
 
@@ -168,6 +169,45 @@ class NumericBins(_OfNumbers):
 
 
 @dataclass(frozen=True)
+class NumericRanges(_OfNumbers):
+    """Counts of ranges between public bounds; the last cell has everyone else, and those whose number is missing.
+
+    Attributes:
+        bounds: Ascending numbers within `range`; a range has its lower bound, and the last one both.
+    """
+
+    bounds: tuple[float, ...] = ()
+
+    kind = "categories"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
+        if fault := self._numeric.find_group_fault(self.bounds):
+            raise self._refuse(f"bounds = {list(self.bounds)}: {fault.rstrip('.')}")
+
+    @property
+    def size(self) -> int:
+        """Number of ranges, and one for all other records."""
+        return len(self.bounds)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the cells."""
+        return (*self._numeric.name_groups(self.bounds), "others")
+
+    def find_entries(self, records: Records) -> Entries:
+        """Return the range of every record."""
+        x = _numbers(records)[:, self.place : self.place + 1 + self.has_missing]
+        chosen = np.stack(self._numeric.split_rows(x, self.bounds), axis=1)
+        return _one_cell(np.where(chosen.any(1), chosen.argmax(1), self.size - 1))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the names of the ranges."""
+        return {"column": self.column, "names": list(self.names)}
+
+
+@dataclass(frozen=True)
 class Moments(_OfNumbers):
     """The sums behind a mean and a standard deviation: Σt, Σ(t² − 1/2) and their number, for t scaled to [−1, 1]."""
 
@@ -219,6 +259,11 @@ class CategoryCells(Block):
     def size(self) -> int:
         """Number of categories."""
         return len(self.categories)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the cells."""
+        return self.categories
 
     def check(self, data: PublicData) -> None:
         """Refuse other features at the place."""
@@ -354,12 +399,35 @@ class PersonCell(Block):
         return {"column": self.column}
 
 
+def place_number(schema: Schema, name: str) -> dict[str, Any]:
+    """Return the fields of a block of a numeric column that follow from the schema."""
+    column = schema.numeric_columns()[name]
+    return {
+        "column": name,
+        "place": schema.features.index(name),
+        "range": column.range,
+        "typical": column.typical,
+        "has_missing": column.has_indicator,
+    }
+
+
+def place_categories(schema: Schema, name: str, weight: float = 1.0) -> CategoryCells:
+    """Return the cells of a categorical column."""
+    column = schema.categorical_columns()[name]
+    texts = column.texts if column.codes else [str(value) for value in column.categories]
+    place = schema.features.index(column.list_features(name)[0])
+    return CategoryCells(name, place, tuple(texts), column.codes, weight=weight)
+
+
 __all__ = [
     "Block",
     "CategoryCells",
     "ClassCells",
     "Moments",
     "NumericBins",
+    "NumericRanges",
     "PersonCell",
     "SurvivalCells",
+    "place_categories",
+    "place_number",
 ]

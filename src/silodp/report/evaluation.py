@@ -1,0 +1,128 @@
+"""The last evaluation by noisy sums of a run, read back from its rows: metrics, their errors, subgroups and silos.
+
+All of it is post-processing of sums that ε covers; parts with few records are left out where the rows are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from silodp.report.formatting import format_measure
+from silodp.training.counts import Estimate
+
+if TYPE_CHECKING:
+    from silodp.report.statistics.estimates import SurvivalCurve
+    from silodp.runtime.run_files import MetricsRow
+
+
+def find_error(estimate: Estimate) -> float:
+    """Return √(a² + b²) of the errors of noise and sample, which are independent; a, where b is not known."""
+    return math.hypot(estimate.standard_error, estimate.sampling_error or 0.0)
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """Return a metric with its standard error (`find_error`)."""
+    return f"{format_measure(estimate.value)} ± {format_measure(find_error(estimate))}"
+
+
+@dataclass(frozen=True)
+class EvaluatedPart:
+    """Noisy metrics of a silo or a subgroup.
+
+    Attributes:
+        of: "silo", or the column of a subgroup.
+        name: The name of the silo or subgroup.
+        shown: Whether it has enough records by the public rule.
+        records: Noisy number of records; None where it is not shown.
+        noise_std: Standard deviation of the noise in a count.
+        estimates: Metrics by name; those that are lost in the noise are left out.
+    """
+
+    of: str
+    name: str
+    shown: bool
+    records: float | None
+    noise_std: float
+    estimates: Mapping[str, Estimate]
+
+    @property
+    def title(self) -> str:
+        """What it is called in a table."""
+        return f"{self.of} {self.name}" if self.of == "silo" else f"{self.of}: {self.name}"
+
+    def describe(self, metric: str) -> str:
+        """Return the metric with its standard error."""
+        found = self.estimates.get(metric)
+        return "lost in the noise" if found is None else format_estimate(found)
+
+
+@dataclass(frozen=True)
+class NoisyEvaluation:
+    """An evaluation by noisy sums.
+
+    Attributes:
+        round: The round after which it was made.
+        noise_std: Standard deviation of the noise in a count.
+        estimates: Metrics by name, with their errors.
+        confusion: Noisy counts by true and predicted class; None where labels are no classes.
+        counts: Noisy counts of all cells, nested lists.
+        times: Edges between bins of survival times; () for other labels.
+        parts: Silos, then subgroups.
+        least_group: The fewest records of a part that is shown.
+    """
+
+    round: int
+    noise_std: float
+    estimates: Mapping[str, Estimate]
+    confusion: Sequence[Sequence[float]] | None = None
+    counts: Sequence[object] = ()
+    times: tuple[float, ...] = ()
+    parts: tuple[EvaluatedPart, ...] = ()
+    least_group: int = field(default=30, kw_only=True)
+
+    def list_parts(self, of_silos: bool) -> list[EvaluatedPart]:
+        """Return the silos, or the subgroups, that are shown."""
+        return [part for part in self.parts if part.shown and (part.of == "silo") == of_silos]
+
+    def list_hidden(self) -> list[str]:
+        """Return the titles of the parts that are not shown."""
+        return [part.title for part in self.parts if not part.shown]
+
+    def estimate_survival(self) -> SurvivalCurve | None:
+        """Return the Kaplan-Meier curve of the held-out records; None where labels are no survival times.
+
+        Raises:
+            ValueError: counts and times do not belong together.
+        """
+        if not self.times:
+            return None
+        from silodp.report.statistics.estimates import NoisyTable, estimate_survival
+
+        counts, noise = [], 0.0
+        for by_event in self.counts:
+            for bins in by_event:  # type: ignore[attr-defined]
+                counts.append(math.fsum(bins))
+                noise = self.noise_std * math.sqrt(len(bins))  # a sum over the bins of scores
+        (curve,) = estimate_survival(NoisyTable("survival", "time", tuple(counts), noise, self.times, ("",)))
+        return curve
+
+
+def find_evaluation(rows: Sequence[MetricsRow]) -> NoisyEvaluation | None:
+    """Return the last evaluation by sums; None where there is none, or the rows do not hold one.
+
+    It need not be that of the last round: an evaluation costs ε, so there are few.
+    """
+    for row in reversed(rows):
+        found = row.get("evaluation")
+        if isinstance(found, dict):
+            try:
+                return TypeAdapter(NoisyEvaluation).validate_python({**found, "round": row["round"]})
+            except ValidationError:
+                # It is of another version: a page shows the metrics of the row all the same.
+                return None
+    return None
