@@ -367,7 +367,7 @@ class RdpComposition(Composition):
         return _epsilon(self.steps, self.orders, delta) if self.steps else self._trivial(math.inf)
 
     def delta(self, epsilon: float) -> float:
-        """Return the smallest δ over the orders, by dp_accounting's conversion; source as of `epsilon`."""
+        """Return the smallest δ over the orders, as dp_accounting computes it; source as of `epsilon`."""
         return self.deltas([epsilon])[0]
 
     def deltas(self, epsilons: Sequence[float]) -> list[float]:
@@ -375,10 +375,16 @@ class RdpComposition(Composition):
         if not self.steps:
             return [self._trivial(1.0)] * len(epsilons)
         orders, rho = compose_steps(self.steps, self.orders)
-        # The library takes ln(1 − e^−ρ), which is NaN where ρ is below the last digit of 1; more is no less safe.
-        rho = np.maximum(rho, _MIN_RHO)
-        with _quiet():
-            return [float(library.compute_delta(orders, rho, epsilon)[0]) for epsilon in epsilons]
+        # ln(1 − e^−ρ) is NaN where ρ is below the last digit of 1; more is no less safe.
+        rho, alpha = np.maximum(rho, _MIN_RHO), np.asarray(orders)
+        # All ε at once: a curve has 80, and dp_accounting's `compute_delta` takes a millisecond for each.
+        by_divergence = 0.5 * np.log1p(-np.exp(-rho))  # Bretagnolle and Huber: √(1 − e^(−KL))
+        beyond = rho - np.asarray(epsilons)[:, None]
+        by_order = (alpha - 1) * (beyond + np.log1p(-1 / alpha)) - np.log(alpha)
+        # Near 1 the second one has no digits left, as in dp_accounting.
+        by_order = np.where(alpha > 1.01, by_order, np.inf)
+        smallest = np.minimum(by_divergence, by_order).min(axis=1)
+        return np.exp(np.minimum(smallest, 0.0)).tolist()  # type: ignore[no-any-return]
 
     def total_variation(self) -> float:
         """Return the smallest of three upper bounds of t = δ(0).

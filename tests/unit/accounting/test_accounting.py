@@ -11,12 +11,13 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from silodp.accounting import pld, rdp, steps
-from silodp.accounting.accountant import compute_delta, compute_epsilon
+from silodp.accounting.accountant import compute_delta, compute_epsilon, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -24,6 +25,7 @@ from silodp.accounting.events import (
     PoissonSampled,
     RevealedSample,
     SelfComposed,
+    Skellam,
     WorstOf,
 )
 from silodp.accounting.ledger import Ledger
@@ -330,6 +332,27 @@ def test_rdp_of_a_sampled_gaussian_is_the_librarys():
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(5.0)), 100)
     found = compute_epsilon([(PoissonSampled(0.1, SIGMA), 100)], DELTA, "rdp")
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        (Gaussian(5.0), 10),
+        (Gaussian(0.3), 1),
+        (Gaussian(1e9), 1),  # ρ below the last digit of 1
+        (PoissonSampled(0.01, Gaussian(1.0)), 1000),
+        (Skellam(2.0, 4096, 100), 7),
+    ],
+)
+def test_deltas_of_many_epsilons_are_the_librarys_one_by_one(event, count):
+    composition = find_accountant("rdp").compose([(event, count)])
+    (kind,) = getattr(composition, "kinds", (composition,))
+    epsilons = [0.0, 1e-9, 0.1, 1.0, 3.0, 30.0, 690.0]
+    orders, rho = rdp.compose_steps(kind.steps, kind.orders)
+    expected = [
+        rdp_privacy_accountant.compute_delta(orders, np.maximum(rho, 1e-15), one)[0] for one in epsilons
+    ]
+    assert composition.deltas(epsilons) == pytest.approx(expected, rel=1e-13)
 
 
 def test_known_sample_by_rdp_at_one_order():
