@@ -413,6 +413,7 @@ def test_every_fact_of_a_form_comes_from_a_file(run: Path, name: str) -> None:
             "new recipients",
         ],
         "nist": ["NewSettings(1)", "newrun", "masked", attack, "new premise of arithmetic", "new data"],
+        "w3c": ["NewSettings(1)", "newrun", "masked", attack, "new premise of arithmetic", "new premise"],
         "registry": [
             "NewSettings(1)",
             "masked",

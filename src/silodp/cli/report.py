@@ -49,7 +49,7 @@ def report(
     template: Annotated[
         str | None,
         Option(
-            click_type=Names(("dpia", "hipaa", "nist", "registry")),
+            click_type=Names(("dpia", "hipaa", "nist", "registry", "w3c")),
             help="Write a draft for an authority or a registry, with the facts of the run filled in.",
         ),
     ] = None,

@@ -1,7 +1,8 @@
 """Drafts for authorities and registries: the facts of a run filled in, the judgements left open.
 
-What each form asks for: GDPR Art. 35(7); 45 CFR 164.514(b)(1); NIST SP 800-226, Fig. 1; and the fields of the public
-registry of deployments, opendp/deployments-registry-data. No form says that a model or a table is harmless: that is
+What each form asks for: GDPR Art. 35(7); 45 CFR 164.514(b)(1); NIST SP 800-226, Fig. 1; the fields of the public
+registry of deployments, opendp/deployments-registry-data; and the trade-offs that the abstract of a W3C draft Note for
+reviewers names (12 February 2026; its text was not at hand). No form says that a model or a table is harmless: that is
 a judgement, and marked TO DO.
 """
 
@@ -19,7 +20,13 @@ from silodp.report.guarantee_text import describe_guarantee, format_guarantees
 from silodp.runtime.run_files import ATTACK, GUARANTEE, digest_file
 from silodp.wire.files import write_durably
 
-TEMPLATES = {"dpia": "dpia.md", "hipaa": "hipaa.md", "nist": "nist.md", "registry": "registry.yaml"}
+TEMPLATES = {
+    "dpia": "dpia.md",
+    "hipaa": "hipaa.md",
+    "nist": "nist.md",
+    "registry": "registry.yaml",
+    "w3c": "w3c.md",
+}
 """The names of the forms, and of their files in the directory of a run."""
 OPEN = "TO DO"
 """Marks what a person has to fill in."""
