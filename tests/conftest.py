@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from silodp.cli import main
 from silodp.errors import SilodpError
+from silodp.report.figures import make_panel
 from silodp_experiments.benchmarks import data_root
 from support.commands import CONFIG, Outcome, Silodp
 
@@ -43,11 +47,34 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Pages have their figures made, but not drawn, which takes longer than a small run; `pictures` has them drawn."""
+    """Pages have their figures made, but not drawn, which takes longer than a small run; `pictures` has them drawn.
+
+    All of them are made on one panel, since an empty one takes a third of a small run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("pictures") is None:
             patch.setattr("silodp.report.page.render_svg", lambda figure, name: UNDRAWN)
+            patch.setattr("silodp.report.plots.make_panel", _reuse_panel)
+            patch.setattr("silodp.report.statistics.figures.make_panel", _reuse_panel)
         yield
+
+
+@functools.cache
+def _make_panel() -> tuple[Figure, Axes]:
+    return make_panel("", "")
+
+
+def _reuse_panel(x: str, y: str, size: tuple[float, float] = (1, 1)) -> tuple[Figure, Axes]:
+    """Return the one panel, without what was drawn on it before."""
+    figure, axes = _make_panel()
+    for artist in (*axes.lines, *axes.collections, *axes.patches, *axes.texts, *axes.images, *figure.legends):
+        artist.remove()
+    axes.containers.clear()
+    # Limits and scales that a plot has set would be those of the next one.
+    axes.relim()
+    axes.set(xscale="linear", yscale="linear", xlim=(0.1, 1), ylim=(0.1, 1), xlabel=x, ylabel=y)
+    axes.autoscale(True)
+    return figure, axes
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def sum_updates(
     return add
 
 
-@pytest.mark.parametrize("count", [17, 65])
+@pytest.mark.parametrize("count", [17, pytest.param(65, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
 def test_one_record_moves_a_sum_of_gradients_by_one_clip_at_any_magnitude(kind: str, count: int) -> None:
     """`batches` = 1: products of matrices, or `vmap`; 50: traced."""

@@ -58,5 +58,5 @@ def test_a_malicious_silo_reads_counts_and_an_earlier_sample_from_the_next_model
     error = 5 / AMPLIFIED / REPEATED**0.5  # the noise is 5 clips
     np.testing.assert_allclose(read.mean(axis=0), weights, atol=7 * error)
     np.testing.assert_array_equal(read.mean(axis=0) > 0.055, samples[0])
-    assert len(set(weights)) > 2  # who was not sampled, and sampled persons of several counts
+    assert len(set(counts)) > 1  # persons of several counts; who of them is sampled is a matter of chance
     assert any((sample != samples[0]).any() for sample in samples)

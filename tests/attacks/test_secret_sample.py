@@ -230,6 +230,7 @@ def test_attempts_and_releases_of_a_round_have_one_sample(drawn):
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_rates_of_ones_own_are_kept(drawn):
     """personal.by = "sampling": whoever has a larger budget takes part more often, by coins that all silos share."""
     budgets = np.where(np.arange(USERS) % 2 == 0, 0.6, 3.0)

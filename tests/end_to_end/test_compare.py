@@ -220,6 +220,7 @@ class Steps(ServerOptimizer):
 """
 
 
+@pytest.mark.slow
 def test_a_run_by_another_server_optimizer_is_not_taken_for_one_of_this_code(tmp_path: Path) -> None:
     """Its file changes; also where it is the optimizer of another one."""
     code, out = tmp_path / "steps.py", tmp_path / "out"

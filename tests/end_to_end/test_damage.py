@@ -298,6 +298,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_value_of_a_guarantee_breaks_the_report(directory: Path) -> None:
     """Each value replaced by each kind of junk: a page, or one sentence with a code."""
     path = directory / "guarantee.json"

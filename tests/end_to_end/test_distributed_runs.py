@@ -203,6 +203,7 @@ def test_the_papers_number_is_a_claim_beside_the_guarantee():
     torch.testing.assert_close(paper.params, local.params, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_worst_clients_cost_is_the_runs():
     own = METHODS[3]
     result = run("plain", own, rounds=2)

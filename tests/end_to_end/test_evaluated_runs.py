@@ -96,6 +96,7 @@ def test_a_report_refuses_another_evaluation_than_that_of_the_ledger(silodp: Sil
     assert "[report.contradicted]" in silodp("report", "run").err
 
 
+@pytest.mark.slow
 def test_a_claimed_epsilon_has_the_cost_of_evaluations(silodp: Silodp, evaluated: Path) -> None:
     """A claim is compared with the proven ε, which has it: without it, the claim looks like a far smaller cost."""
     method = (

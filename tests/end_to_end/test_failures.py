@@ -294,6 +294,7 @@ def test_a_failure_is_told_by_its_status_where_a_stream_is_closed(tmp_path: Path
     assert_failure_was_told(stream, told.returncode, told.stderr if stream == "1" else told.stdout)
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_by_its_status_where_a_stream_cannot_be_written(tmp_path: Path) -> None:
     """They also lead them to a full disk. Every command is a fork, which ends as a command of its own does."""
     kinds = ("full", "for reading", "unread")
@@ -322,6 +323,7 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
     assert (tmp_path / "kept").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_is_no_traceback(config: Path) -> None:
     """The limit on the size of a file (`ulimit -f`) ends a write as a full disk does."""
     code = (

@@ -73,6 +73,7 @@ def released(monkeypatch, aggregator, method, rounds, **more) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", [AVG, UldpNaive(5.0, 0.5, TRAIN)], ids=lambda m: m.name)
+@pytest.mark.slow
 def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     """σ is accepted, 2σ/3 and 3σ/2 are not, on the sums that the server releases."""
     still = replace(method, local=replace(TRAIN, batch_size=None))
@@ -89,6 +90,7 @@ def spec(method, silos=3, noise_sized_for=None) -> RunSpec:
     return make_spec("", names, method, FederationSize(silos, 12, noise_sized_for), 5)
 
 
+@pytest.mark.slow
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811
     """m = 3 of 4: with all four the sum carries more noise, with three exactly σ clips, and the ledger knows which."""
     wire.fails = staticmethod(

@@ -173,6 +173,7 @@ class Dies(Exception):
 @pytest.mark.parametrize(
     "method", [replace(RPDP, client_sampling=0.8), FILTER], ids=lambda method: method.name
 )
+@pytest.mark.slow
 def test_a_run_that_dies_between_any_two_writes_goes_on_as_if_it_had_not(method, tmp_path, monkeypatch):
     """Memory is written before the answer: a repeated round reads what was there before it, and spends once."""
     straight = run(method, 3, out=tmp_path / "straight")

@@ -111,6 +111,7 @@ def trained(tmp_path: Path) -> tuple[Result, Any, Any]:
     return run_of(tmp_path, CLASSES)
 
 
+@pytest.mark.slow
 def test_predictions_elsewhere_are_the_outputs_of_the_runs_evaluation(tmp_path: Path) -> None:
     """In another process and folder, with the public files alone: bit for bit, for every kind of label."""
     write_tables(tmp_path)

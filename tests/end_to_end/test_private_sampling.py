@@ -90,6 +90,7 @@ def test_sums_are_those_in_clear(name, silos, users, records, cap, law, sigma):
     ],
     ids=lambda a: a.name,
 )
+@pytest.mark.slow
 def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):  # noqa: F811
     local = LocalTraining(learning_rate=0.001, epochs=2, batch_size=8)
     method = replace(RECORDS, clip=0.1, local=local, user_sampling=0.3, server_momentum=0.5)
@@ -98,6 +99,7 @@ def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):  #
 
 
 @BOTH
+@pytest.mark.slow
 def test_persons_are_drawn_at_the_rate_that_is_charged(aggregator):
     rare = replace(RECORDS, user_sampling=0.3, noise_multiplier=0.0)
     with hidden_samples(SamplingRatio(3, 10)) as both:
@@ -224,6 +226,7 @@ def test_the_server_never_holds_the_sample_and_no_message_does(aggregator):
 
 
 @BOTH
+@pytest.mark.slow
 def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator, monkeypatch):
     """Rerun with another R, and with κ that is 0 for all: nothing tells the three apart, nor from random bytes."""
 
@@ -244,6 +247,7 @@ def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator,
         assert all(uniform(a ^ b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_no_silo_gets_a_share_that_depends_on_the_sample():
     """lattice: what silo 0 passes on is uniform among the sampled and among the others, and over rounds."""
     with hidden_samples(LAW) as both:

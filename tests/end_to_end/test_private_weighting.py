@@ -84,6 +84,7 @@ def heart() -> Federation:
     [Lattice(), Paillier(count_cap=20, key_bits=512, insecure_for_tests=True)],
     ids=lambda a: a.name,
 )
+@pytest.mark.slow
 def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, rate, heart):
     local = LocalTraining(learning_rate=0.001, epochs=2, batch_size=8)
     method = replace(RECORDS, clip=0.1, local=local, user_sampling=rate, server_momentum=0.5)

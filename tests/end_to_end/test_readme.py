@@ -101,6 +101,7 @@ def test_the_readmes_program_prints_what_the_readme_says(tmp_path: Path) -> None
     assert float(re.findall(metric + "(?=})", printed)[0]) > 0.9
 
 
+@pytest.mark.slow
 def test_the_example_with_tables_of_ones_own_learns_and_stays_within_its_budget(tmp_path: Path) -> None:
     printed = program([str(ROOT / "examples" / "own_tables.py")], tmp_path)
     assert "300 patients in 3 hospitals" in printed
@@ -169,6 +170,7 @@ def test_commands_that_need_no_run_answer(silodp: Silodp, line: str, monkeypatch
     assert (done.status, done.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_commands_on_a_run_do_as_the_page_says(silodp: Silodp, config: Path) -> None:
     """In the order of docs/commands.md: plan, run, resume, report, predict; `compare` with fewer seeds."""
     loaded = load_breast_cancer(as_frame=True).data

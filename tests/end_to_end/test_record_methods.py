@@ -215,6 +215,7 @@ def test_a_plan_says_which_budget_gets_which_sampling(silodp: Silodp, personal: 
     assert "0 of 1,000" not in text
 
 
+@pytest.mark.slow
 def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> None:
     tiny = ["--set", "budgets.levels=[0.01, 1, 5]", "--set", "method.noise_multiplier=1.0"]
     assert silodp("plan", personal, *tiny, "--json").json["budgets"]["unreachable"] == 700
@@ -227,6 +228,7 @@ def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> Non
     assert f"{groups[0]['units']} of 455 records" in done.err
 
 
+@pytest.mark.slow
 def test_records_that_have_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
     done = silodp("run", personal, "--set", "method.rounds=1", "--out", "out", "--json")
     assert done.status == 0, done.err
@@ -287,6 +289,7 @@ def test_a_largest_budget_out_of_reach_is_refused(silodp: Silodp, personal: Path
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_finds_the_noise_for_steps_and_clients(silodp: Silodp, steps: Path) -> None:
     found = silodp("plan", steps, "--target-epsilon", 2, "--json").json["target"]
     assert found["of"] is None
@@ -298,6 +301,7 @@ def test_a_plan_finds_the_noise_for_steps_and_clients(silodp: Silodp, steps: Pat
     assert more["noise_multiplier"] < 0.6 * found["noise_multiplier"]
 
 
+@pytest.mark.slow
 def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Silodp, personal: Path) -> None:
     target = 8  # more than the largest budget, which the run itself therefore never costs
     changes = ("--set", "method.noise_multiplier=1.5")
@@ -312,6 +316,7 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
     assert met <= target
 
 
+@pytest.mark.slow
 def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
     silodp: Silodp, personal: Path, steps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +444,7 @@ def test_a_paper_trajectory_promises_the_sound_epsilon(silodp: Silodp, steps: Pa
     assert_sentence(silodp("report", "out"), "contradicted by the run's ledger")
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> None:
     methods = "rpdp,rpdp:ledger=realized,rpdp-minimum:budget=0.5,rpdp-dropout:threshold=1,uldp-avg"
     done = silodp("compare", personal, "--methods", methods, "--seeds", 1, "--out", "cmp", "--json")
@@ -545,6 +551,7 @@ def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None
     assert 0.99 < met <= 1.0
 
 
+@pytest.mark.slow
 def test_persons_costs_are_told_by_the_settings_of_single_clients(silodp: Silodp, steps: Path) -> None:
     own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     done = silodp("run", steps, *own, "--out", "out", "--json")

@@ -133,6 +133,7 @@ def test_one_byte_changed_anywhere_is_found(run: Path, silodp: Silodp) -> None:
     verify_report(run, public())
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_signature_counts(run: Path, silodp: Silodp) -> None:
     sign_run(silodp, run)
     path = run / "signatures" / "ann-bee.json"

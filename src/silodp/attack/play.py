@@ -337,7 +337,9 @@ def _play_whole_updates(
         parts = {"likelihood": (scores[0][:, 0], scores[1][:, 0])}
         reason = "one round, of which every round of the rehearsal is a trial"
         rows.append(
-            judge_scores(adversary, parts, promises[adversary], spec.delta, level, len(adversaries), reason)
+            judge_scores(
+                adversary, parts, promises[adversary], spec.delta, level, len(adversaries), reason, spec.seed
+            )
         )
     noise, gaps = check_whole_updates(played[0], played[1], level)
     gaps = (*gaps, "the composition of rounds: the claim of one round is attacked.")
@@ -383,7 +385,16 @@ def _judge(
             name: (score[directions.members], score[directions.outsiders]) for name, score in scores.items()
         }
         rows.append(
-            judge_scores(adversary, parts, promise, observation.rehearsal.spec.delta, level, tests, reason)
+            judge_scores(
+                adversary,
+                parts,
+                promise,
+                observation.rehearsal.spec.delta,
+                level,
+                tests,
+                reason,
+                observation.rehearsal.spec.seed,
+            )
         )
     return tuple(rows)
 
@@ -403,12 +414,13 @@ def judge_scores(
     level: float,
     tests: int,
     reason: str = "",
+    seed: int | None = None,
 ) -> Row:
     """Return the row of an adversary from the scores of members and outsiders, by the name of the score."""
     has_guarantee = promise is not None and promise.epsilon is not None
     family = None if promise is None else promise.family
     claim = None if promise is None else promise.compute_trade_off(delta)
-    random = np.random.default_rng()
+    random = np.random.default_rng(seed)  # pairs scores; with the seed of a rehearsal it pairs them alike
     found: dict[str, Evidence] = {}
     for name, (members, others) in scores.items():
         if not _tells_apart(np.concatenate([members, others])):

@@ -248,6 +248,7 @@ def test_idx(tmp_path):
     np.testing.assert_array_equal(read_idx(path), [[97, 98, 99], [100, 101, 102]])
 
 
+@pytest.mark.slow
 def test_pooled_and_tuning_splits_of_images_do_not_overlap(data):
     pooled = benchmarks.fashion_mnist(data, silos=10, allocation="own", split="pooled")
     tuning = benchmarks.fashion_mnist(data, silos=10, allocation="own", split="tuning")

@@ -130,6 +130,7 @@ def test_a_rate_is_that_of_the_budget_and_never_above_the_largest():
         assert budget * 0.98 < spent <= budget, "met, never exceeded"
 
 
+@pytest.mark.slow
 def test_by_the_tighter_accountant_records_are_drawn_more_often_and_budgets_still_hold():
     method = replace(RPDP, accountant="pld", local_steps=12)
     budgets = np.array([0.5, 1.0, 3.0, 7.0])
@@ -272,6 +273,7 @@ def true_epsilon(method: Rpdp, q: float, rounds: float, planned: bool) -> float:
     budgets=st.lists(st.floats(0.05, 12.0), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
+@pytest.mark.slow
 def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
     sigma, tau, coin, rounds, book, budgets, seed
 ):
@@ -346,6 +348,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
         assert "fitted curve" in method.assumptions[-1]
 
 
+@pytest.mark.slow
 def test_many_budgets_are_reported_in_bins_that_hold_everyone():
     budgets = [np.linspace(0.1, 2, 300), np.linspace(2.1, 9, 100)]
     groups = RPDP.budgets.report(VIEW, budgets, np.array([4, 4]), 4, 1e-3, "rdp")

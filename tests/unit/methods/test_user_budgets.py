@@ -92,6 +92,7 @@ def rdp_sampled_epsilon(q: float, sigma: float, rounds: int) -> float:
     budgets=st.lists(st.floats(0.05, 15.0), min_size=1, max_size=4),
     largest=st.floats(8.0, 20.0),
 )
+@pytest.mark.slow
 def test_nobody_is_charged_more_than_her_budget(sigma, rounds, by, adversary, accountant, budgets, largest):
     personal = own(by, rounds, largest, adversary=adversary, accountant=accountant)
     known = spec(UldpAvg(sigma, 1.0, personal=personal), budgets)

@@ -18,6 +18,7 @@ def rows():
     return {(row.steps, row.parties, row.trajectory, row.conversion): row for row in compute_table()}
 
 
+@pytest.mark.slow
 def test_the_papers_column_and_ours(rows):
     for steps, cells in TABLE.items():
         for parties, (paper, rdp, pld) in zip(PARTIES, cells, strict=True):

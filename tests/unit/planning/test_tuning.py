@@ -261,6 +261,7 @@ def test_a_target_is_met_with_the_evaluation(tmp_path, silodp):
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.slow
 def test_an_assumed_number_of_persons_is_named(tmp_path, silodp):
     path = configured(tmp_path)
     path.write_text(

@@ -504,6 +504,7 @@ def test_one_user_beyond_the_budget_is_refused_or_the_default_stretches():
         next(record_gradients(task, start, x, y, memory_budget=10))
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_budget():
     """Everything alive at once, the chunk the caller still holds included, by counting tensors."""
     task = Task(cnn_mnist(), cross_entropy())
