@@ -119,6 +119,8 @@ def test_the_directory_of_a_run_says_all_that_its_parts_depend_on(silodp: Silodp
     assert silodp("run", "run/config.toml", "--out", "again").status == 0
     again = Path("again/metrics.jsonl").read_text()
     assert json.loads(again.splitlines()[-1])["evaluation"]["parts"]
+    other = silodp("plan", "run/config.toml", "--set", 'evaluation.by=["sex"]')
+    assert_sentence(other, "names sex", "are about age, sex", code="evaluation.by")
     # A bound moved: another table, so another evaluation.
     Path("run/config.toml").write_text(written.replace("65.0", "66.0"))
     assert "[report.contradicted]" in silodp("report", "run").err

@@ -148,10 +148,15 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
 
 def _check_parts(data: PublicData, settings: Evaluation, size: int, parts: CountParts | None) -> None:
     """Refuse subgroups of other columns than the records have, and more tables than can be of use."""
-    if sorted(column.column for column in settings.groups) != sorted(settings.by):
+    if (placed := sorted(column.column for column in settings.groups)) != sorted(settings.by):
+        why = (
+            f"evaluation.categories and evaluation.ranges are about {', '.join(placed)}: leave both to the program, "
+            "which takes them from the schema"
+            if placed
+            else "the data have no schema that declares their subgroups: take it out, or use tables"
+        )
         raise SilodpError(
-            "evaluation.by names columns, and the data have no schema that declares their subgroups: take it out, or "
-            "use tables.",
+            f"evaluation.by names {', '.join(settings.by) or 'no column'}, and {why}.",
             code="evaluation.by",
             field="evaluation.by",
         )
