@@ -53,7 +53,8 @@ class CohortRecord:
             )
             found.append(
                 f"Together, against {WHO[adversary]}: at most ε = {format_epsilon(limit)} at δ = "
-                f"{format_delta(self.delta)}, however each run was chosen after seeing the others; {told}."
+                f"{format_delta(self.delta)}, the limit of the cohort, however each run was chosen after seeing the "
+                f"others; so far {told}."
             )
         if self.unknown:
             found.append(
