@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.report.evaluation import find_error, find_evaluation
+from silodp.report.evaluation import find_evaluation, find_limits
 from silodp.training.counts import Estimate
 from support.commands import Silodp, assert_sentence
 
@@ -87,9 +88,12 @@ def test_rows_page_and_card_show_the_same_parts(silodp: Silodp, config: Path) ->
         title = name.replace("silo: ", "silo ")
         assert (f'scope="row">{title}<' in section) == part["shown"]
         assert (f"| {title} |" in card) == part["shown"]
-        for one in part["estimates"].values():
+        for metric, one in part["estimates"].items():
             estimate = Estimate(**one)
-            text = f"{estimate.value:.4g} ± {find_error(estimate):.4g}"
+            reach = 1.96 * math.hypot(estimate.standard_error, estimate.sampling_error)
+            low, high = max(estimate.value - reach, 0), min(estimate.value + reach, 1)
+            assert find_limits(metric, estimate) == pytest.approx((low, high), abs=1e-5)
+            text = f"{estimate.value:.4g} ({low:.3g} to {high:.3g})"
             assert text in section
             assert text in card
     assert "Not shown: sex: x; age: others." in page

@@ -246,7 +246,7 @@ def test_where_silos_evaluate_nothing_is_measured_on_pooled_records(folder: Path
     assert read_held_out(Path("sums")) is None
     metrics = sections(Path("sums/MODEL_CARD.md").read_text())["Metrics"]
     assert "which ε covers" in metrics
-    assert "±" in metrics
+    assert "95 % interval" in metrics
     assert "north_clinic" not in metrics
     assert silodp("run", settings, "--out", "local", "--set", 'evaluation={across="local"}').status == 0
     assert read_held_out(Path("local")) is None

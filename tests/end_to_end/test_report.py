@@ -325,20 +325,22 @@ def test_every_assumption_stands_once_under_whom_it_is_made_against(run_director
     write_guarantees(run_directory, made)
     text = report(run_directory)
     listed = text[text.index("Assumptions that somebody must sign") : text.index("What the guarantee means")]
-    places = [
-        "Against every adversary:", "ids are shared", "Against the server and another silo also:", *both,
-        "Against whoever sees the models also:", "of released alone", "Against the server also:", "of server alone",
-        "Against another silo also:", "of silo alone",
-    ]  # fmt: skip
-    assert [listed.count(place) for place in places] == [1] * len(places)
-    assert [listed.index(place) for place in places] == sorted(listed.index(place) for place in places)
+    rows = re.findall(r"<tr><td>(.*?)</td><td[^>]*>(.*?)</td>", listed)
+    assert sorted(rows) == sorted(
+        [
+            ("ids are shared", "against every adversary"),
+            *((one, "against the server and another silo") for one in both),
+            ("of released alone", "against whoever sees the models"),
+            ("of server alone", "against the server"),
+            ("of silo alone", "against another silo"),
+        ]
+    )
 
 
-def test_where_all_assumptions_are_shared_there_is_one_list(run_directory: Path) -> None:
+def test_where_all_assumptions_are_shared_each_is_listed_once(run_directory: Path) -> None:
     made = [guarantee("released", 2.0), guarantee("server", None), guarantee("silo", None)]
     write_guarantees(run_directory, made)
     text = report(run_directory)
-    assert "Against every adversary" not in text
     assert "also:" not in text
     for assumption in made[0].assumptions:
         assert text.count(str(escape(as_clause(assumption.removeprefix(TECHNICAL))))) == 1
@@ -425,8 +427,8 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
 ) -> None:
     text = report(run_directory)
     places = [
-        "is protected by",
         "This run was a simulation in one process.",
+        "is protected by",
         '<th scope="row">The server',
         "Assumptions that somebody must sign",
         "silos and server follow the protocol",

@@ -74,6 +74,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("the server draws which silos join", "silos-by-chance", "the operator of the server"),
     ("a silo knows all held-out records", "held-out-same-id", "whoever gives persons their ids"),
     ("how many held-out records each silo has", "held-out-counts-public", _OFFICERS),
+    ("whoever gets the metrics sees noisy counts", "silos-compared", _SILOS),
 )
 """How an assumption begins, its id, and who can know whether it is true.
 

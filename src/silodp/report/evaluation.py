@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from silodp.report.formatting import format_measure
+from silodp.report.formatting import find_interval, format_measure
 from silodp.training.counts import Estimate
 
 if TYPE_CHECKING:
@@ -20,14 +20,24 @@ if TYPE_CHECKING:
     from silodp.runtime.run_files import MetricsRow
 
 
+_LIMITS = {"r2": (-math.inf, 1.0), "mean_absolute_error": (0.0, math.inf)}
+"""Values that a metric can have, where they are not 0 to 1."""
+
+
 def find_error(estimate: Estimate) -> float:
     """Return √(a² + b²) of the errors of noise and sample, which are independent; a, where b is not known."""
     return math.hypot(estimate.standard_error, estimate.sampling_error or 0.0)
 
 
-def format_estimate(estimate: Estimate) -> str:
-    """Return a metric with its standard error (`find_error`)."""
-    return f"{format_measure(estimate.value)} ± {format_measure(find_error(estimate))}"
+def find_limits(metric: str, estimate: Estimate) -> tuple[float, float]:
+    """Return the 95 % interval of a metric, for the errors of noise and sample together."""
+    return find_interval(estimate.value, find_error(estimate), *_LIMITS.get(metric, (0.0, 1.0)))
+
+
+def format_estimate(metric: str, estimate: Estimate) -> str:
+    """Return a metric with its 95 % interval, as "0.83 (0.78 to 0.88)"."""
+    low, high = find_limits(metric, estimate)
+    return f"{format_measure(estimate.value)} ({low:.3g} to {high:.3g})"
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,9 @@ class EvaluatedPart:
         return f"{self.of} {self.name}" if self.of == "silo" else f"{self.of}: {self.name}"
 
     def describe(self, metric: str) -> str:
-        """Return the metric with its standard error."""
+        """Return the metric with its 95 % interval."""
         found = self.estimates.get(metric)
-        return "lost in the noise" if found is None else format_estimate(found)
+        return "lost in the noise" if found is None else format_estimate(metric, found)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,11 @@ class NoisyEvaluation:
     times: tuple[float, ...] = ()
     parts: tuple[EvaluatedPart, ...] = ()
     least_group: int = field(default=30, kw_only=True)
+
+    def name_classes(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the names of the classes; their numbers, where these are not the names of all."""
+        classes = len(self.confusion or ())
+        return names if len(names) == classes else [str(number) for number in range(classes)]
 
     def list_parts(self, of_silos: bool) -> list[EvaluatedPart]:
         """Return the silos, or the subgroups, that are shown."""

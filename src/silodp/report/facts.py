@@ -18,12 +18,14 @@ from silodp.runtime.model_description import DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
 
 RESPONSIBILITY = {
+    "intended_use": "Intended use",
     "purpose": "Purpose",
     "controllers": "Controllers",
     "legal_basis": "Legal basis",
     "period": "Period",
     "recipients": "Recipients",
     "retention": "Retention",
+    "contact": "Contact",
 }
 """What the owner declares in [card] for those who are responsible, with the names that readers see."""
 NOT_STATED = "not stated"
@@ -90,6 +92,11 @@ class Facts:
         return tuple(
             (title, getattr(self.card, field) or NOT_STATED) for field, title in RESPONSIBILITY.items()
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; () where no file states them, or labels are no classes."""
+        return self.model.classes if self.model else ()
 
     @property
     def users(self) -> int | None:

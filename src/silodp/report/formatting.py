@@ -23,10 +23,19 @@ _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
 
 
+_Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the standard normal distribution."""
+
+
 def as_number(value: Any) -> float | None:
     """Return a finite number as float; None for everything else, a whole number of more than 63 bits included."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
+
+
+def find_interval(value: float, error: float, least: float = 0.0, most: float = 1.0) -> tuple[float, float]:
+    """Return the 95 % interval value ± 1.96 · standard error, cut off at the least and the most that it can be."""
+    return max(value - _Z_95 * error, least), min(value + _Z_95 * error, most)
 
 
 def format_factor(epsilon: float) -> str:
@@ -76,6 +85,11 @@ def format_odds(probability: float) -> str:
 def format_measure(value: float | None) -> str:
     """Return a loss or a metric with four figures; "–" where there is none."""
     return "–" if value is None else f"{value:.4g}"
+
+
+def format_count(value: float) -> str:
+    """Return a number of records, which noise has made a fraction, as a whole number."""
+    return f"{round(value):,}"
 
 
 def format_lower_limit(epsilon: float | None) -> str:
@@ -149,6 +163,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "epsilon": lambda value: format_epsilon(as_number(value)),
     "factor": format_factor,
     "measure": format_measure,
+    "count": format_count,
     "lower_limit": format_lower_limit,
     "bytes": format_bytes,
     "odds": format_odds,

@@ -220,7 +220,7 @@ def _tabulate_sums(evaluation: NoisyEvaluation | None) -> dict[str, Any] | None:
         "round": evaluation.round,
         "head": ["held-out records of", *names],
         "rows": [
-            ("all silos", *map(format_estimate, evaluation.estimates.values())),
+            ("all silos", *(format_estimate(name, one) for name, one in evaluation.estimates.items())),
             *((format_code(part.title), *map(part.describe, names)) for part in shown),
         ],
         "hidden": quote_names(evaluation.list_hidden()),

@@ -13,17 +13,18 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED
+from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, ON_THE_LIST
 from silodp.accounting.views import Adversary
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.attack_plots import plot_noise, plot_roc
 from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
+from silodp.report.checklist import list_statements
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
-from silodp.report.evaluation import NoisyEvaluation, find_error, find_evaluation
+from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
-from silodp.report.formatting import as_number, render
+from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
@@ -111,6 +112,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
     unit = "record" if released.unit == "record" else "person"
     ends, held_out = _list_ends(run.rows), read_held_out(directory)
     evaluation = find_evaluation(run.rows) if run.summary.get("evaluation") == "sums" else None
+    evaluated = [row["round"] for row in run.rows if row.get("evaluation")]
     figure = plots.plot_epsilon(run.rows)
     return render(
         "report.html",
@@ -118,7 +120,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         facts=facts,
         released=released,
         attacks=run.attacks,
-        to_sign=_group_assumptions(one for one in facts.assumptions if not one.is_technical),
+        to_sign=list_statements(facts.assumptions),
         technical=_group_assumptions(one for one in facts.assumptions if one.is_technical),
         not_covered=_list_not_covered(facts),
         diverged=find_divergence(run.rows),
@@ -126,16 +128,19 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         versions=format_versions(),
         text=guarantee_text,
         who=WHO,
+        on_list=_tell_list(facts),
+        estimated=format_estimate,
         unit=unit,
         ends=ends,
         evaluation=evaluation,
         held_out=held_out,
-        details=_draw_details(pictures, run, ends, held_out, evaluation),
+        details=_draw_details(pictures, run, ends, held_out, evaluation, facts.classes),
         utility=_draw_utility(pictures, run, ends),
         attacked=_draw_attack(pictures, run.attack),
         attack_scope=describe_scope(run.attack, released.rounds) if run.attack else (),
         cannot_show=CANNOT_SHOW,
-        epsilon=figure and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO),
+        epsilon=figure
+        and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO, evaluated=evaluated),
         allocation=run.allocation
         and _add(pictures, "allocation", plots.plot_allocation(run.allocation), records=run.allocation),
         table=plots.thin(run.rows, MAX_ROWS),
@@ -145,7 +150,6 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
             for i, spent in enumerate(guarantee_text.collect_spending(guarantees))
             if (figure := plots.plot_spending(spent.groups, unit)) is not None
         ],
-        seconds=sum(as_number(row.get("seconds")) or 0.0 for row in run.rows),
     )
 
 
@@ -189,6 +193,11 @@ def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], li
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
 
 
+def _tell_list(facts: Facts) -> str:
+    """Return what ε does not hide of the list of ids; "" where there is no list."""
+    return ON_THE_LIST if ON_THE_LIST in facts.not_covered else ""
+
+
 def _list_not_covered(facts: Facts) -> list[str]:
     """Return what no ε covers; held-out records only where pooled ones measured the model."""
     run = facts.run
@@ -215,7 +224,7 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
 
 
 def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End]) -> list[Picture]:
-    """Return a picture of every measured quantity against rounds."""
+    """Return pictures against rounds of what was measured more than once."""
     drawn, by_sums = plots.plot_utility(run.rows), any(row.get("evaluation") for row in run.rows)
     return [
         _add(
@@ -229,6 +238,7 @@ def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End])
             by_sums=by_sums,
         )
         for i, (name, untrained, last, round_) in enumerate(ends)
+        if name in drawn
     ]
 
 
@@ -238,6 +248,7 @@ def _draw_details(
     ends: Sequence[_End],
     held_out: HeldOut | None,
     evaluation: NoisyEvaluation | None,
+    classes: Sequence[str],
 ) -> list[Picture]:
     """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
     drawn: list[tuple[str, Figure | None, str]] = []
@@ -255,21 +266,23 @@ def _draw_details(
                 ]
                 drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
     elif evaluation is not None:
-        drawn += _plot_evaluation(run, evaluation)
+        drawn += _plot_evaluation(run, evaluation, classes)
     return [_add(pictures, name, figure, what=what) for name, figure, what in drawn if figure is not None]
 
 
-def _plot_evaluation(run: RunRecord, evaluation: NoisyEvaluation) -> list[tuple[str, Figure | None, str]]:
+def _plot_evaluation(
+    run: RunRecord, evaluation: NoisyEvaluation, classes: Sequence[str]
+) -> list[tuple[str, Figure | None, str]]:
     """Return pictures of an evaluation by sums, each with its name and what it is from."""
     private = run.guarantees["released"].private
     how = f"noisy counts of held-out records, which {'ε' if private else 'no ε'} covers"
     drawn: list[tuple[str, Figure | None, str]] = []
     if evaluation.confusion is not None:
-        names = [str(number) for number in range(len(evaluation.confusion))]
+        names = list(evaluation.name_classes(classes))
         # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
         if len(names) == 2 and evaluation.counts:
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)  # type: ignore[arg-type]
-            drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
+            drawn.append(("calibration", plots.plot_calibration(bins, names[1]), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
     if (curve := evaluation.estimate_survival()) is not None and len(curve.times):
         from silodp.report.statistics.figures import plot_survival
@@ -278,12 +291,12 @@ def _plot_evaluation(run: RunRecord, evaluation: NoisyEvaluation) -> list[tuple[
     for name, whole in evaluation.estimates.items():
         for kind in ("silos", "groups"):
             parts = [
-                (part.name if part.of == "silo" else part.title, one.value, find_error(one))
+                (part.name if part.of == "silo" else part.title, one.value, find_limits(name, one))
                 for part in evaluation.list_parts(kind == "silos")
                 if (one := part.estimates.get(name)) is not None
             ]
             figure = plots.plot_parts(parts, name, whole.value)
-            drawn.append((f"{kind}-{_slug(name)}", figure, f"{name}, ± its standard error,"))
+            drawn.append((f"{kind}-{_slug(name)}", figure, f"{name} with its 95 % interval,"))
     return drawn
 
 

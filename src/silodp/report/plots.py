@@ -27,7 +27,7 @@ from silodp.report.figures import (
     set_log_scale,
     shorten_label,
 )
-from silodp.report.formatting import as_number
+from silodp.report.formatting import as_number, find_interval
 from silodp.report.guarantee_text import WHO
 
 if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
@@ -89,7 +89,7 @@ class SamplingCurve:
 
 
 def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Draw every measured quantity against rounds; the untrained model is a hollow mark and a dotted level.
+    """Draw what was measured more than once against rounds; the untrained model is a hollow mark and a dotted level.
 
     Args:
         rows: The rows of metrics.jsonl.
@@ -100,9 +100,12 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     figures = {}
     for name in list_quantities(rows):
         points = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
+        # One value is in the table, and a picture of one mark says nothing more.
+        if len(points) < 2:
+            continue
         figure, axes = make_panel("round", name)
         rounds, values = zip(*thin(points), strict=True)
-        axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
+        axes.plot(rounds, values, color=PALETTE[0], linewidth=2)
         if rounds[0] == 0:
             axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
             hollow: dict[str, Any] = {
@@ -157,12 +160,12 @@ def plot_allocation(records: Allocation) -> Figure:
 
 
 def plot_parts(
-    parts: Sequence[tuple[str, float, float | None]], metric: str, whole: float | None
+    parts: Sequence[tuple[str, float, tuple[float, float] | None]], metric: str, whole: float | None
 ) -> Figure | None:
     """Draw one metric of every silo or subgroup as a mark, and that of all records as a dotted level.
 
     Args:
-        parts: Name, value and standard error of each; None draws no error.
+        parts: Name, value and 95 % interval of each; None draws no interval.
         metric: The name of the metric.
         whole: Its value on all records.
 
@@ -174,7 +177,9 @@ def plot_parts(
     shown = parts[:MAX_PARTS]
     figure, axes = make_panel(metric, "", size=(4.7, 0.9 + 0.27 * len(shown)))
     places = range(len(shown))
-    values, errors = [value for _, value, _ in shown], [error or 0.0 for *_, error in shown]
+    values = [value for _, value, _ in shown]
+    limits = [(value, *(interval or (value, value))) for _, value, interval in shown]
+    errors = [[value - low for value, low, _ in limits], [high - value for value, _, high in limits]]
     axes.errorbar(values, places, xerr=errors, fmt="o", color=PALETTE[0], markersize=7)
     if whole is not None:
         axes.axvline(whole, color=MUTED, linewidth=1.4, linestyle=":")
@@ -188,7 +193,7 @@ def plot_parts(
 
 
 def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None:
-    """Draw the observed share of a class against its predicted probability, with standard errors.
+    """Draw the observed share of a class against its predicted probability, with 95 % intervals.
 
     Returns:
         A figure; None where there is nothing to draw.
@@ -197,13 +202,14 @@ def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None
         return None
     figure, axes = make_panel(f"predicted probability of {shorten_label(name, 18)}", "observed share")
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.4, linestyle=":")
+    limits = [(one.observed, *find_interval(one.observed, one.error)) for one in bins]
+    # No line: steps are left out where they have no records, or are lost in the noise, and it would join the others.
     axes.errorbar(
         [one.predicted for one in bins],
-        [one.observed for one in bins],
-        yerr=[one.error for one in bins],
+        [value for value, _, _ in limits],
+        yerr=[[value - low for value, low, _ in limits], [high - value for value, _, high in limits]],
         color=PALETTE[0],
-        marker="o",
-        linewidth=2,
+        fmt="o",
         elinewidth=1.2,
         capsize=3,
     )
