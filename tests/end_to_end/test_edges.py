@@ -515,7 +515,7 @@ def test_the_demo_says_what_its_noise_allows_an_attacker(silodp: Silodp, config:
     assert f"1 in {math.floor(1 / attack['loss_above_epsilon']):,}" in page
     said = json.loads(Path("a/guarantee.json").read_text())
     assert said["simulation"] is True
-    assert page.index("is protected by") < page.index("This run was a simulation in one process.")
+    assert page.index("This run was a simulation in one process.") < page.index("is protected by")
 
 
 def test_integer_noise_is_said_to_be_bounded(silodp: Silodp, config: Path) -> None:

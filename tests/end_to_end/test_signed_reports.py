@@ -418,7 +418,7 @@ def test_every_fact_of_a_form_comes_from_a_file(run: Path, name: str) -> None:
         "registry": [
             "NewSettings(1)",
             "masked",
-            "1 silos",
+            "1 silo",
             "new purpose",
             "new controllers",
             "new intended_use",
