@@ -4,8 +4,8 @@
     python benchmarks/attack.py rpdp ddp        rows of these methods
     python benchmarks/attack.py --brief         few canaries and rounds, about 4 CPU minutes: sees large leaks alone
 
-Rows come from the registries of methods and aggregators. A method that is new there needs an entry in `VARIANTS`; a
-test fails without it. Nothing has a seed, so numbers differ from call to call.
+Rows come from the registries of methods and aggregators, and from `EVALUATED`. A method that is new there needs an entry
+in `VARIANTS`; a test fails without it. Nothing has a seed, so numbers differ from call to call.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ import silodp
 from silodp.accounting.guarantee import format_epsilon
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.attack.evidence import bound_share
+from silodp.attack.play import Target, play_evaluation
 from silodp.errors import SilodpError
-from silodp.methods import METHODS
+from silodp.methods import METHODS, Ddp, Method, UldpAvg
+from silodp.methods.evaluation import Evaluation
 from silodp.training.sgd import LocalTraining
 
 Settings = dict[str, Any]
+EVALUATION = "evaluation"
+"""Name of the rows of evaluations, which are no methods that a run may name."""
 
 SUMS: Settings = {"noise_multiplier": 5.0, "clip": 1.0}
 TRAINED: Settings = {**SUMS, "local": LocalTraining(learning_rate=0.01)}
 STEPS: Settings = {**SUMS, "expected_batch_size": 10.0, "local_learning_rate": 1.0}
 GROUP: Settings = {**STEPS, "group_size": 12, "record_sampling": 0.1}
 BUDGETS: Settings = {**STEPS, "local_steps": 2, "delta": 1e-5}
+COUNTS: Settings = {"noise_multiplier": 1.0}
 DDP: Settings = {**STEPS, "noise_multiplier": 3.0, "record_sampling": 0.2}
 FOUR_STEPS: Settings = {**DDP, "local_steps": 4}
 
@@ -60,16 +65,28 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
     "rpdp-minimum": {"": (10, {**BUDGETS, "rounds": 10, "budget": 3.0})},
     "rpdp-dropout": {"": (10, {**BUDGETS, "rounds": 10, "threshold": 3.0})},
     "rpdp-filter": {"": (10, {**BUDGETS, "largest_budget": 3.0})},
+    "statistics": {
+        "uniform": (1, COUNTS),
+        "by presence": (1, {**COUNTS, "weighting": "present"}),
+        "records = 3": (1, {**COUNTS, "records": 3}),
+    },
     "ddp": {
         "one step": (20, {**DDP, "local_steps": 1}),
         "four steps": (5, FOUR_STEPS),
         "four steps, local": (5, {**FOUR_STEPS, "trajectory": "local"}),
     },
 }
-"""By method: the rounds and settings of its rows, by what is different about them.
+"""By method: the rounds and settings of its rows, by what is different about them."""
 
-`statistics` is not there: its rows are counts of declared columns, which canaries of a model do not have.
-"""
+EVALUATED: dict[str, tuple[Settings, Method]] = {
+    "persons": ({}, UldpAvg(**TRAINED)),
+    "persons, by silo": ({"by_silo": True}, UldpAvg(**TRAINED)),
+    "persons, clip 3": ({"clip": 3.0}, UldpAvg(**TRAINED)),
+    "persons, weights by records": ({}, UldpAvg(**TRAINED, weighting="records")),
+    "records": ({}, Ddp(**{**DDP, "local_steps": 1})),
+    "records, by silo": ({"by_silo": True}, Ddp(**{**DDP, "local_steps": 1})),
+}
+"""Evaluations by sums: their settings, and the method whose models are evaluated."""
 
 PROTOCOLS: dict[str, Settings] = {
     "lattice": {"count_cap": 64, "attempts": 20},
@@ -78,7 +95,7 @@ PROTOCOLS: dict[str, Settings] = {
 """Settings of aggregators that have any to be given; small keys, since no key is attacked."""
 CANARIES, FEW_CANARIES = 1500, 300
 LEVEL = 0.001
-"""Of one run, so that right code fails somewhere in the table of some 45 runs with a probability below 5 %."""
+"""Of one run, so that right code fails somewhere in the table of some 67 runs with a probability below 7 %."""
 SLOW = {"lattice": 300, "paillier": 300}
 """Canaries of aggregators that encrypt every coordinate."""
 
@@ -103,28 +120,35 @@ class Row:
             brief: few canaries and at most two rounds, with little noise.
             more: arguments of `silodp.attack_method`.
         """
-        rounds, settings = VARIANTS[self.method][self.variant]
         canaries = min(FEW_CANARIES if brief else CANARIES, SLOW.get(self.aggregator, CANARIES))
-        method = METHODS[self.method](**settings)
         aggregator = AGGREGATORS[self.aggregator](**PROTOCOLS.get(self.aggregator, {}))
+        arguments = {"aggregator": aggregator, **more}
+        shared = {"canaries": canaries, "level": LEVEL}
         try:
+            if self.method == EVALUATION:
+                settings, method = EVALUATED[self.variant]
+                evaluation = Evaluation("sums", noise_multiplier=1.0, **settings)
+                return play_evaluation(Target(method, ("a", "b", "c"), 1, arguments, evaluation), **shared)
+            rounds, settings = VARIANTS[self.method][self.variant]
             return silodp.attack_method(
-                method,
+                METHODS[self.method](**settings),
                 rounds=min(rounds, 2) if brief else rounds,
-                aggregator=aggregator,
-                canaries=canaries,
-                **{"level": LEVEL, **more},
+                **shared,
+                **arguments,
             )
         except SilodpError as error:
-            if error.code == "argument.conflict":  # weights that this aggregator does not compute
+            if error.code in (
+                "argument.conflict",
+                "evaluation.aggregator",
+            ):  # not for these weights or counts
                 return None
             raise
 
 
 def list_rows(methods: Sequence[str] = ()) -> Iterator[Row]:
     """Yield the rows of these methods, or of all."""
-    for method in methods or VARIANTS:
-        for variant in VARIANTS[method]:
+    for method in methods or (*VARIANTS, EVALUATION):
+        for variant in EVALUATED if method == EVALUATION else VARIANTS[method]:
             for aggregator in AGGREGATORS:
                 yield Row(method, variant, aggregator)
 

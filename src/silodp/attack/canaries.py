@@ -185,18 +185,34 @@ class Canaries:
         task: The linear model and loss.
         directions: What the persons stand for.
         placement: Where the records lie.
-        silos: The names of the silos; canaries that lie in one silo lie in the first, and the last is the curious one.
+        blocks: The number of equal blocks of a sum, one for each silo, of which each silo fills its own; 1 for a sum
+            without blocks.
+
+    Canaries that lie in one silo lie in the first, and the last silo is the curious one.
     """
 
     federation: Federation
     task: Task = field(repr=False)
     directions: Directions
     placement: Placement
+    blocks: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the silos, in order."""
         return tuple(silo.name for silo in self.federation.silos)
+
+    @property
+    def carrying_blocks(self) -> int:
+        """The number of blocks that a canary moves."""
+        return min(self.blocks, self.placement.count_silos(len(self.names)))
+
+    def project(self, vectors: Array) -> Array:
+        """Return sums (..., k) along the directions, added up over the blocks that canaries move."""
+        blocks = vectors.reshape(*vectors.shape[:-1], self.blocks, -1)
+        # Without what a method adds to a model's coordinates, or cells that nobody has.
+        whole = blocks[..., : self.carrying_blocks, : self.directions.size].sum(axis=-2)
+        return self.directions.project(whole)
 
 
 def make_task(size: int) -> Task:

@@ -84,13 +84,16 @@ def _collect_noise(observation: Observation, std: float) -> dict[str, Array]:
             return {}
         stds = std * np.sqrt(joined / carrying if each_alone else np.ones(len(rounds)))
         return {"the sum": observation.total[rounds][:, quiet] / stds[:, None]}
-    share_std = std / np.sqrt(carrying if each_alone else len(shares))
+    # In blocks, each silo's noise is that of its own block; a record moves that of its silo alone.
+    adding = carrying if each_alone or observation.canaries.blocks > 1 else len(shares)
+    share_std = std / np.sqrt(adding)
     # Silos that do not join a round send zeros, and tests of several silos are of the same rounds.
     all_joined = bool(observation.rehearsal.joined.all())
     return {
         f"silo {place}": share[rounds][:, quiet] / share_std
         for place, (name, share) in enumerate(shares.items())
-        if len(rounds) and (all_joined or name == observation.target)
+        if len(rounds)
+        and (name == observation.target or (all_joined and observation.canaries.blocks in (1, carrying)))
     }
 
 

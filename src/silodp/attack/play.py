@@ -19,6 +19,7 @@ from silodp.aggregators.base import Aggregator
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import RunSpec
 from silodp.attack import canaries as hiding
+from silodp.attack import counted
 from silodp.attack.checks import check_whole_updates, compare_count, run_checks
 from silodp.attack.evidence import Evidence, NoiseFamily, weigh_evidence
 from silodp.attack.noise import NoiseTest
@@ -26,7 +27,10 @@ from silodp.attack.rehearsal import MakeParties, Rehearsal, rehearse
 from silodp.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_updates
 from silodp.errors import SilodpError, lookup
 from silodp.methods.base import Method
+from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.statistics import Statistics
 from silodp.report.attacks import FORMAT
+from silodp.report.guarantee_text import WHO
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.settings import Range, Whole, check_choice, check_value
@@ -183,6 +187,7 @@ class Target:
         names: The names of the silos.
         rounds: The number of rounds that are played.
         settings: The other arguments of `prepare_run`, without an evaluation.
+        evaluation: The evaluation by sums of the run; None where it has none.
         promises: What was promised, by adversary; None takes what the ledger of the rehearsal charges.
         claimed_rounds: The number of rounds of the promise; None: those that the rehearsal charges.
         spec: The digest of the run; "" takes that of the rehearsal.
@@ -193,6 +198,7 @@ class Target:
     names: tuple[str, ...]
     rounds: int
     settings: Mapping[str, Any]
+    evaluation: Evaluation | None = None
     promises: Mapping[Adversary, Promise] | None = None
     claimed_rounds: int | None = None
     spec: str = ""
@@ -208,6 +214,7 @@ def attack_method(
     canaries: int = 1500,
     adversaries: Sequence[Adversary] = ADVERSARIES,
     level: float = 0.05,
+    evaluation: Evaluation | None = None,
     make_parties: MakeParties = Simulation,
     **settings: Any,
 ) -> AttackResult:
@@ -221,6 +228,7 @@ def attack_method(
         canaries: The number m of made-up units that are hidden, from 200 on; as many others are told from them.
         adversaries: Who attacks: "released", "server", "silo".
         level: The probability that right code is called a violation, and that a test of its noise fails.
+        evaluation: An evaluation by sums of counts; what it tells is tested too.
         make_parties: Makes the silos from federation and task, for tests of the attack.
         settings: Other arguments of `silodp.train`: delta, accountant, budget, separate, seed.
 
@@ -231,7 +239,7 @@ def attack_method(
         SilodpError: an argument is out of range, the method cannot be run on canaries, or nothing could be attacked.
     """
     names = tuple(f"silo-{place + 1}" for place in range(silos))
-    target = Target(method, names, rounds, {"aggregator": aggregator, **settings})
+    target = Target(method, names, rounds, {"aggregator": aggregator, **settings}, evaluation)
     return play(target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties)
 
 
@@ -259,16 +267,88 @@ def play(
     placement = hiding.choose_placement(method, _list_method_events(target), silos)
     if placement.kind == "whole update":
         return _play_whole_updates(target, placement, canaries, adversaries, level, make_parties)
+    if target.evaluation is not None:
+        # Half of the level for each, so that right code is called wrong as seldom as was asked for.
+        level /= 2
     features = min(silos * target.rounds, MAX_FEATURES)
     directions = hiding.choose_directions(canaries, features, placement)
-    made = hiding.make_canaries(directions, placement, target.names, _find_least_records(method))
+    if isinstance(method, Statistics):
+        directions = replace(directions, dense=0)
+        records = counted.count_records(method.records, method.unit)
+        made = counted.make_counted(directions, replace(placement, records=records), target.names)
+        target = replace(target, method=counted.replace_cells(method, directions.size))
+    else:
+        made = hiding.make_canaries(directions, placement, target.names, _find_least_records(method))
     spec = _prepare(target, made.federation, made.task)
     rehearsal = rehearse(spec, make_parties(made.federation, made.task))
-    observation = Observation(rehearsal, made, spec.round_events())
-    promises = target.promises or find_promises(rehearsal.charges, rehearsal)
-    rows = _judge(observation, promises, adversaries, level)
+    result = _attack(target, made, rehearsal, target.promises, adversaries, level)
+    if target.evaluation is None:
+        return result
+    evaluated = play_evaluation(
+        target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties
+    )
+    return replace(result, level=2 * level, noise=(*result.noise, *_list_evaluation_tests(evaluated)))
+
+
+def play_evaluation(
+    target: Target,
+    *,
+    canaries: int = 1500,
+    adversaries: Sequence[Adversary] = ADVERSARIES,
+    level: float = 0.05,
+    make_parties: MakeParties = Simulation,
+) -> AttackResult:
+    """Attack one evaluation by sums of a target, whose rounds are played but not attacked; see `attack_method`.
+
+    Args:
+        target: Its `evaluation` is by sums.
+        canaries: As many as there are cells for, 850 at most.
+        adversaries, level, make_parties: See `attack_method`.
+    """
+    assert target.evaluation is not None
+    method, evaluation = target.method, counted.replace_groups(target.evaluation)
+    where: hiding.Kind = "one silo" if method.unit == "record" else "everywhere"
+    placement = hiding.Placement(where, counted.count_records(evaluation.clip, method.unit))
+    made = counted.make_held_out(
+        counted.choose_cells(canaries),
+        placement,
+        target.names,
+        _find_least_records(method),
+        evaluation.by_silo and len(target.names) > 1,
+    )
+    settings = {**target.settings, "evaluation": evaluation, "budget": None}
+    spec = _prepare(replace(target, rounds=1, settings=settings), made.federation, made.task)
+    rehearsal = rehearse(spec, make_parties(made.federation, made.task)).evaluation
+    one = replace(target, rounds=1, claimed_rounds=None, promises=None, spec="", untested=())
+    return _attack(one, made, rehearsal, None, adversaries, level)
+
+
+def _attack(
+    target: Target,
+    made: hiding.Canaries,
+    rehearsal: Rehearsal,
+    promises: Mapping[Adversary, Promise] | None,
+    adversaries: Sequence[Adversary],
+    level: float,
+) -> AttackResult:
+    observation = Observation(rehearsal, made, rehearsal.spec.round_events())
+    rows = _judge(observation, promises or find_promises(rehearsal.charges, rehearsal), adversaries, level)
     noise, gaps = run_checks(observation, level)
+    directions = made.directions
     return _summarize(target, rehearsal, directions.size, len(directions.members), rows, noise, gaps, level)
+
+
+def _list_evaluation_tests(result: AttackResult) -> list[NoiseTest]:
+    """Return the tests of an evaluation's noise, and how well each adversary guessed, as further tests of a run."""
+    found = [replace(test, test=f"evaluation: {test.test}") for test in result.noise]
+    for row in result.rows:
+        if row.measured is not None and row.claim is not None:
+            seen, passed = row.measured, row.verdict != "violation"
+            limits = seen.auc, seen.auc_lower, seen.auc_upper
+            found.append(
+                NoiseTest(f"evaluation: AUC of {WHO[row.adversary]}", *limits, row.claim.auc, passed)
+            )
+    return found
 
 
 def _list_method_events(target: Target) -> dict[Adversary, Any]:
@@ -297,6 +377,8 @@ def _prepare(target: Target, federation: Any, task: Any) -> RunSpec:
 def find_promises(charges: ChargeCounts, rehearsal: Rehearsal) -> dict[Adversary, Promise]:
     """Return what the ledger of a rehearsal promises."""
     found = {}
+    if isinstance(rehearsal.spec.method, EvaluationSums):  # its charges are in the ledger of the run
+        charges = replace(charges, charged=charges.evaluations, evaluations={}, reported={})
     for adversary, events in charges.charged.items():
         cost = charges.compute_cost(adversary)
         found[adversary] = Promise(
@@ -475,7 +557,7 @@ def _summarize(
         )
     spec, charged, played = rehearsal.spec, rehearsal.charges.rounds, len(rehearsal.updates)
     noise = (*noise, compare_count("charged rounds", charged, played))
-    if rehearsal.sums is not None:
+    if rehearsal.sums is not None and spec.method.releases_model:
         noise = (*noise, compare_count("models made of sums", rehearsal.count_steps(rehearsal.sums), played))
     claimed = charged if target.claimed_rounds is None else target.claimed_rounds
     few = f"only {played} of {claimed} rounds were played: a wrong count of rounds was not looked for."

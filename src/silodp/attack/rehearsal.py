@@ -28,6 +28,7 @@ from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import start_state, take_step
+from silodp.runtime.evaluation import PURPOSE
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.simulation import Connection, Parties
@@ -152,17 +153,26 @@ class Observed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run on canaries, and what every party saw of it.
+    """A run on canaries, or its evaluation, and what every party saw of it.
 
     Attributes:
         spec: The specification of the run, with its id.
         result: The result of the run.
         observed: What was remembered.
+        prefix: Of the keys in the server's store.
     """
 
     spec: RunSpec
     result: Result = field(repr=False)
     observed: Observed = field(repr=False)
+    prefix: str = ""
+
+    @property
+    def evaluation(self) -> Rehearsal:
+        """The evaluation of the run, as a rehearsal of its own."""
+        spec = self.spec.evaluation_spec
+        assert spec is not None
+        return replace(self, spec=spec, prefix=f"{PURPOSE}/")
 
     @property
     def charges(self) -> ChargeCounts:
@@ -180,7 +190,7 @@ class Rehearsal:
         rounds: dict[int, dict[str, Exchange]] = {}
         for exchange in self.observed.kept:
             request = exchange.request
-            if request.kind == "update" and request.run == find_run(request.run):
+            if request.kind == "update" and request.run == self.spec.run:
                 rounds.setdefault(request.round, {})[exchange.silo] = exchange
         return tuple(rounds[number] for number in sorted(rounds))
 
@@ -200,6 +210,8 @@ class Rehearsal:
         coordinate. Both are then checked on what was seen, whatever classes the two are of.
         """
         method, population = self.spec.method, self.spec.population
+        if not method.releases_model:  # the sums themselves are released
+            return self.sums
         rate = method.server_learning_rate * method.server_scale(population)
         velocity, sums = np.zeros(self.models.shape[1]), []
         for asked, move in zip(self.updates, np.diff(self.models, axis=0), strict=True):
@@ -249,9 +261,7 @@ class Rehearsal:
         The server's side of the aggregator runs once more, on the answers and the store that were remembered.
         """
         side = self.spec.aggregator.server(self.spec)
-        context = _Replay(
-            RoundStore(self.observed.directory.make_store("server").reopen()), self.observed.kept
-        )
+        context = _Replay(RoundStore(self._server_store(), self.prefix), self.observed.kept)
         found = []
         try:
             for number, asked in enumerate(self.updates):
@@ -305,7 +315,7 @@ class Rehearsal:
 
     def server_sample(self, number: int) -> NDArray[np.bool_] | None:
         """Return who is in the sample of a round, (U,), as the server stored it; None where it draws none."""
-        store = RoundStore(self.observed.directory.make_store("server").reopen())
+        store = RoundStore(self._server_store(), self.prefix)
         stored = store.round(number).get("sample")
         if stored is None:
             return None
@@ -339,6 +349,9 @@ class Rehearsal:
         everyone = np.ones(len(self.spec.names), bool)
         requests = (next(iter(asked.values())).request for asked in self.updates)
         return np.array([request.arrays.get("clients", everyone) for request in requests])
+
+    def _server_store(self) -> MemoryStore:
+        return self.observed.directory.make_store("server").reopen()
 
     def _silo_store(self, silo: str) -> _RememberingStore:
         return self.observed.directory.make_store("silos", f"{self.spec.names.index(silo):03}")

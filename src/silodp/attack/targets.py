@@ -13,6 +13,7 @@ from silodp.attack.play import Promise, Target
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.errors import SilodpError
+from silodp.methods.evaluation import Evaluation
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.run_files import ATTACK, CONFIG, LEDGER, RUN_SPEC
@@ -30,6 +31,7 @@ def find_config_target(resolved: ResolvedRun) -> Target:
         resolved.silos,
         resolved.config.rounds,
         _find_settings(resolved),
+        _find_evaluation(resolved),
         spec=spec.digest,
         untested=_list_evaluation(resolved),
     )
@@ -62,6 +64,7 @@ def find_directory_target(directory: Path, overrides: Any = ()) -> Target:
         names,
         rounds,
         {**_find_settings(settings), "budget": None},  # the run ended where its budget did
+        _find_evaluation(settings),
         claimed_rounds=rounds,
         spec=digest,
         untested=_list_evaluation(settings),
@@ -109,10 +112,17 @@ def _find_settings(settings: RunSettings) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in left_out}
 
 
+def _find_evaluation(settings: RunSettings) -> Evaluation | None:
+    return settings.evaluation if settings.evaluation and settings.evaluation.adds_sums else None
+
+
 def _list_evaluation(settings: RunSettings) -> tuple[str, ...]:
-    if settings.evaluation is None or not settings.evaluation.adds_sums:
+    if _find_evaluation(settings) is None:
         return ()
-    return ("evaluations by sums: rounds of training were attacked alone, and ε here is that of the rounds.",)
+    return (
+        "rounds and evaluations together: one evaluation was attacked by itself, with cells of its own and without "
+        "subgroups, and ε here is that of the rounds.",
+    )
 
 
 def load_target(path: Path, overrides: Any = ()) -> Target:

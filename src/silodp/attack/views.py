@@ -110,9 +110,8 @@ class Observation:
         return self.names[-1]
 
     def project(self, vectors: Array) -> Array:
-        """Return vectors along the directions, without coordinates that a method adds to the model's."""
-        directions = self.canaries.directions
-        return directions.project(vectors[..., : directions.size])
+        """Return sums (..., k) along the directions."""
+        return self.canaries.project(vectors)
 
     @cached_property
     def rounds_joined(self) -> NDArray[np.intp]:
@@ -304,7 +303,8 @@ def find_reach(observation: Observation, signal: Signal) -> float | None:
         # A smaller clip that a person's own budget asks for raises the charged multiplier, and not the noise.
         full = Signal.of(select_kind(spec.aggregator.event(spec, spec.views()["released"]), 0))
         own = 1.0 if full is None else (full.variance / signal.variance) ** 0.5
-        return None if spec.bounds.min_clip_ratio < 1 else spec.bounds.clip * own
+        reach = spec.bounds.clip * own * observation.canaries.carrying_blocks
+        return None if spec.bounds.min_clip_ratio < 1 else reach
     try:
         steps = DpSgd.of(spec.method)
     except TypeError:

@@ -175,6 +175,7 @@ class EvaluationMethod(Method):
     unit: Unit | None = "user"
 
     ROUNDS: ClassVar[str] = "rounds"
+    releases_model: ClassVar[bool] = False
 
     def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
         """Return what a request carries beside the model: the number of rounds that led to it."""

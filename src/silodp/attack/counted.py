@@ -1,0 +1,123 @@
+"""Canaries of counts: each falls into a cell of its own, so that one sum of counts attacks all of them.
+
+They are for methods whose sums are tables: statistics of the silos' tables, and the evaluation of a run. The cells of
+the attack are made up; clip, weights, noise, aggregator and charges are those of the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp._lazy import nn, torch
+from silodp.attack.canaries import Canaries, Directions, Placement
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData
+from silodp.data.tables.counted import ClassCells
+from silodp.methods.evaluation import Evaluation
+from silodp.methods.statistics import Statistics
+from silodp.training.losses import Loss
+from silodp.training.task import Task
+
+BINS = 1000
+"""Bins of an evaluation's scores. With two classes there are 2,000 cells: canaries, as many others, and spare ones."""
+SPARE = 300
+"""Cells of persons without records by which scores are calibrated."""
+
+
+def replace_cells(method: Statistics, cells: int) -> Statistics:
+    """Return the statistics with cells for canaries in place of the declared ones, and without that of persons."""
+    classes = ClassCells("canary", classes=tuple(f"canary-{place}" for place in range(cells)))
+    none: dict[str, tuple[()]] = dict.fromkeys(("histograms", "means", "categories", "survival"), ())
+    return replace(method, **none, classes=(classes,), persons=0.0)  # type: ignore[arg-type]
+
+
+def replace_groups(evaluation: Evaluation) -> Evaluation:
+    """Return the evaluation with cells for canaries, and without subgroups; after the last round alone."""
+    return replace(evaluation, bins=BINS, every=None, times=(), by=(), categories=(), ranges=())
+
+
+def choose_cells(canaries: int) -> Directions:
+    """Return the cells of an evaluation for so many canaries, or for the most that there are cells for."""
+    return Directions(min(canaries, (2 * BINS - SPARE) // 2), SPARE, 0)
+
+
+def make_counted(directions: Directions, placement: Placement, names: Sequence[str]) -> Canaries:
+    """Return a federation whose persons' records have the class that is the number of the person.
+
+    Args:
+        directions: What the persons stand for: their cells.
+        placement: Where their records lie.
+        names: The names of the silos.
+    """
+    owners = np.repeat(directions.members, placement.records)
+    carrying = placement.count_silos(len(names))
+    silos = tuple(
+        _make_silo(name, owners if place < carrying else owners[:0], np.zeros(len(owners)))
+        for place, name in enumerate(names)
+    )
+    federation = Federation(silos, directions.size, None, name="canaries", classes=directions.size)
+    return Canaries(federation, _make_task(), directions, placement)
+
+
+def make_held_out(
+    directions: Directions, placement: Placement, names: Sequence[str], least_records: int, by_silo: bool
+) -> Canaries:
+    """Return a federation whose persons have held-out records of a class and a score that no one else has.
+
+    Args:
+        directions: What the persons stand for: their cells.
+        placement: Where their records lie.
+        names: The names of the silos.
+        least_records: The number of records that the training of a silo needs; they have no features and no gradient.
+        by_silo: Whether each silo has a table of its own.
+    """
+    owners = np.repeat(directions.members, placement.records)
+    label, step = np.divmod(owners, BINS)
+    probability = (step + 0.5) / BINS
+    scores = np.log(probability / (1 - probability))
+    carrying, spare = placement.count_silos(len(names)), np.full(least_records, directions.spares[0])
+    silos = []
+    for place, name in enumerate(names):
+        mine = slice(None) if place < carrying else slice(0)
+        held_out = SiloData(name, _as_features(scores[mine]), label[mine], owners[mine])
+        silos.append(replace(_make_silo(name, spare, spare * 0.0, label=0), test=held_out))
+    federation = Federation(tuple(silos), directions.size, silos[0].test, name="canaries", classes=2)
+    return Canaries(federation, _make_task(), directions, placement, len(names) if by_silo else 1)
+
+
+def count_records(clip: float, unit: str | None) -> int:
+    """Return how many records a canary has in a silo: twice as many as count in full, so that clipping is attacked."""
+    return 2 * math.ceil(clip) if unit == "user" else 1
+
+
+def _make_silo(
+    name: str, owners: NDArray[np.int64], features: NDArray[np.float64], label: int | None = None
+) -> SiloData:
+    labels = owners if label is None else np.full(len(owners), label)
+    return SiloData(
+        name, _as_features(features[: len(owners)]), labels.astype(np.int64), owners.astype(np.int64)
+    )
+
+
+def _as_features(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return values.astype(np.float32)[:, None]
+
+
+def _make_task() -> Task:
+    """Return a task whose model returns its input, whatever it learns."""
+
+    class ReadScore(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :1] + 0 * self.weight
+
+    loss = Loss.per_record("canary", lambda outputs, targets: 0 * outputs.flatten())
+    return Task(ReadScore(), loss)

@@ -1,0 +1,117 @@
+"""Statistics and evaluations by sums are attacked, and an error in their noise, clip or charge is found.
+
+Every canary has a cell of its own, so one sum of counts attacks hundreds of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import silodp
+from silodp.accounting.events import Gaussian
+from silodp.attack.play import AttackResult, Target, play_evaluation
+from silodp.mechanisms.clipping import ClippedRows
+from silodp.methods import Ddp, Statistics, UldpAvg
+from silodp.methods import evaluation as evaluation_module
+from silodp.methods import statistics as statistics_module
+from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.training.sgd import LocalTraining
+
+PERSONS = UldpAvg(5.0, 1.0, LocalTraining(learning_rate=0.01))
+RECORDS = Ddp(3.0, 1.0, 1, 0.2, 10.0, 1.0)
+TRUE_BOUNDS, TRUE_EVENT = EvaluationSums.bounds, EvaluationSums.dp_event
+
+
+def attack_statistics(**settings: Any) -> AttackResult:
+    return silodp.attack_method(Statistics(1.0, **settings), rounds=1, seed=3)
+
+
+def attack_evaluation(method: Any = PERSONS, aggregator: str = "plain", **settings: Any) -> AttackResult:
+    evaluation = Evaluation("sums", noise_multiplier=1.0, **settings)
+    target = Target(method, ("a", "b", "c"), 1, {"aggregator": aggregator, "seed": 3}, evaluation)
+    return play_evaluation(target)
+
+
+@pytest.mark.parametrize("method", [PERSONS, RECORDS], ids=["persons", "records"])
+@pytest.mark.parametrize("by_silo", [False, True])
+def test_most_of_what_an_evaluation_promises_leaks_and_nothing_more(method, by_silo):
+    result = attack_evaluation(method, by_silo=by_silo)
+    assert result.verdict == "consistent"
+    for row in result.rows:
+        assert row.measured.epsilon_lower >= 0.5 * row.promise.epsilon, row.adversary
+
+
+@pytest.mark.parametrize("settings", [{}, {"records": 3}, {"weighting": "present"}])
+def test_most_of_what_statistics_promise_leaks_and_nothing_more(settings):
+    result = attack_statistics(**settings)
+    assert result.verdict == "consistent"
+    assert result.rows[0].measured.epsilon_lower >= 0.6 * result.rows[0].promise.epsilon
+
+
+def assert_caught(result: AttackResult) -> None:
+    assert result.verdict in ("violation", "noise")
+
+
+def keep_long(owners: Any, rows: Any, clip: float) -> ClippedRows:
+    return ClippedRows(owners, rows, rows.new_ones(len(rows)), clip)
+
+
+def test_a_block_with_the_noise_of_a_sum_is_found(monkeypatch):
+    def bound(self: EvaluationSums, population: Any) -> Any:
+        found = TRUE_BOUNDS(self, population)
+        return replace(found, sensitivity=found.clip)  # without √S
+
+    monkeypatch.setattr(EvaluationSums, "bounds", bound)
+    assert_caught(attack_evaluation(by_silo=True))
+
+
+def test_an_evaluation_that_is_charged_half_is_found(monkeypatch):
+    def charge(self: EvaluationSums, view: Any) -> Any:
+        event = TRUE_EVENT(self, view)
+        return Gaussian(2 * event.noise_multiplier)
+
+    monkeypatch.setattr(EvaluationSums, "dp_event", charge)
+    assert attack_evaluation().verdict == "violation"
+
+
+def test_held_out_records_that_are_not_clipped_are_found(monkeypatch):
+    monkeypatch.setattr(evaluation_module, "clip_rows", keep_long)
+    assert_caught(attack_evaluation(clip=2.0))
+
+
+def test_records_of_statistics_that_are_not_clipped_are_found(monkeypatch):
+    monkeypatch.setattr(statistics_module, "clip_rows", keep_long)
+    assert_caught(attack_statistics(records=2))
+
+
+def test_statistics_with_half_the_noise_are_found(monkeypatch):
+    true = Statistics.bounds
+
+    def bound(self: Statistics, population: Any) -> Any:
+        found = true(self, population)
+        return replace(found, noise_multiplier=found.noise_multiplier / 2)
+
+    monkeypatch.setattr(Statistics, "bounds", bound)
+    assert_caught(attack_statistics())
+
+
+def test_the_attack_of_a_method_tests_its_evaluation_too(monkeypatch):
+    evaluation = Evaluation("sums", noise_multiplier=1.0, by_silo=True)
+    attack = {"rounds": 1, "canaries": 200, "evaluation": evaluation, "seed": 3}
+    right = silodp.attack_method(PERSONS, **attack)
+    names = {test.test for test in right.noise}
+    assert {"evaluation: AUC of the server", "evaluation: shift of members", "noise of silo 0"} <= names
+    assert right.verdict == "consistent"
+    monkeypatch.setattr(
+        EvaluationSums,
+        "bounds",
+        lambda self, population: replace(TRUE_BOUNDS(self, population), sensitivity=1.0),
+    )
+    wrong = silodp.attack_method(PERSONS, **attack)
+    failed = {test.test for test in wrong.noise if not test.passed}
+    assert failed
+    assert all(name.startswith("evaluation: ") for name in failed)
+    assert wrong.verdict != "consistent"
