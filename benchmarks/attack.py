@@ -4,8 +4,8 @@
     python benchmarks/attack.py rpdp ddp        rows of these methods
     python benchmarks/attack.py --brief         few canaries and rounds, about 4 CPU minutes: sees large leaks alone
 
-Rows come from the registries of methods and aggregators, and from `EVALUATED`. A method that is new there needs an entry
-in `VARIANTS`; a test fails without it. Nothing has a seed, so numbers differ from call to call.
+Rows come from the registries of methods and aggregators, and from `EVALUATED`. A method that is new there needs an
+entry in `VARIANTS`; a test fails without it. Nothing has a seed, so numbers differ from call to call.
 """
 
 from __future__ import annotations
