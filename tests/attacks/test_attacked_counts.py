@@ -35,8 +35,15 @@ def attack_evaluation(method: Any = PERSONS, aggregator: str = "plain", **settin
     return play_evaluation(target)
 
 
-@pytest.mark.parametrize("method", [PERSONS, RECORDS], ids=["persons", "records"])
-@pytest.mark.parametrize("by_silo", [False, True])
+@pytest.mark.parametrize(
+    ("method", "by_silo"),
+    [
+        (PERSONS, False),
+        (PERSONS, True),
+        (RECORDS, True),
+        pytest.param(RECORDS, False, marks=pytest.mark.slow),
+    ],
+)
 def test_most_of_what_an_evaluation_promises_leaks_and_nothing_more(method, by_silo):
     result = attack_evaluation(method, by_silo=by_silo)
     assert result.verdict == "consistent"

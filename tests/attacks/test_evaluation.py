@@ -145,6 +145,7 @@ def test_a_record_moves_the_sum_by_at_most_one_where_it_is_the_unit(aggregator):
     assert np.linalg.norm(first - second) == pytest.approx(1.0, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [STILL, RECORDS], ids=["persons", "records"])
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
 def test_the_noise_is_that_which_is_charged(aggregator, method, tmp_path):

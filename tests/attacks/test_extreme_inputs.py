@@ -166,6 +166,7 @@ def test_one_person_moves_a_sum_of_updates_by_one_clip_at_any_magnitude(
         assert moved <= 1 + ROUNDING, magnitude
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", [1e20, 1e21, 3e38])
 @pytest.mark.parametrize("kind", ["linear", "dense"])
 def test_one_large_feature_where_one_record_more_changes_the_path(kind: str, feature: float) -> None:

@@ -171,6 +171,7 @@ LOST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("aggregator", "kind"), LOST)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_goes_on_wherever_silo_0_was_lost(aggregator, kind, when, wire, tmp_path):  # noqa: F811
@@ -191,6 +192,7 @@ def test_a_run_goes_on_wherever_silo_0_was_lost(aggregator, kind, when, wire, tm
     assert len(charges(tmp_path)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregator", "kind"), [case for case in LOST if case.values[1] in ("choice base", "sample", "chosen")]
 )

@@ -53,6 +53,7 @@ SENT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["to_silo", "to_server"])
 @pytest.mark.parametrize(
     ("name", "kind", "silo", "down", "up"), SENT, ids=lambda v: v if isinstance(v, str) else ""
@@ -81,6 +82,7 @@ def test_a_flipped_bit_is_noticed_and_the_run_goes_on(name, kind, silo, down, up
 # --- silos that answer something else, and sign it ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "nothing"])
 @pytest.mark.parametrize(("name", "kind", "silo"), [case[:3] for case in SENT])
 def test_an_answer_of_the_wrong_length_is_refused_by_name(name, kind, silo, how, monkeypatch, tmp_path):

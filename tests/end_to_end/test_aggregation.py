@@ -294,6 +294,7 @@ def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path
     assert silodp(*given).json["users"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [name for name, found in DATASETS.items() if found.is_published])
 def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
     more = {"max_per_state": 3} if source == "acs_income" else {}

@@ -56,6 +56,7 @@ def kept(out: Path) -> Counter[tuple[str, str]]:
     return Counter(kinds)
 
 
+@pytest.mark.slow
 @ALL
 def test_stores_hold_after_five_rounds_what_they_held_after_two(name, tmp_path):
     aggregator, method = RUNS[name]

@@ -287,6 +287,7 @@ def test_too_few_survivors_stop_the_run_which_then_goes_on(wire, tmp_path):  # n
     assert torch.equal(resumed.params, whole.params)
 
 
+@pytest.mark.slow
 def test_what_the_server_receives_says_nothing_of_one_silo(wire):  # noqa: F811
     """Late answers included: masked vectors are uniform, and so is the difference of any two attempts."""
     wire.fails = staticmethod(

@@ -61,6 +61,7 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
 @pytest.mark.parametrize(
     "method",
@@ -111,7 +112,8 @@ def run_id(directory: Path) -> str:
         return str(json.loads(file.readline())["run"])
 
 
-@pytest.mark.parametrize("book", [pytest.param("planned", marks=pytest.mark.slow), "realized"])
+@pytest.mark.slow
+@pytest.mark.parametrize("book", ["planned", "realized"])
 def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book, monkeypatch, silos):
     """From the rates that DP-SGD was really run with, by the records' book and by another accountant (PLD)."""
     method = replace(RPDP, client_sampling=0.5, ledger=book, local_steps=3)

@@ -172,6 +172,7 @@ def at(silo: str, kind: str, round_: int, when: str):
     return staticmethod(lambda name, m: when if (name, m.kind, m.round) == (silo, kind, round_) else None)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     ("kind", "when", "method"),

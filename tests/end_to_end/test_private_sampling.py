@@ -60,6 +60,7 @@ def assert_as_in_clear(aggregator, method, federation=None, rounds=2, **more) ->
     return both.drawn
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(
     name=st.sampled_from(["lattice", "paillier"]),
@@ -200,7 +201,9 @@ def views_of_the_server(parties: Parties) -> list[np.ndarray]:
     return [np.frombuffer(blob[: len(blob) // 1000 * 1000], np.uint8) for blob in blobs]
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "aggregator", [HIDDEN["paillier"], pytest.param(HIDDEN["lattice"], marks=pytest.mark.slow)]
+)
 def test_the_server_never_holds_the_sample_and_no_message_does(aggregator):
     with hidden_samples(LAW) as both:
         parties = Parties(aggregator, HALF, federation=MANY)

@@ -98,7 +98,7 @@ def test_two_stages_cost_the_same_whoever_looks(silodp: Silodp, adversary: str) 
         (10, 0.902, 1, 4.25, 3.53),
         pytest.param(10, 0.902, 2, 2.12, 1.75, marks=pytest.mark.slow),
         pytest.param(10, 0.902, 5, 0.924, 0.788, marks=pytest.mark.slow),
-        (10, 0.902, 10, 0.545, 0.476),
+        pytest.param(10, 0.902, 10, 0.545, 0.476, marks=pytest.mark.slow),
         pytest.param(50, 1.179, 10, 0.824, 0.744, marks=pytest.mark.slow),
     ],
 )
@@ -340,6 +340,7 @@ def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
     assert_sentence(silodp("plan", steps, *silent, "--plot", "q.svg"), "default")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_the_picture_and_the_text_tell_the_same_epsilon(
     silodp: Silodp, personal: Path, monkeypatch: pytest.MonkeyPatch, accountant: str
@@ -568,6 +569,7 @@ def test_persons_costs_are_told_by_the_settings_of_single_clients(silodp: Silodp
     ] * 4  # no one bound for records in several such silos is proven
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["heart_disease_personal", "fashion_mnist_steps", "acs_income_steps", "mnist_personal"]
 )

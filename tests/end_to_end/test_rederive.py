@@ -109,6 +109,7 @@ def refused(directory: Path, says: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_an_untouched_run_is_borne_out(runs: Ran, kind: str) -> None:
     assert audit(runs(kind)).unchecked == ()

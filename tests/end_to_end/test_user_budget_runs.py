@@ -104,6 +104,7 @@ def watched(method) -> Watched:
 # --- sampling ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["plain", "masked"])
 def test_everyone_is_sampled_at_her_own_rate_in_all_silos_at_once(path):
     rounds, whole = 40, federation(np.array([0.5, 1.0, 2.0, 100.0] * 20), users=80, records=400)
@@ -143,6 +144,7 @@ def test_where_all_budgets_are_alike_the_run_is_that_of_one_rate(path):
     assert torch.equal(run(path, mine, federation=whole).params, run(path, common, federation=whole).params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [LATTICE, PAILLIER], ids=name_of)
 @pytest.mark.parametrize("personal", [replace(SAMPLING, rounds=20), CLIP], ids=lambda p: p.by)
 def test_under_hidden_weights_what_is_released_is_what_the_clear_twin_adds_up(path, personal):
@@ -221,6 +223,7 @@ def test_a_person_whose_budget_is_too_small_for_any_clip_is_not_trained_on():
 # --- what is charged ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 @pytest.mark.parametrize("personal", [replace(SAMPLING, rounds=3, adversary="server"), replace(CLIP, rounds=3)],
                          ids=lambda p: p.by)  # fmt: skip

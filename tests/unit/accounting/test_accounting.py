@@ -280,6 +280,7 @@ def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "event", [PoissonSampled(0.5, SIGMA), PoissonSampled(0.02, Gaussian(1.0)), RevealedSample(0.3, SIGMA)]
 )

@@ -95,6 +95,7 @@ def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
         assert loss_cost(q, **run) <= budget * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_sampling", [0.3, 1.0])
 def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
     run = {**HEART, "client_sampling": client_sampling}
@@ -148,6 +149,7 @@ def test_curves_are_read_from_below_and_charged_from_above():
             EpsilonCurve(np.array(parameters, float), np.array(epsilons, float))
 
 
+@pytest.mark.slow
 @few_or_many(2, 6, sigma=st.floats(2, 10), rounds=st.integers(1, 100), budgets=some_budgets)
 @pytest.mark.parametrize("by", ["known sample", "hidden sample", "clip"])
 def test_no_user_overspends(by, sigma, rounds, budgets):

@@ -30,6 +30,7 @@ def times(event):
     return lambda rounds: [(event, rounds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 @few_or_many(1, 3, q=st.floats(0.05, 0.9), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
 def test_noise_never_overshoots_and_is_tight(kind, q, rounds, target):

@@ -53,6 +53,7 @@ def test_two_stage_sampling_has_the_printed_epsilon(lam, rdp, pld):
     assert found == [pytest.approx(rdp, abs=6e-4), pytest.approx(pld, abs=5e-4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("rounds", [1, 20])
 def test_a_coin_over_many_steps_agrees_with_the_librarys_mixture(lam, rounds):

@@ -42,7 +42,7 @@ def mixed(q, log_out, log_in):
     return np.logaddexp(math.log1p(-q) + log_out, math.log(q) + log_in)
 
 
-FEW = [(1e-4, 0.5), (0.02, 0.5), (0.9, 0.5), (0.3, 1.0), (1e-4, 3.0), (0.9, 3.0), (0.02, 20.0)]
+FEW = [(0.02, 0.5), (0.3, 1.0), (0.9, 3.0)]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,7 @@ def excesses(log_p, log_q, step=1.0):
     return np.array([np.maximum(np.exp(log_p) - np.exp(eps + log_q), 0).sum() * step for eps in EPSILONS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
 @pytest.mark.parametrize("q", [*RATES, 0.99])
 def test_the_distribution_is_that_of_opposite_vectors_and_no_other_pair_loses_more(q, sigma):
@@ -108,6 +109,7 @@ def test_the_distribution_is_that_of_opposite_vectors_and_no_other_pair_loses_mo
             assert bound == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.6, 2.0])
 @pytest.mark.parametrize("angle", [0.4, 1.2, 2.0, 2.8])
 def test_the_distribution_covers_vectors_at_an_angle(angle, sigma):
@@ -140,6 +142,7 @@ def test_two_releases_cost_what_their_joint_distribution_does():
     assert [composed.delta(eps) for eps in EPSILONS[:5]] == pytest.approx(exact[:5], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.05, 0.5, 5.0, 50.0])
 @pytest.mark.parametrize("q", [1e-4, 0.1, 0.9])
 def test_the_distribution_costs_less_than_renyi_orders_and_more_than_a_removal(q, sigma):
@@ -183,6 +186,7 @@ def test_it_costs_more_than_being_removed_and_less_than_a_coin_that_is_seen(nois
     assert (found >= once * (1 - 1e-12)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [0.001, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0, 5.0, 20.0])
 def test_no_epsilon_is_larger_than_by_the_doubled_shift(q, sigma):

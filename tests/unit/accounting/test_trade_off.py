@@ -69,6 +69,7 @@ def test_the_rates_of_the_demo(rounds, accuracy, auc, tpr_1, tpr_01):
     assert found == pytest.approx((accuracy, auc, tpr_1, tpr_01), abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHARGES)
 def test_a_second_way_to_the_same_curve(name):
     """f is the conjugate of δ in e^ε, over ε of either sign.

@@ -116,6 +116,7 @@ def test_creditcard(data):
     assert max(np.abs(silo.x).max() for silo in public.silos) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_images(data, name):
     built = LOADERS[name](data, labels_per_user=2, normalize="public")
@@ -128,6 +129,7 @@ def test_images(data, name):
     assert max(len(np.unique(label[user == u])) for u in range(built.users)) <= 2
 
 
+@pytest.mark.slow
 def test_mnist_normalization(data):
     built = benchmarks.mnist(data)
     pixels = np.concatenate([silo.x.reshape(len(silo), -1) for silo in built.silos])

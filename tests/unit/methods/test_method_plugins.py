@@ -149,7 +149,8 @@ def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
         assert std_is(coordinate, 5.0)
 
 
-@pytest.mark.parametrize("aggregator", [pytest.param("plain", marks=pytest.mark.slow), "masked"])
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
 def test_a_run_adds_that_noise_to_the_update_and_to_the_bits(aggregator, monkeypatch):
     totals, play = [], Server.run_round
 

@@ -77,7 +77,8 @@ def test_settings_for_a_target_meet_it_over_all_rounds(shape: str) -> None:
     assert cost(shape, ROUNDS, noise) <= target < cost(shape, ROUNDS, noise * (1 - 2e-4))
 
 
-@pytest.mark.parametrize("shape", [pytest.param("falls", marks=pytest.mark.slow), "alternates"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["falls", "alternates"])
 def test_the_sampling_probability_for_a_target_meets_it_over_all_rounds(shape: str) -> None:
     target = cost(shape, ROUNDS, 5.0, 0.3)
     found = plan_run(spec_of(Uneven(5.0, 0.1, user_sampling=0.5, shape=shape)), target=target)["target"]

@@ -183,6 +183,7 @@ def test_survival_with_a_bin_for_each_time_is_exact() -> None:
     assert found.value == pytest.approx(concordance(hazard, targets), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scores", "survival", "numbers"])
 def test_the_standard_error_is_that_of_the_noise(kind: str) -> None:
     """Noise of the stated size is drawn many times: values scatter by the standard error, around the exact metric."""
