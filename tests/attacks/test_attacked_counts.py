@@ -21,7 +21,7 @@ from silodp.methods.evaluation import Evaluation, EvaluationSums
 from silodp.training.sgd import LocalTraining
 
 PERSONS = UldpAvg(5.0, 1.0, LocalTraining(learning_rate=0.01))
-RECORDS = Ddp(3.0, 1.0, 1, 0.2, 10.0, 1.0)
+RECORDS = Ddp(3.0, 1.0, 1, 1.0, 10.0, 1.0)
 TRUE_BOUNDS, TRUE_EVENT = EvaluationSums.bounds, EvaluationSums.dp_event
 
 

@@ -88,11 +88,11 @@ GAMES = {
     "everyone or a known sample": ((1.0, False, 5, 6), (0.01, True, 5, 6), 2.0, 1.78),
     "everyone or a larger known sample": ((1.0, False, 5, 6), (0.1, True, 5, 6), 4.0, 1.05),
 }
-SLOWEST = next(iter(GAMES))
+ANY_GAME = [pytest.param("sampled at .3 or at .001", marks=pytest.mark.slow), *list(GAMES)[1:]]
 Options = list[tuple[Event, int]]
 
 
-@pytest.fixture(params=list(GAMES))
+@pytest.fixture(params=ANY_GAME)
 def game(request: pytest.FixtureRequest) -> tuple[Options, float]:
     first, second, limit, _ = GAMES[request.param]
     return [(find_noise(*one, limit), one[2]) for one in (first, second)], limit
@@ -102,7 +102,7 @@ def find_delta(options: Options, limit: float, admits: Admits) -> float:
     return max(play(options, limit, admits, direction) for direction in (0, -1))
 
 
-@pytest.mark.parametrize("name", [pytest.param(SLOWEST, marks=pytest.mark.slow), *list(GAMES)[1:]])
+@pytest.mark.parametrize("name", ANY_GAME)
 def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
     """The rule of policies without certificates; with it the attacker gains, so the game can tell rules apart."""
     first, second, limit, excess = GAMES[name]
@@ -124,7 +124,7 @@ def test_a_filter_holds_whatever_is_chosen(game: tuple[Options, float], certific
 @pytest.mark.parametrize("certificates", [(), DEFAULT_CERTIFICATES], ids=["list", "filter"])
 def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...]) -> None:
     """The same game through the silo's own rule; without certificates it loses, as the first test says."""
-    first, second, limit, excess = GAMES["sampled at .3 or at .001"]
+    first, second, limit, excess = GAMES["everyone or a known sample"]
     options = [(find_noise(*one, limit), one[2]) for one in (first, second)]
     runs = [SelfComposed(event, rounds) for event, rounds in options]
 

@@ -154,7 +154,9 @@ def test_one_record_moves_a_sum_of_gradients_by_one_clip_at_any_magnitude(kind: 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(
-    "local", [LocalTraining(0.1, 1), LocalTraining(0.1, 3, batch_size=2)], ids=["one step", "several"]
+    "local",
+    [LocalTraining(0.1, 1), pytest.param(LocalTraining(0.1, 3, batch_size=2), marks=pytest.mark.slow)],
+    ids=["one step", "several"],
 )
 def test_one_person_moves_a_sum_of_updates_by_one_clip_at_any_magnitude(
     kind: str, local: LocalTraining

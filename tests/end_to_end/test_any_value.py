@@ -229,6 +229,7 @@ def sampled(number: int, seed: int) -> list[Case]:
     return random.Random(seed).sample(everything, min(number, len(everything)))
 
 
+@pytest.mark.slow
 def test_the_usual_values_can_be_planned() -> None:
     """Else all that follows would be refused for another reason."""
     for name in OWN:

@@ -68,7 +68,14 @@ def test_stores_hold_after_five_rounds_what_they_held_after_two(name, tmp_path):
     assert before["server", "round/·/sample"] == (aggregator.sampled_by == "server"), "others draw none"
 
 
-@pytest.mark.parametrize("name", ["masked", "lattice", "paillier"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "masked",
+        pytest.param("lattice", marks=pytest.mark.slow),
+        pytest.param("paillier", marks=pytest.mark.slow),
+    ],
+)
 def test_nor_do_they_where_every_round_loses_a_silo(name, wire, tmp_path):  # noqa: F811
     """Each round takes two attempts, and has its progress kept."""
     aggregator, method = RUNS[name]

@@ -41,6 +41,7 @@ def units_of(aggregator) -> float:
     return in_clear(aggregator).grid(spec(STILL, size=WIDE)).units
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("lost", [False, True], ids=["all", "three of four"])
 def test_the_noise_in_a_sum_is_the_noise_that_is_charged(aggregator, lost, unmoved, wire):  # noqa: F811

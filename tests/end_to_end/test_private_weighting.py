@@ -40,6 +40,7 @@ def with_empty_silo(federation: Federation) -> Federation:
     return replace(federation, silos=(*others, none))
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(
     private=st.sampled_from([LATTICE, PAILLIER]),

@@ -132,6 +132,7 @@ def agrees(count: int, of: int, q: float) -> bool:
     return bool(stats.binomtest(int(count), of, q).pvalue > 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["plain", "masked", PAILLIER], ids=name_of)
 def test_where_all_budgets_are_alike_the_run_is_that_of_one_rate(path):
     """Bit for bit: the same coins, the same scale."""

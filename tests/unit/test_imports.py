@@ -9,6 +9,8 @@ import sys
 from functools import reduce
 from pathlib import Path
 
+import pytest
+
 import silodp as package
 from support.commands import Silodp
 
@@ -132,6 +134,7 @@ def test_epsilon_imports_what_it_uses():
     assert not several & {"torch", "pandas", "matplotlib", "sklearn", "pyarrow", "jinja2"}
 
 
+@pytest.mark.slow
 def test_a_plan_imports_torch_only_to_count_a_model_of_the_users_own(tmp_path):
     path, own = tmp_path / "config.toml", tmp_path / "own.py"
     path.write_text(CONFIG)

@@ -67,6 +67,7 @@ def test_gaussian_against_the_pair_itself(q, sigma):
             assert (bound <= 3.5 * exact + 1e-9).all(), "a bound that is not idle"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("angle", [0.5, 1.5, 2.5])
 def test_gaussian_in_two_dimensions(angle):
     q, sigma = 0.1, 1.0

@@ -103,6 +103,7 @@ def test_every_step_adds_the_noise_that_is_charged(method):
     assert judges_std(update.value[:1500].numpy(), 0.5 / 8 * 4.0 * 0.5 * math.sqrt(5))
 
 
+@pytest.mark.slow
 def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
     budgets = np.repeat([0.3, 1.0, 2.0, 9.0], 25)
     method = replace(RPDP, local_steps=1500, noise_multiplier=60.0)

@@ -53,6 +53,7 @@ def test_the_mean_gradient_is_divided_by_the_number_of_records_again(case):
             torch.testing.assert_close(row, gradients[one] / len(mine))
 
 
+@pytest.mark.slow
 def test_the_records_of_a_small_last_batch_count_most(case):
     task, params, x, y, user = case
     mine = torch.nonzero(user == 7).squeeze(1)

@@ -93,6 +93,7 @@ def test_a_users_presence_changes_at_most_the_last_bits_of_anothers_update(model
             assert float((found[name] - update).norm() / update.norm()) < 1e-5  # float32 has 6e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("traced", [True, False])
 def test_tracing_and_small_budgets_change_nothing(batch_size, traced, monkeypatch):

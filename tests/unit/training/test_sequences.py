@@ -51,7 +51,9 @@ def records(name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "local", [LocalTraining(0.3, 2), LocalTraining(0.05, 15, 2, 0.9, 0.01)], ids=["whole", "traced"]
+    "local",
+    [LocalTraining(0.3, 2), pytest.param(LocalTraining(0.05, 15, 2, 0.9, 0.01), marks=pytest.mark.slow)],
+    ids=["whole", "traced"],
 )
 def test_users_equal_a_loop_with_ordinary_autograd(name, local):
     task = task_of(name)
