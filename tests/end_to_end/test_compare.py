@@ -24,8 +24,6 @@ from silodp_experiments.compare import compare_methods
 from silodp_experiments.compare_page import format_spread, format_table, is_level
 from silodp_experiments.method_specs import MethodSpec, parse_methods
 
-pytestmark = pytest.mark.pictures
-
 ROUNDS = 3
 TEXT = "uldp-avg,uldp-avg:weighting=records"
 
@@ -91,6 +89,7 @@ def test_means_and_deviations_are_those_of_the_runs(compared: tuple[Path, dict[s
         assert result["untrained"][name] == pytest.approx(values[:, 0].mean())
 
 
+@pytest.mark.pictures
 def test_what_is_written(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, result, _ = compared
     assert json.loads((out / "compare.json").read_text()) == result
@@ -332,6 +331,7 @@ def curve(label: str, mean: Sequence[float], **changes: Any) -> plots.Curve:
     return plots.Curve(**{**fields, **changes})
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("against", ["round", "epsilon"])
 def test_pictures_bear_what_is_missing(against: str) -> None:
     nan = float("nan")

@@ -33,8 +33,6 @@ from silodp.report.formatting import (
 from silodp.report.page import write_report
 from silodp.report.run_record import Allocation, keep_allocation
 
-pytestmark = pytest.mark.pictures
-
 ROUNDS = 60
 CONFIG = """\
 name = "heart"
@@ -167,6 +165,7 @@ def report(directory: Path, records: Any = None, silo_names: Sequence[str] = ())
     return path.read_text()
 
 
+@pytest.mark.pictures
 def test_the_guarantee_comes_before_any_picture(run_directory: Path) -> None:
     text = report(run_directory, counts(), ["cleveland", "hungarian", "switzerland", "va"])
     first = text.index("<svg")
@@ -238,6 +237,7 @@ def test_the_private_picture_goes_with_its_file(run_directory: Path) -> None:
     assert not (run_directory / "plots" / "allocation.svg").exists()
 
 
+@pytest.mark.pictures
 def test_many_persons_and_silos_stay_small(run_directory: Path) -> None:
     many = counts(users=20_000, silos=50)
     text = report(run_directory, many)
@@ -353,6 +353,7 @@ def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:
     assert as_clause("") == ""
 
 
+@pytest.mark.pictures
 def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) -> None:
     (run_directory / "config.toml").unlink()
     epsilon = dict.fromkeys(ADVERSARIES, None)

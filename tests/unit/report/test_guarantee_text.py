@@ -23,8 +23,6 @@ from silodp.report.guarantee_text import CLAIMED, format_guarantees, get_charge,
 from silodp.report.page import write_report
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling, plot_spending
 
-pytestmark = pytest.mark.pictures
-
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
 EVENT = Composed((SelfComposed(WEAK, 9), STRONG))
@@ -174,6 +172,7 @@ def test_claims_stand_apart_and_are_labelled(directory: Path) -> None:
     assert 'id="claims"' not in write_report(directory).read_text()
 
 
+@pytest.mark.pictures
 def test_what_was_asked_for_and_charged_is_drawn_and_listed(directory: Path) -> None:
     page = write_report(directory).read_text()
     budgets = section(page, "budgets")
@@ -234,6 +233,7 @@ def test_in_a_terminal_claims_come_last_and_labelled() -> None:
     assert len(lines) == 3
 
 
+@pytest.mark.pictures
 def test_a_picture_of_many_budgets() -> None:
     budgets = np.geomspace(0.1, 10, 20)
     groups = [{"budget": float(b), "units": 5, "planned": float(b), "realized": None} for b in budgets]
