@@ -96,6 +96,7 @@ class Strangers:
                         self.closed += 1
 
 
+@pytest.mark.slow
 def test_a_server_survives_more_connections_than_it_may_have_files_and_the_run_ends(tmp_path: Path) -> None:
     simulated = simulate(tmp_path, PLAIN)
     with start_consortium(tmp_path, PLAIN, forked=True) as processes:
@@ -127,7 +128,9 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
     [
         b"POST /v1/next HTTP/1.1\r\nHost: x\r\nX-A: ",
         b"POST /v1/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{",
-        b"POST /v1/answer/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{",
+        pytest.param(
+            b"POST /v1/answer/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{", marks=pytest.mark.slow
+        ),
     ],
     ids=["head", "body", "body of nobody's answer"],
 )
