@@ -38,8 +38,8 @@ class Estimate:
         standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
         low: The smallest value that the metric of the records themselves can have if counts have no noise.
         high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
-        sampling_error: The standard error because the records are a sample, if they were independent; None where it is
-            not known.
+        sampling_error: The standard error because the records are a sample, if they were independent; of R² an upper
+            bound. None where it is not known.
     """
 
     value: float
@@ -194,7 +194,8 @@ class CountTable(Settings):
             noise_std: The standard deviation of the noise in each count.
 
         Source: Mann and Whitney 1947 for the area under the ROC curve, Hanley and McNeil 1982 for its error as a
-        sample's, Harrell et al. 1982 for concordance; errors of the noise by the delta method.
+        sample's, Harrell et al. 1982 for concordance; all other errors by the delta method, those of concordance as the
+        ratio of two U-statistics (Hoeffding 1948).
         """
         found = {name: _estimate(one, counts.double(), noise_std) for name, one in self._measures.items()}
         return {name: estimate for name, estimate in found.items() if estimate is not None}
@@ -239,10 +240,17 @@ class CountTable(Settings):
         events, others = event.sum(1), censored.sum(1)
         # Counts with noise may be negative, and a number of pairs may not.
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
+        value = ((event * lower).sum() + ties / 2) / pairs
+        # A record changes the ratio of two U-statistics by (its pairs in order − value · its pairs) / pairs.
+        earlier = event.cumsum(0) - event
+        higher = earlier.flip(1).cumsum(1).flip(1) - earlier
+        as_later = higher + earlier / 2 - value * earlier.sum(1, keepdim=True)
+        as_earlier = lower + later / 2 - value * later.sum(1, keepdim=True)
+        squares = censored * as_later**2 + event * (as_later + as_earlier) ** 2
         # Pairs within one bin of time are unknown: either may be the earlier event.
         return _divide(
             (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
-            ties=ties, unknown=same,
+            ties=ties, unknown=same, variance=squares.sum() / pairs**2,
         )  # fmt: skip
 
     @property
@@ -272,11 +280,19 @@ class CountTable(Settings):
         # Root mean squares of values that are within half a bin of these differ by at most half a bin.
         square, variance = error @ middles**2 / error.sum(), label @ middles**2 / label.sum() - mean**2
         of_error, of_label = (one.clamp(min=0).sqrt() for one in (square, variance))
+        # No count says how the squares go together: standard deviations add up at most.
+        ratio, spread = square / variance, middles - mean
+        spreads = (
+            error @ middles**4 / error.sum() - square**2,
+            label @ spread**4 / label.sum() - variance**2,
+        )
+        first, second = (one.clamp(min=0).sqrt() for one in spreads)
         return _Measured(
             1 - square / variance, (error.sum(), label.sum()), of_label - half,
             1 - ((of_error + half) / (of_label - half)) ** 2,
             1 - ((of_error - half).clamp(min=0) / (of_label + half)) ** 2,
             limits=(-math.inf, 1.0),
+            variance=((first + ratio * second) / variance) ** 2 / label.sum(),
         )  # fmt: skip
 
 
