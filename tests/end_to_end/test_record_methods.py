@@ -328,11 +328,11 @@ def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
     for budget in ("0.5", "1", "5"):
         assert f">{budget}<" in text
     assert (
-        ">ε after 2 rounds, accountant pld<" in text
+        ">ε after 2 rounds (pld)<" in text
     )  # that of the plan's text; the method finds its q by rdp
     least = silodp("plan", personal, "--set", "accountant=rdp", "--plot", "r.svg")
     assert least.status == 0, least.err
-    assert ">ε after 2 rounds, accountant rdp<" in Path("r.svg").read_text()
+    assert ">ε after 2 rounds (rdp)<" in Path("r.svg").read_text()
     assert "picture: q.png" in silodp("plan", steps, "--plot", "q.png").out
     assert Path("q.png").read_bytes().startswith(b"\x89PNG")
     assert_sentence(silodp("plan", steps, "--plot", "q.txt"), "end in .svg")

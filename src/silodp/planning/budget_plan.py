@@ -159,7 +159,7 @@ def draw_epsilon_by_sampling(
         curves,
         levels,
         f"{_get_sampling_field(method).replace('_', ' ')} probability q",
-        f"ε after {pluralize(rounds, 'round')}, accountant {accountant.name}",
+        f"ε after {pluralize(rounds, 'round')} ({accountant.name})",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
