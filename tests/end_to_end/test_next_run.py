@@ -160,6 +160,7 @@ def compose_ledgers(home: Path) -> float:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folders_adds_up(consortia: Consortia) -> None:
     """The keys stay, every run has a folder at the server, and every silo counts both."""
     consortia.run("first")

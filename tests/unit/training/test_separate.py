@@ -99,7 +99,13 @@ def skip_unless(depends: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "local", [LocalTraining(0.1, 5), LocalTraining(0.1, 2, batch_size=4, momentum=0.9, weight_decay=0.01)]
+    "local",
+    [
+        LocalTraining(0.1, 5),
+        pytest.param(
+            LocalTraining(0.1, 2, batch_size=4, momentum=0.9, weight_decay=0.01), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_emptying_a_person_changes_no_bit_of_another_row(kind: Callable, local: LocalTraining) -> None:
     assert [count_changed(kind, seed, local, separate=True) for seed in range(2)] == [0, 0]
