@@ -327,9 +327,7 @@ def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
         assert f"σ = {sigma}<" in text
     for budget in ("0.5", "1", "5"):
         assert f">{budget}<" in text
-    assert (
-        ">ε after 2 rounds (pld)<" in text
-    )  # that of the plan's text; the method finds its q by rdp
+    assert ">ε after 2 rounds (pld)<" in text  # that of the plan's text; the method finds its q by rdp
     least = silodp("plan", personal, "--set", "accountant=rdp", "--plot", "r.svg")
     assert least.status == 0, least.err
     assert ">ε after 2 rounds (rdp)<" in Path("r.svg").read_text()
