@@ -137,10 +137,8 @@ class Row:
                 **arguments,
             )
         except SilodpError as error:
-            if error.code in (
-                "argument.conflict",
-                "evaluation.aggregator",
-            ):  # not for these weights or counts
+            # Weights that this aggregator does not compute, or counts that it does not add up.
+            if error.code in ("argument.conflict", "evaluation.aggregator"):
                 return None
             raise
 

@@ -12,13 +12,15 @@ import pytest
 
 import silodp
 from silodp.accounting.events import Gaussian
+from silodp.attack import counted
 from silodp.attack.play import AttackResult, Target, play_evaluation
 from silodp.mechanisms.clipping import ClippedRows
-from silodp.methods import Ddp, Statistics, UldpAvg
+from silodp.methods import Ddp, Statistics, UldpAvg, UldpNaive
 from silodp.methods import evaluation as evaluation_module
 from silodp.methods import statistics as statistics_module
 from silodp.methods.evaluation import Evaluation, EvaluationSums
 from silodp.training.sgd import LocalTraining
+from support.refusals import refused
 
 PERSONS = UldpAvg(5.0, 1.0, LocalTraining(learning_rate=0.01))
 RECORDS = Ddp(3.0, 1.0, 1, 1.0, 10.0, 1.0)
@@ -122,3 +124,31 @@ def test_the_attack_of_a_method_tests_its_evaluation_too(monkeypatch):
     assert failed
     assert all(name.startswith("evaluation: ") for name in failed)
     assert wrong.verdict != "consistent"
+
+
+@pytest.mark.parametrize("method", [UldpNaive(5.0, 1.0, LocalTraining(learning_rate=0.01)), PERSONS])
+def test_no_method_leaves_its_evaluation_out(method):
+    """Nor one that clips whole updates, whose rounds are attacked in another way."""
+    evaluation = Evaluation("sums", noise_multiplier=1.0)
+    result = silodp.attack_method(method, rounds=1, canaries=200, evaluation=evaluation, seed=3)
+    assert any(test.test == "evaluation: shift of members" for test in result.noise)
+    assert result.level == 0.05
+
+
+def test_of_many_silos_with_tables_of_their_own_less_is_attacked_or_nothing_and_that_is_said():
+    evaluation = Evaluation("sums", noise_multiplier=1.0, by_silo=True)
+    attack = {"rounds": 1, "canaries": 200, "evaluation": evaluation, "seed": 3}
+    some = silodp.attack_method(PERSONS, silos=60, **attack)
+    assert some.verdict == "consistent"
+    assert any(test.test.startswith("evaluation: ") for test in some.noise)
+    assert (
+        counted.count_canaries(evaluation, 201)
+        < counted.LEAST_CANARIES
+        <= counted.count_canaries(evaluation, 200)
+    )
+
+
+@pytest.mark.parametrize("wrong", ["sums", Evaluation("local"), Evaluation("none")])
+def test_only_an_evaluation_by_sums_is_attacked(wrong):
+    with refused("argument.value"):
+        silodp.attack_method(PERSONS, rounds=1, canaries=200, evaluation=wrong)

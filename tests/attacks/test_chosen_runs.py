@@ -121,10 +121,11 @@ def test_a_filter_holds_whatever_is_chosen(game: tuple[Options, float], certific
     assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= 0.34 * DELTA
 
 
+@pytest.mark.parametrize("name", ANY_GAME)
 @pytest.mark.parametrize("certificates", [(), DEFAULT_CERTIFICATES], ids=["list", "filter"])
-def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...]) -> None:
+def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...], name: str) -> None:
     """The same game through the silo's own rule; without certificates it loses, as the first test says."""
-    first, second, limit, excess = GAMES["everyone or a known sample"]
+    first, second, limit, excess = GAMES[name]
     options = [(find_noise(*one, limit), one[2]) for one in (first, second)]
     runs = [SelfComposed(event, rounds) for event, rounds in options]
 

@@ -19,14 +19,14 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.counted import ClassCells
 from silodp.methods.evaluation import Evaluation
-from silodp.methods.statistics import Statistics
+from silodp.methods.statistics import MAX_CELLS, Statistics
 from silodp.training.losses import Loss
 from silodp.training.task import Task
 
 BINS = 1000
-"""Bins of an evaluation's scores. With two classes there are 2,000 cells: canaries, as many others, and spare ones."""
-SPARE = 300
-"""Cells of persons without records by which scores are calibrated."""
+"""The most bins of an evaluation's scores: with two classes, 2,000 cells of canaries, as many others, and spares."""
+LEAST_CANARIES, SPARE = 100, 300
+"""The fewest canaries that are worth an attack; cells of persons without records, by which scores are calibrated."""
 
 
 def replace_cells(method: Statistics, cells: int) -> Statistics:
@@ -36,14 +36,31 @@ def replace_cells(method: Statistics, cells: int) -> Statistics:
     return replace(method, **none, classes=(classes,), persons=0.0)  # type: ignore[arg-type]
 
 
-def replace_groups(evaluation: Evaluation) -> Evaluation:
+def replace_groups(evaluation: Evaluation, silos: int) -> Evaluation:
     """Return the evaluation with cells for canaries, and without subgroups; after the last round alone."""
-    return replace(evaluation, bins=BINS, every=None, times=(), by=(), categories=(), ranges=())
+    bins = _count_bins(evaluation, silos)
+    return replace(evaluation, bins=bins, every=None, times=(), by=(), categories=(), ranges=())
+
+
+def count_canaries(evaluation: Evaluation, silos: int) -> int:
+    """Return how many canaries there are cells for in an evaluation of so many silos; may be below 0."""
+    return (2 * _count_bins(evaluation, silos) - SPARE) // 2
+
+
+def _count_bins(evaluation: Evaluation, silos: int) -> int:
+    """Return the most bins, an even number, that all tables together have room for."""
+    most = MAX_CELLS // (4 * count_blocks(evaluation, silos)) * 2
+    return max(2, min(BINS, most))
+
+
+def count_blocks(evaluation: Evaluation, silos: int) -> int:
+    """Return the number of tables, one for each silo or one in all."""
+    return silos if evaluation.by_silo else 1
 
 
 def choose_cells(canaries: int) -> Directions:
-    """Return the cells of an evaluation for so many canaries, or for the most that there are cells for."""
-    return Directions(min(canaries, (2 * BINS - SPARE) // 2), SPARE, 0)
+    """Return the cells of an evaluation for so many canaries."""
+    return Directions(canaries, SPARE, 0)
 
 
 def make_counted(directions: Directions, placement: Placement, names: Sequence[str]) -> Canaries:
@@ -65,7 +82,11 @@ def make_counted(directions: Directions, placement: Placement, names: Sequence[s
 
 
 def make_held_out(
-    directions: Directions, placement: Placement, names: Sequence[str], least_records: int, by_silo: bool
+    directions: Directions,
+    placement: Placement,
+    names: Sequence[str],
+    least_records: int,
+    evaluation: Evaluation,
 ) -> Canaries:
     """Return a federation whose persons have held-out records of a class and a score that no one else has.
 
@@ -74,11 +95,11 @@ def make_held_out(
         placement: Where their records lie.
         names: The names of the silos.
         least_records: The number of records that the training of a silo needs; they have no features and no gradient.
-        by_silo: Whether each silo has a table of its own.
+        evaluation: That of `replace_groups`.
     """
     owners = np.repeat(directions.members, placement.records)
-    label, step = np.divmod(owners, BINS)
-    probability = (step + 0.5) / BINS
+    label, step = np.divmod(owners, evaluation.bins)
+    probability = (step + 0.5) / evaluation.bins
     scores = np.log(probability / (1 - probability))
     carrying, spare = placement.count_silos(len(names)), np.full(least_records, directions.spares[0])
     silos = []
@@ -87,7 +108,8 @@ def make_held_out(
         held_out = SiloData(name, _as_features(scores[mine]), label[mine], owners[mine])
         silos.append(replace(_make_silo(name, spare, spare * 0.0, label=0), test=held_out))
     federation = Federation(tuple(silos), directions.size, silos[0].test, name="canaries", classes=2)
-    return Canaries(federation, _make_task(), directions, placement, len(names) if by_silo else 1)
+    blocks = count_blocks(evaluation, len(names))
+    return Canaries(federation, _make_task(), directions, placement, blocks)
 
 
 def count_records(clip: float, unit: str | None) -> int:

@@ -25,15 +25,16 @@ from silodp.attack.evidence import Evidence, NoiseFamily, weigh_evidence
 from silodp.attack.noise import NoiseTest
 from silodp.attack.rehearsal import MakeParties, Rehearsal, rehearse
 from silodp.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_updates
-from silodp.errors import SilodpError, lookup
+from silodp.errors import SilodpError, lookup, require
 from silodp.methods.base import Method
-from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.evaluation import Evaluation
 from silodp.methods.statistics import Statistics
 from silodp.report.attacks import FORMAT
 from silodp.report.guarantee_text import WHO
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.settings import Range, Whole, check_choice, check_value
+from silodp.text import shorten
 
 LEAST_CANARIES, MOST_CANARIES = 200, 20_000
 _DATA_CODES = ("data.", "loss.", "model.")
@@ -243,6 +244,9 @@ def attack_method(
     return play(target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties)
 
 
+_TOO_MANY_SILOS = (
+    "evaluations: with a table for each of so many silos there are too few cells for made-up persons."
+)
 PRIVATE_WEIGHTS = (
     "private weights at their worst: canaries have one record in one silo, so a silo sees half of what it was charged "
     "for, and weights n/(n + 1) move sums half as far as was charged."
@@ -257,19 +261,52 @@ def play(
     level: float = 0.05,
     make_parties: MakeParties = Simulation,
 ) -> AttackResult:
-    """Play a rehearsal of a target, and attack it as each adversary; see `attack_method`."""
+    """Play a rehearsal of a target, and of an evaluation where it has any, and attack them as each adversary.
+
+    See `attack_method`.
+    """
     Whole(LEAST_CANARIES, MOST_CANARIES).check("canaries", canaries)
     Whole().check("rounds", target.rounds)
     check_value("level", level, Range(above=0, below=0.5))
     for adversary in adversaries:
         check_choice("adversary", adversary, ADVERSARIES)
+    if target.evaluation is None:
+        return _play_rounds(target, canaries, adversaries, level, make_parties)
+    _check_evaluation(target.evaluation)
+    if counted.count_canaries(target.evaluation, len(target.names)) < counted.LEAST_CANARIES:
+        result = _play_rounds(target, canaries, adversaries, level, make_parties)
+        return replace(result, untested=(*result.untested, _TOO_MANY_SILOS))
+    # Half of the level for each, so that right code is called wrong as seldom as was asked for.
+    part = level / 2
+    result = _play_rounds(target, canaries, adversaries, part, make_parties)
+    evaluated = play_evaluation(
+        target, canaries=canaries, adversaries=adversaries, level=part, make_parties=make_parties
+    )
+    return replace(result, level=level, noise=(*result.noise, *_list_evaluation_tests(evaluated)))
+
+
+def _check_evaluation(evaluation: Evaluation) -> None:
+    require(
+        isinstance(evaluation, Evaluation) and evaluation.adds_sums,
+        f'evaluation = {shorten(evaluation)}: give an Evaluation with across = "sums", which alone costs ε, or '
+        "leave it out.",
+        code="argument.value",
+        field="evaluation",
+    )
+
+
+def _play_rounds(
+    target: Target,
+    canaries: int,
+    adversaries: Sequence[Adversary],
+    level: float,
+    make_parties: MakeParties,
+) -> AttackResult:
+    """Play the rounds of a target and attack them."""
     method, silos = target.method, len(target.names)
     placement = hiding.choose_placement(method, _list_method_events(target), silos)
     if placement.kind == "whole update":
         return _play_whole_updates(target, placement, canaries, adversaries, level, make_parties)
-    if target.evaluation is not None:
-        # Half of the level for each, so that right code is called wrong as seldom as was asked for.
-        level /= 2
     features = min(silos * target.rounds, MAX_FEATURES)
     directions = hiding.choose_directions(canaries, features, placement)
     if isinstance(method, Statistics):
@@ -281,13 +318,7 @@ def play(
         made = hiding.make_canaries(directions, placement, target.names, _find_least_records(method))
     spec = _prepare(target, made.federation, made.task)
     rehearsal = rehearse(spec, make_parties(made.federation, made.task))
-    result = _attack(target, made, rehearsal, target.promises, adversaries, level)
-    if target.evaluation is None:
-        return result
-    evaluated = play_evaluation(
-        target, canaries=canaries, adversaries=adversaries, level=level, make_parties=make_parties
-    )
-    return replace(result, level=2 * level, noise=(*result.noise, *_list_evaluation_tests(evaluated)))
+    return _attack(target, made, rehearsal, adversaries, level)
 
 
 def play_evaluation(
@@ -306,33 +337,34 @@ def play_evaluation(
         adversaries, level, make_parties: See `attack_method`.
     """
     assert target.evaluation is not None
-    method, evaluation = target.method, counted.replace_groups(target.evaluation)
+    silos, method = len(target.names), target.method
+    evaluation = counted.replace_groups(target.evaluation, silos)
     where: hiding.Kind = "one silo" if method.unit == "record" else "everywhere"
     placement = hiding.Placement(where, counted.count_records(evaluation.clip, method.unit))
     made = counted.make_held_out(
-        counted.choose_cells(canaries),
+        counted.choose_cells(min(canaries, counted.count_canaries(evaluation, silos))),
         placement,
         target.names,
         _find_least_records(method),
-        evaluation.by_silo and len(target.names) > 1,
+        evaluation,
     )
     settings = {**target.settings, "evaluation": evaluation, "budget": None}
     spec = _prepare(replace(target, rounds=1, settings=settings), made.federation, made.task)
     rehearsal = rehearse(spec, make_parties(made.federation, made.task)).evaluation
     one = replace(target, rounds=1, claimed_rounds=None, promises=None, spec="", untested=())
-    return _attack(one, made, rehearsal, None, adversaries, level)
+    return _attack(one, made, rehearsal, adversaries, level)
 
 
 def _attack(
     target: Target,
     made: hiding.Canaries,
     rehearsal: Rehearsal,
-    promises: Mapping[Adversary, Promise] | None,
     adversaries: Sequence[Adversary],
     level: float,
 ) -> AttackResult:
     observation = Observation(rehearsal, made, rehearsal.spec.round_events())
-    rows = _judge(observation, promises or find_promises(rehearsal.charges, rehearsal), adversaries, level)
+    promises = target.promises or find_promises(rehearsal.charges, rehearsal)
+    rows = _judge(observation, promises, adversaries, level)
     noise, gaps = run_checks(observation, level)
     directions = made.directions
     return _summarize(target, rehearsal, directions.size, len(directions.members), rows, noise, gaps, level)
@@ -377,8 +409,6 @@ def _prepare(target: Target, federation: Any, task: Any) -> RunSpec:
 def find_promises(charges: ChargeCounts, rehearsal: Rehearsal) -> dict[Adversary, Promise]:
     """Return what the ledger of a rehearsal promises."""
     found = {}
-    if isinstance(rehearsal.spec.method, EvaluationSums):  # its charges are in the ledger of the run
-        charges = replace(charges, charged=charges.evaluations, evaluations={}, reported={})
     for adversary, events in charges.charged.items():
         cost = charges.compute_cost(adversary)
         found[adversary] = Promise(

@@ -159,7 +159,7 @@ class Rehearsal:
         spec: The specification of the run, with its id.
         result: The result of the run.
         observed: What was remembered.
-        prefix: Of the keys in the server's store.
+        prefix: Of the keys in the server's store; "" for those of a run.
     """
 
     spec: RunSpec
@@ -176,8 +176,11 @@ class Rehearsal:
 
     @property
     def charges(self) -> ChargeCounts:
-        """What the ledger of the run charged."""
-        return self.result.charges
+        """What the ledger of the run charged for what is rehearsed: all of it, or the evaluations alone."""
+        charges = self.result.charges
+        if not self.prefix:
+            return charges
+        return replace(charges, charged=charges.evaluations, evaluations={}, reported={})
 
     @property
     def guarantees(self) -> Mapping[Adversary, Guarantee]:

@@ -240,7 +240,8 @@ class CountTable(Settings):
         events, others = event.sum(1), censored.sum(1)
         # Counts with noise may be negative, and a number of pairs may not.
         same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
-        value = ((event * lower).sum() + ties / 2) / pairs
+        in_order = (event * lower).sum() + ties / 2
+        value = in_order / pairs
         # A record changes the ratio of two U-statistics by (its pairs in order − value · its pairs) / pairs.
         earlier = event.cumsum(0) - event
         higher = earlier.flip(1).cumsum(1).flip(1) - earlier
@@ -249,7 +250,7 @@ class CountTable(Settings):
         squares = censored * as_later**2 + event * (as_later + as_earlier) ** 2
         # Pairs within one bin of time are unknown: either may be the earlier event.
         return _divide(
-            (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
+            in_order, pairs, (event.sum(), counts.sum()),
             ties=ties, unknown=same, variance=squares.sum() / pairs**2,
         )  # fmt: skip
 
