@@ -115,7 +115,7 @@ def sealed_sample_blob(spec: RunSpec, entry: int) -> Blob:
 
 def chosen_type(spec: RunSpec, ratio: SamplingRatio, entry: int) -> MessageType:
     """Return the type of the message that sends silo 0 the tables of entries of `entry` bytes, and of its answer."""
-    tables = lookup.answer_bytes(spec.population.users, ratio.denominator, -(-entry // 8))
+    tables = lookup.answer_bytes(spec.population.users, ratio.denominator, entry)
     sealed = {f"to/{name}": sealed_sample_blob(spec, entry) for name in spec.names[1:]}
     return session_type("chosen", {"answer": Blob.of(tables)}, sealed)
 

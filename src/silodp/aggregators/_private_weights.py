@@ -222,7 +222,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
         ratio, silos, users = self.sampling_ratio(spec.method), spec.population.silos, spec.population.users
         if ratio is None:
             return {}
-        entry = -(-self.entry_bytes(spec) // 8) * 8  # tables hold whole words
+        entry = self.entry_bytes(spec)
         # The entries of a table, and the transfers by which one of them is chosen.
         table = ratio.denominator * entry + 16 * (ratio.denominator - 1).bit_length()
         size = users * (lookups * table + (silos - 1) * entry)

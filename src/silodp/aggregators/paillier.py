@@ -30,7 +30,7 @@ from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
 from silodp.crypto.sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
@@ -293,7 +293,7 @@ class _Silo(_private_weights.PrivateWeightingSilo):
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def open_chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        return unpack_ciphertexts(self._parameters, part.entries(answer, self._parameters.entry_words))
+        return part.entries(answer, self._parameters.key_bits // 4).tobytes()
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session_of(request)

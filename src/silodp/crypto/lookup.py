@@ -2,7 +2,7 @@
 
 A table of M entries takes L = ⌈log₂ M⌉ transfers. Entry x is sent under the exclusive or of L pads, the i-th drawn from
 key x_i of transfer i at the place that the other bits of x name; so every entry but one lies under a pad that the
-receiver cannot know, and no two entries share one. Entries are 64-bit words, or several of them. The work is the same
+receiver cannot know, and no two entries share one. Entries are byte strings of one length. The work is the same
 whatever the index.
 
 The answer carries a fingerprint, which finds accidents and mixed-up sessions, not forgery: the channel authenticates.
@@ -13,14 +13,13 @@ Sources: docs/protocols.md, section 3; Naor and Pinkas, "Oblivious Transfer and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender, choice_bytes
-from silodp.crypto.streams import KEY_BYTES, Bytes, Integers, Words, draw_words
+from silodp.crypto.streams import KEY_BYTES, Bytes, Integers, Words, expand_keys
 from silodp.errors import require
 
 _FINGERPRINT = 32
@@ -77,30 +76,31 @@ class Lookup:
         return cls(message, receiver.domain, counter, size, entries, keys.reshape(len(entries), levels, -1))
 
     def open(self, answer: bytes) -> Words:
-        """Return the entries asked for, of one word each: shape (U,)."""
-        return self.entries(answer, 1)[:, 0]
+        """Return the entries asked for, of one 64-bit word each: shape (U,)."""
+        return self.entries(answer, 8).view("<u8")[:, 0].astype(np.uint64)
 
-    def entries(self, answer: bytes, width: int) -> Words:
-        """Return the entries asked for, of `width` words each: shape (U, width).
+    def entries(self, answer: bytes, width: int) -> Bytes:
+        """Return the entries asked for, of `width` bytes each: shape (U, width).
 
         Raises:
             SilodpError: the answer is not to this request (code message.unexpected).
         """
-        users = len(self.indices)
+        users, levels = self.keys.shape[:2]
         fingerprint, hidden = answer[:_FINGERPRINT], answer[_FINGERPRINT:]
         require(
-            len(hidden) == users * self.size * width * 8
+            len(hidden) == users * self.size * width
             and fingerprint == _fingerprint(self.domain, self.message, hidden),
             "Lookup: the answer does not belong to this request, or was altered; ask for it again.",
             code="message.unexpected",
         )
-        table = np.frombuffer(hidden, "<u8").reshape(users, self.size, width)
-        entries = table[np.arange(users), self.indices]
+        everyone = np.arange(users)
+        table = np.frombuffer(hidden, np.uint8).reshape(users, self.size, width)
+        entries: Bytes = table[everyone, self.indices]
         # The entry's pads are those at the place that the other bits of the index name, as `answer` has put them.
-        for u, index in enumerate(self.indices):
-            for i, pad in enumerate(_pads(self.keys[u], width)):
-                entries[u] ^= pad[_without_bit(int(index), i)]
-        return entries.astype(np.uint64)
+        for i in range(levels):
+            pads = _expand_pads(self.keys[:, i], levels, width)
+            entries ^= pads[everyone, _without_bit(self.indices, i)]
+        return entries
 
     def pack(self) -> bytes:
         """Return everything, secrets included, for this party's durable store."""
@@ -130,47 +130,55 @@ def request_bytes(users: int, size: int) -> int:
     return choice_bytes(users * _levels(size))
 
 
-def answer_bytes(users: int, size: int, width: int = 1) -> int:
-    """Return the length of an `answer` with entries of `width` words."""
-    return _FINGERPRINT + 8 * users * size * width
+def answer_bytes(users: int, size: int, width: int = 8) -> int:
+    """Return the length of an `answer` with entries of `width` bytes."""
+    return _FINGERPRINT + users * size * width
 
 
-def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) -> bytes:
+def answer(
+    sender: TransferSender, counter: int, message: bytes, tables: NDArray[np.unsignedinteger]
+) -> bytes:
     """Return the sender's answer to a request.
 
     Args:
         sender: the sender of the transfers, which offers.
         counter: the transfer counter that the request must name, and that is used up.
         message: `Lookup.message`.
-        tables: one for each user, shape (U, M), or (U, M, width) of entries of several words; M ≥ 2.
+        tables: one for each user, shape (U, M), or (U, M, width) of entries of several numbers; M ≥ 2. Numbers are sent
+            as little-endian bytes.
 
     Raises:
         SilodpError: as for `TransferSender.keys`.
     """
-    users, size, *wide = tables.shape
-    levels, width = _levels(size), wide[0] if wide else 1
+    users, size = tables.shape[:2]
+    levels = _levels(size)
+    sent = (
+        np.ascontiguousarray(tables, tables.dtype.newbyteorder("<")).view(np.uint8).reshape(users, size, -1)
+    )
+    width = sent.shape[2]
     # Both keys of every transfer. Each pads one half of the table: the entries whose i-th bit is the key's choice.
     pairs = sender.keys(counter, users * levels, message).reshape(2, users, levels, -1)
     # Tables are filled to a power of two, so that every bit halves them; what is filled is not sent.
-    hidden = np.zeros((users, 1 << levels, width), "<u8")
-    hidden[:, :size] = tables.reshape(users, size, width)
-    for u in range(users):
+    hidden = np.zeros((users, 1 << levels, width), np.uint8)
+    hidden[:, :size] = sent
+    for i in range(levels):
+        # The entries whose i-th bit is `choice`, in the order of their other bits.
+        halves = hidden.reshape(users, -1, 2, 1 << i, width)
         for choice in (0, 1):
-            for i, pad in enumerate(_pads(pairs[choice, u], width)):
-                # The entries whose i-th bit is `choice`, in the order of their other bits.
-                hidden[u].reshape(-1, 2, 1 << i, width)[:, choice] ^= pad.reshape(-1, 1 << i, width)
+            pads = _expand_pads(pairs[choice, :, i], levels, width)
+            halves[:, :, choice] ^= pads.reshape(users, -1, 1 << i, width)
     data = hidden[:, :size].tobytes()
     return _fingerprint(sender.domain, message, data) + data
 
 
-def _pads(keys: Bytes, width: int) -> Iterator[Words]:
-    """Yield the stream of each of one user's L keys, as wide as entries, for half as many as the table may have."""
-    for key in keys:
-        yield draw_words(key.tobytes(), width << (len(keys) - 1), np.uint64).reshape(-1, width)
+def _expand_pads(keys: Bytes, levels: int, width: int) -> Bytes:
+    """Return one pad of each key (U, 32) for every entry of half a table: shape (U, 2^(levels−1), width)."""
+    half = 1 << (levels - 1)
+    return expand_keys(keys, half * width).reshape(len(keys), half, width)
 
 
-def _without_bit(index: int, i: int) -> int:
-    """Return the number that is left when bit i is taken out."""
+def _without_bit(index: Integers, i: int) -> Integers:
+    """Return the numbers that are left when bit i is taken out."""
     return index >> (i + 1) << i | index & ((1 << i) - 1)
 
 

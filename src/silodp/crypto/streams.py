@@ -81,6 +81,20 @@ def keystream(key: bytes, size: int) -> Bytes:
     return out
 
 
+def expand_keys(keys: Bytes, size: int) -> Bytes:
+    """Return `size` pseudorandom bytes of each key (n, 32): shape (n, size).
+
+    They are the key's stream; where no more bytes than a key has are needed, they are the key itself, which has no
+    other use.
+    """
+    if size <= KEY_BYTES:
+        return keys[:, :size].copy()
+    streams = np.empty((len(keys), size), np.uint8)
+    for key, stream in zip(keys, streams, strict=True):
+        stream[:] = keystream(key.tobytes(), size)
+    return streams
+
+
 def draw_words(key: bytes, count: int, dtype: type[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return `count` uniform words of an unsigned type, little-endian: the stream of `key`."""
     width = np.dtype(dtype).newbyteorder("<")

@@ -43,22 +43,23 @@ def test_everyone_gets_the_entry_asked_for(size: int, data: st.DataObject) -> No
     assert (asked.open(answer) == tables[np.arange(len(indices)), indices]).all()
 
 
-@pytest.mark.parametrize(("size", "width"), [(32, 1), (10, 1), (10, 5), (2, 16)])
+@pytest.mark.parametrize(("size", "width"), [(32, 8), (10, 8), (10, 40), (2, 128), (8, 8)])
 def test_the_keys_open_no_other_entry(size: int, width: int) -> None:
     """And of the one, every word; also where tables do not fill all the places that so many transfers have."""
     users = 20
     receiver, sender = pair()
-    tables = np.random.default_rng(1).integers(0, 2**64, (users, size, width), np.uint64)
+    tables = np.random.default_rng(1).integers(0, 2**8, (users, size, width), np.uint8)
     everyone, indices = np.arange(users), np.arange(users) % size
     asked = Lookup.ask(receiver, 0, indices, size)
     answer = lookup.answer(sender, 0, asked.message, tables)
-    assert len(answer) == 32 + 8 * tables.size
+    assert len(answer) == lookup.answer_bytes(users, size, width) == 32 + tables.size
     for part in (asked, Lookup.unpack(asked.pack())):
         assert (part.entries(answer, width) == tables[everyone, indices]).all()
         for shift in range(1, size):
             others = (indices + shift) % size
-            assert (replace(part, indices=others).entries(answer, width) != tables[everyone, others]).all()
-    assert (hidden(answer, users) != tables.reshape(users, -1)).all()
+            opened = replace(part, indices=others).entries(answer, width)
+            assert (opened != tables[everyone, others]).reshape(-1, 8).any(axis=1).all()
+    assert (hidden(answer, users) != tables.reshape(users, -1).view("<u8")).all()
     with pytest.raises(SilodpError, match="does not belong"):
         asked.entries(answer, width + 1)
 
@@ -73,7 +74,8 @@ def test_equal_entries_of_one_table_do_not_look_equal() -> None:
         .copy()
     )
     assert np.unique(left).size == 8 * 4
-    for i, pad in enumerate(lookup._pads(asked.keys[0], 4)):
+    for i in range(3):
+        pad = lookup._expand_pads(asked.keys[:, i], 3, 32)[0].view("<u8")
         for entry in (entry for entry in range(8) if not entry >> i & 1):
             left[entry] ^= pad[lookup._without_bit(entry, i)]
     assert not left[0].any()

@@ -7,7 +7,7 @@ from silodp.crypto import sampling
 from silodp.crypto.paillier import weighting
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import MultiExponentiation
-from silodp.crypto.paillier.weighting import PaillierServer, unpack_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer
 from silodp.crypto.sampling import SamplingRatio
 from support.toys import Parties, cancelling_masks, small_rows
 
@@ -137,14 +137,14 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
     p, server = parties.parameters, parties.server
     places, shifts = sampling.draw_server_cells(8, law), rng.integers(0, 10, 8)
     tables = server.tables(law, places, server.encrypt_pairs())
-    assert tables.shape == (8, 10, p.entry_words)
+    assert tables.shape == (8, 10, p.key_bits // 4)
     for u, i in enumerate(places.tolist()):
         for shift in range(10):
-            entry = unpack_ciphertexts(p, tables[u, [shift]])
+            entry = tables[u, shift].tobytes()
             plain = server._key.decrypt(mpz(int.from_bytes(entry, "big"))) % parties.n
             assert plain == ((i - shift) % 10 < 3) * server._inverses[u]
     sampled = law.select(places, shifts).astype(bool)
-    request = unpack_ciphertexts(p, tables[np.arange(8), shifts])
+    request = tables[np.arange(8), shifts].tobytes()
     rows, noise, uniform = a_round(parties, rng)
     answers = [
         silo.answer(request, [(np.arange(8), rows[s])], noise[s], masks, uniform[s])

@@ -131,11 +131,6 @@ class PaillierParameters:
         """Ciphertexts of one answer, and so its masks."""
         return -(-self.dimension // self.slots)
 
-    @property
-    def entry_words(self) -> int:
-        """64-bit words that hold one ciphertext, as an entry of a lookup."""
-        return -(-self.key_bits // 32)
-
     def pack(self, coordinates: Sequence[int]) -> list[int]:
         """Return plaintexts Σ_k x[k]·2^(slot_bits·k) of d coordinates, `slots` to each."""
         return [

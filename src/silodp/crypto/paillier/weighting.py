@@ -26,7 +26,7 @@ from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey, PublicKey
 from silodp.crypto.sampling import SamplingRatio
-from silodp.crypto.streams import Integers, Words, derive_key
+from silodp.crypto.streams import Bytes, Integers, derive_key
 from silodp.errors import require
 from silodp.settings import check_shape
 
@@ -133,7 +133,7 @@ class PaillierServer:
         everyone = np.ones(self.parameters.users, bool)
         return self.encrypt_inverses(~everyone) + self.encrypt_inverses(everyone)
 
-    def tables(self, ratio: SamplingRatio, cells: Integers, pairs: bytes) -> Words:
+    def tables(self, ratio: SamplingRatio, cells: Integers, pairs: bytes) -> Bytes:
         """Return the tables κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero.
 
         One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
@@ -147,15 +147,12 @@ class PaillierServer:
             pairs: of `encrypt_pairs`, for this round alone.
 
         Returns:
-            shape (U, P, `entry_words`).
+            shape (U, P, key_bits / 4), one ciphertext to an entry.
         """
         p = self.parameters
-        width = p.key_bits // 4
-        # A lookup's entries are whole 64-bit words; ciphertexts are filled with zeros to that length.
-        words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
-        entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
+        entries = np.frombuffer(pairs, np.uint8).reshape(2, p.users, -1)
         sampled = ratio.select(cells[:, None], np.arange(ratio.denominator)).astype(np.int64)
-        return entries[sampled, np.arange(p.users)[:, None]].astype(np.uint64)
+        return entries[sampled, np.arange(p.users)[:, None]]
 
     def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
         """Multiply the answers of one attempt and decrypt once: C·(weighted sum + noise) + uniform.
@@ -195,12 +192,6 @@ class PaillierServer:
         """
         scale = self.parameters.scale
         return np.array([(2 * x + scale) // (2 * scale) for x in scaled], np.int64)
-
-
-def unpack_ciphertexts(parameters: PaillierParameters, entries: Words) -> bytes:
-    """Return what silo 0 opened of `PaillierServer.tables`, (U, `entry_words`), in the form of `encrypt_inverses`."""
-    width = parameters.key_bits // 4
-    return b"".join(entry.astype("<u8").tobytes()[:width] for entry in entries)
 
 
 class PaillierSilo:
