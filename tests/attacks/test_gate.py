@@ -23,7 +23,7 @@ from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
-from silodp.crypto.reciprocals import SERVER_CHOOSES
+from silodp.crypto.shares import SERVER_CHOOSES
 from silodp.deploy.lifetime import LifetimeLedger
 from silodp.errors import SilodpError
 from silodp.methods import Ddp, Default, RpdpFilter, UldpGroup, UldpNaive

@@ -15,8 +15,8 @@ from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver
 from silodp.crypto.paillier.scheme import PrivateKey, prove_modulus
-from silodp.crypto.reciprocals import SERVER_CHOOSES
 from silodp.crypto.secure_aggregation import RoundAttempt
+from silodp.crypto.shares import SERVER_CHOOSES
 from silodp.errors import SilodpError
 from silodp.runtime.gate import State
 from silodp.runtime.silo import Silo
@@ -54,7 +54,7 @@ def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself()
 def test_reciprocals_are_looked_up_once_in_a_session_and_base_transfers_are_not_made_anew():
     """A second entry of one person's table would give N[u] away."""
     parties = Parties(LATTICE)
-    plan = LATTICE.constants(parties.spec).lookup_parameters(parties.spec, parties.session)
+    plan = LATTICE.constants(parties.spec).parameters(parties.spec, bytes.fromhex(parties.session))
     empty = transfers(parties, 0, np.zeros(12, np.int64), plan.modulus)
     assert_answered_once(
         parties.silos["silo0"], replace(parties.last("reciprocals"), blobs={"request": empty})

@@ -14,7 +14,7 @@ from gmpy2 import invert
 from scipy import stats
 
 from end_to_end.test_masked import uniform
-from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
 from silodp.aggregators.masked import Masked
 from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.paillier.weighting import PaillierServer
@@ -108,7 +108,7 @@ MANY = small_federation(users=600, records=1500)
 
 def test_masked_counts_and_their_sum_are_uniform():
     parties = Parties(LATTICE, federation=MANY)
-    modulus = LATTICE.constants(parties.spec).lookup_parameters(parties.spec, parties.session).modulus
+    modulus = LATTICE.constants(parties.spec).parameters(parties.spec, bytes.fromhex(parties.session)).modulus
     told = [parties.silos[name].answer(parties.last("masked counts", name)) for name in parties.names]
     vectors = [answer.arrays["masked"] for answer in told]
     for vector in (*vectors, sum(vectors) % modulus):
@@ -141,10 +141,11 @@ def test_a_silo_that_reads_the_messages_of_others_on_their_way_knows_every_count
     assert len(sent) == len(parties.names)
     side = side_of(parties.silos["silo2"])  # any silo
     if aggregator is LATTICE:
-        shares = side._shares("run")
+        shares = side.silo_shares("run")
         modulus = shares.parameters.modulus
         counts = (
-            sum(m.arrays["masked"].astype(int) for m in sent) - shares.count_masks().astype(int)
+            sum(m.arrays["masked"].astype(int) for m in sent)
+            - shares.parameters.count_masks(shares).astype(int)
         ) % modulus
     else:
         silo = side._party("run", side._member.session("run"))
@@ -168,7 +169,7 @@ def test_the_servers_shares_are_uniform_and_of_two_rounds_independent():
     bits = LATTICE.constants(parties.spec).word_bits
     assert bits >= 40
     sample = np.ones(600, dtype=bool)
-    shares = ServerShares(parties.spec, LATTICE.constants(parties.spec), parties.server)
+    shares = ReciprocalServerShares(parties.spec, parties.server, LATTICE.constants(parties.spec))
     rounds = [shares.round_shares(round_, sample)[0] for round_ in (0, 1)]
     np.testing.assert_array_equal(rounds[0], shares.round_shares(0, sample)[0], "once drawn, they stay")
     first = parties.kept("weights/shares").arrays["shares"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attacks.test_wire_attacks import altered
-from silodp.aggregators._weight_shares import SharedWeightsSilo
+from silodp.aggregators._reciprocal_shares import ReciprocalSilo
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from support.oracles import small_federation
@@ -109,7 +109,7 @@ def test_an_answer_of_the_wrong_length_is_refused_by_name(name, kind, silo, how,
 
 
 def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
-    monkeypatch.setattr(SharedWeightsSilo, "capped_counts", property(lambda self: self._context.counts))
+    monkeypatch.setattr(ReciprocalSilo, "capped_counts", property(lambda self: self._context.counts))
     with pytest.raises(
         SilodpError, match=r"silo 'silo0' refused: counts must lie between 0 and the public cap of 1"
     ):
@@ -152,8 +152,8 @@ def secrets_of(name: str, wire: type[Wire]) -> tuple[bytes, ...]:  # noqa: F811
     if name == "paillier":
         told = [m.blobs["counts"] for s, m in wire.received if (s, m.kind) == ("silo0", "blinded counts")]
         return group, told[-1]
-    shares = side._shares(run_id)
+    shares = side.silo_shares(run_id)
     told = [
         m.arrays["masked"].tobytes() for s, m in wire.received if (s, m.kind) == ("silo0", "masked counts")
     ]
-    return group, shares.count_masks().tobytes(), shares.shares().tobytes(), told[-1]
+    return group, shares.parameters.count_masks(shares).tobytes(), shares.shares().tobytes(), told[-1]

@@ -13,7 +13,7 @@ import pytest
 from end_to_end.test_masked import AVG, spec
 from silodp.accounting.accountant import compute_epsilon
 from silodp.aggregators._key_agreement import SessionInfo, run_key_agreement
-from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
 from silodp.aggregators.lattice import Lattice
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import _stream_size
@@ -48,7 +48,7 @@ class Parties:
         }  # fmt: skip
         self.ask_all({name: Message("setup", "run") for name in self.spec.names})
         self.store = RoundStore(MemoryStore())
-        self.shares = ServerShares(self.spec, self.aggregator.constants(self.spec), self)  # type: ignore
+        self.shares = ReciprocalServerShares(self.spec, self, self.aggregator.constants(self.spec))  # type: ignore
         self.met = SessionInfo(run_key_agreement("run", self.spec.names, self.ask_all), 0)
         fields = {"session": self.met.session, "number": 0}
         self.store.run.put("session ready", Message("session", "run", fields=fields).encode())

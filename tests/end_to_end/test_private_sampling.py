@@ -268,7 +268,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
             seen.append(shares[0])
     bits = LATTICE.constants(parties.spec).word_bits
     assert bits >= 40
-    plain = weights[0]._shares("run").shares()
+    plain = weights[0].silo_shares("run").shares()
     for words in (*seen, seen[0] - seen[1], seen[0] - plain):
         assert uniform(words.view(np.uint8).reshape(-1, 8)[:, :5].ravel()), "the low 40 bits"
         for beta in both.drawn.values():

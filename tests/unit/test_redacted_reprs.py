@@ -27,7 +27,7 @@ import torch
 
 from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.aggregators._private_sampling import OtServer
-from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
 from silodp.aggregators.attempts import MaskedSilo, ServerAttempts
 from silodp.aggregators.base import SiloContext
 from silodp.crypto.keys import HandshakeState, Identity, Session
@@ -38,13 +38,10 @@ from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, Tr
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
-from silodp.crypto.reciprocals import (
-    FirstSilo,
-    PendingLookup,
-    ReciprocalParameters,
-    ReciprocalServer,
-    SiloShares,
-)
+from silodp.crypto.products import MaskedRows
+from silodp.crypto.reciprocals import ReciprocalParameters
+from silodp.crypto.secure_aggregation import WordGroup
+from silodp.crypto.shares import FirstSilo, PendingLookup, ShareServer, SiloShares
 from silodp.data.federation import Federation, SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import Schema
@@ -255,8 +252,16 @@ def silo_zero():
 
 
 @case
-def server_of_reciprocals():
-    return (held := ReciprocalServer(PLAN, transfers()[0])), [Numbers(held.receiver.seeds, 8)]
+def server_of_shares():
+    return (held := ShareServer(PLAN, transfers()[0])), [Numbers(held.receiver.seeds, 8)]
+
+
+@case
+def masked_rows():
+    keys = np.frombuffer(bytes(range(64)) * 5, np.uint8).reshape(2, 5, 32)
+    held = MaskedRows.begin(keys, WordGroup(14, 32))
+    held.add(np.arange(5), np.full((5, 14), 7, np.uint32))
+    return held, [Numbers(held.corrections, 8), Numbers(held.share, 8)]
 
 
 PAILLIER = PaillierParameters(2, 6, 4, 100, 1 << 16, 5e5, 1024, insecure_for_tests=True)
@@ -450,7 +455,9 @@ def server():
 @case
 def server_shares():
     side = parties().spec.aggregator
-    return ServerShares(parties().spec, side.constants(parties().spec), parties().server), server_secrets()
+    return ReciprocalServerShares(
+        parties().spec, parties().server, side.constants(parties().spec)
+    ), server_secrets()
 
 
 @case
@@ -552,7 +559,9 @@ def test_the_test_sees_what_is_printed(text, secret):
 PUBLIC = {
     "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.commitment",
     "ClientHello.signature", "HandshakeState.nonce", "Session.transcript", "Session.identities", "Session.commitments",
+    "HomeParameters.session",
     "ReciprocalParameters.session",
+    "ShareParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
     "SiloContext.pins", "SiloKeyAgreement.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from silodp.aggregators.paillier import Paillier
     from silodp.aggregators.plain import Plain, PlainServer
     from silodp.aggregators.run_spec import RunSpec
+    from silodp.aggregators.select import Select
 
 __all__ = [
     "Aggregator",
@@ -32,6 +33,7 @@ __all__ = [
     "Plain",
     "PlainServer",
     "RunSpec",
+    "Select",
     "ServerAggregator",
     "ServerContext",
     "SiloAggregator",
@@ -55,5 +57,6 @@ __getattr__ = export_lazily(
         "paillier": ("Paillier",),
         "plain": ("Plain", "PlainServer"),
         "run_spec": ("RunSpec",),
+        "select": ("Select",),
     },
 )

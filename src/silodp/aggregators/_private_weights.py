@@ -1,8 +1,8 @@
-"""Private weighting by record counts: the common parts of `lattice` and `paillier`.
+"""Private weighting by record counts: the common parts of `select`, `lattice` and `paillier`.
 
-In a round the server sends encryptions (with `lattice` of its share of 1/N[u], with `paillier` of the blinded
-1/N[u], for every person). Every silo multiplies them by n[s,u] times the person's clipped row on a grid, and
-adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).
+With `lattice` and `paillier` the server sends encryptions in a round (of its share of 1/N[u], or of the blinded 1/N[u],
+for every person). Every silo multiplies them by n[s,u] times the person's clipped row on a grid, and adds noise, masks
+and a seal (docs/protocols.md, sections 3 to 6).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
 from silodp.mechanisms.quantization import Quantizer
+from silodp.methods import roles
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema, MessageType
@@ -38,6 +39,9 @@ Rows = Iterator[tuple[np.ndarray, np.ndarray]]
 """Chunks of (owners (r,), rows in grid steps (r, d))."""
 Noise = dict[str, np.ndarray]
 """What a silo draws for a release, by name: integer noise (d,), and what else hides the low part of the sum."""
+
+_WEIGHTINGS: dict[roles.WeightRule, tuple[str, ...]] = {"shares": ("records", "present"), "home": ("home",)}
+"""The weightings of a configuration, by rule."""
 
 _EACH_SILO = base.Visibility(
     "Each silo",
@@ -70,15 +74,16 @@ _SAMPLE_UNKNOWN = (
 class PrivateWeighting(attempts.MaskedAggregator):
     """Base class of the aggregators under which no party learns another party's record counts.
 
-    Subclasses have the fields `count_cap` and `hidden_sample`. With `hidden_sample` = P nobody learns who is
+    Subclasses have the field `hidden_sample`. With `hidden_sample` = P nobody learns who is
     sampled: for each person the server draws one of P cells, and the silos derive another one. A person takes
     part if (server's cell − silos' cell) mod P < k. The sampling rate must be k/P.
     """
 
-    count_cap: int
     hidden_sample: int | None
 
     weights_privately = True
+    weight_rules: tuple[roles.WeightRule, ...] = ("shares",)
+    """The rules by which weights are found without anybody's knowing them."""
     protocol_assumptions: tuple[str, ...]
     """The assumptions under which the counts stay hidden."""
     first_silo: tuple[base.Visibility, ...] = ()
@@ -128,50 +133,23 @@ class PrivateWeighting(attempts.MaskedAggregator):
         """Return the bounds of the rows; refuse methods that have no weights to hide.
 
         Raises:
-            SilodpError: the method's weights are not shares of counts.
+            SilodpError: the method's weights follow another rule, or none.
         """
         bounds = spec.bounds
-        if bounds is None or not spec.method.weights_are_shares:
+        if bounds is None or spec.method.weight_rule not in self.weight_rules:
+            known = " and ".join(f"'{name}'" for rule in self.weight_rules for name in _WEIGHTINGS[rule])
+            first = _WEIGHTINGS[self.weight_rules[0]][0]
             raise SilodpError(
-                f"aggregator = '{self.name}' computes and hides the weights 'records' and 'present' alone, and "
-                f"{spec.method.name} as it is set has others or none: set weighting = 'records' or 'present' "
-                "(uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+                f"aggregator = '{self.name}' computes and hides the weights {known} alone, and {spec.method.name} as "
+                f"it is set has others or none: set weighting = '{first}' (uldp-avg, uldp-sgd), or another aggregator.",
                 code="argument.conflict",
                 field="aggregator",
             )
         return bounds
 
     @abstractmethod
-    def parameters(self, spec: RunSpec) -> LatticeParameters | PaillierParameters:
-        """Return the encryption's parameters, a function of public constants alone.
-
-        Raises:
-            SilodpError: there are none for these constants.
-        """
-
-    @abstractmethod
     def grid(self, spec: RunSpec) -> Quantizer:
         """Return the grid of the rows, of all silos; raise if there is none for these constants."""
-
-    def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
-
-        The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
-        rounded sum by up to √d more, which the sensitivity includes.
-
-        Source: docs/protocols.md, sections 3 and 4; docs/privacy.md, section 3.
-        """
-        p = self.parameters(spec)
-        event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
-        return to_discrete(event, int(p.sensitivity), spec.sum_size, reach)
-
-    def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
-        """Return the first lines of `describe`; `units`: grid steps to the clip."""
-        return {
-            "silos needed in a sum": spec.population.min_survivors,
-            "count cap per person and silo": self.count_cap,
-            "grid steps to the clip": units,
-        }
 
     # --- messages ---
 
@@ -232,6 +210,40 @@ class PrivateWeighting(attempts.MaskedAggregator):
         }
 
 
+class EncryptedWeighting(PrivateWeighting):
+    """Base class of the aggregators under which silos multiply encryptions; they have the field `count_cap`."""
+
+    count_cap: int
+
+    @abstractmethod
+    def parameters(self, spec: RunSpec) -> LatticeParameters | PaillierParameters:
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: there are none for these constants.
+        """
+
+    def event(self, spec: RunSpec, view: View) -> Event:
+        """Return the method's event, with Skellam noise in the units that the sum is rounded to (2^r, or C_LCM).
+
+        The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
+        rounded sum by up to √d more, which the sensitivity includes.
+
+        Source: docs/protocols.md, sections 3 and 5; docs/privacy.md, section 3.
+        """
+        p = self.parameters(spec)
+        event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound
+        return to_discrete(event, int(p.sensitivity), spec.sum_size, reach)
+
+    def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
+        """Return the first lines of `describe`; `units`: grid steps to the clip."""
+        return {
+            "silos needed in a sum": spec.population.min_survivors,
+            "count cap per person and silo": self.count_cap,
+            "grid steps to the clip": units,
+        }
+
+
 @dataclass(frozen=True)
 class PrivateWeightingServer(attempts.MaskedServer):
     """The server's side: it exchanges counts that it cannot read, and sends encryptions that silos multiply."""
@@ -250,7 +262,7 @@ class PrivateWeightingServer(attempts.MaskedServer):
 
 
 class PrivateWeightingSilo(attempts.MaskedSilo):
-    """A silo's side: its rows on the grid and its noise, multiplied and hidden as a subclass does it."""
+    """A silo's side: it chooses for all silos where nobody knows the sample, if it is silo 0."""
 
     _aggregator: PrivateWeighting
 
@@ -272,13 +284,15 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
             answer: the server's answer to it.
         """
 
+
+class MultiplyingSilo(PrivateWeightingSilo):
+    """A silo's side where it multiplies encryptions: its rows on the grid, and its noise."""
+
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
         """Answer an update: clip, draw the noise of the release once, multiply chunk by chunk."""
-        update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedRowStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+        update, stream = compute_rows(work, attempt.release)
         # Noise alone is stored, and rows are computed again: they follow from model and data, and take more space.
         drawn = self.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
         # A list, since a generator cannot return its count before it is consumed.
@@ -297,6 +311,14 @@ class PrivateWeightingSilo(attempts.MaskedSilo):
         self, request: Message, session: Session, attempt: RoundAttempt, rows: Rows, noise: Noise
     ) -> dict[str, bytes]:
         """Return the blobs of the answer: the weighted sum of the rows, noise, masks and seal."""
+
+
+def compute_rows(work: base.LocalUpdateFn, release: int) -> tuple[ClippedRowStream, np.random.Generator]:
+    """Return the clipped rows of every person for a release, and the stream of this silo's share of noise."""
+    update, _, stream = work(release)
+    if not isinstance(update, ClippedRowStream):
+        raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+    return update, stream
 
 
 def integer_rows(update: ClippedRowStream, grid: Quantizer, refused: list[int]) -> Rows:

@@ -133,12 +133,31 @@ class RoundRequest:
         arrays: The arrays of every attempt.
         blobs: A function that returns the blobs of an attempt, the same for all silos; a repeated call returns the same
             bytes.
-        sealed_samples: What goes to one silo alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`, by its name.
+        own_blobs: A function that returns the blobs of an attempt that go to one silo alone, by its name: of those that
+            `base.common_digest` leaves out. A repeated call returns the same bytes.
+        keep: A function that gets an attempt and the answers to its update, before anything is decided about them; it
+            stores what further attempts at the release will need.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
     blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = field(default=lambda attempt: {}, repr=False)
-    sealed_samples: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    own_blobs: Callable[[RoundAttempt], Mapping[str, Mapping[str, bytes]]] = field(
+        default=lambda attempt: {}, repr=False
+    )
+    keep: Callable[[RoundAttempt, Mapping[str, Message]], None] = field(
+        default=lambda attempt, answers: None, repr=False
+    )
+
+    @classmethod
+    def with_samples(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        sealed_samples: Mapping[str, bytes],
+        blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = lambda attempt: {},
+    ) -> RoundRequest:
+        """Return what updates carry where silo 0 has sealed the sample for each other silo, by its name."""
+        own = {name: {base.SEALED_SAMPLE_BLOB: sealed} for name, sealed in sealed_samples.items()}
+        return cls(arrays, blobs, lambda attempt: own)
 
 
 @dataclass(frozen=True)
@@ -186,10 +205,11 @@ class ServerAttempts:
             request = Message("update", self.spec.run, round_, now.attempt, fields, arrays, blobs)
             # One object for all silos, which is encoded once (`SignedChannel`).
             requests = dict.fromkeys(now.roster, request)
-            for name in sent.sealed_samples.keys() & requests.keys():
-                own = {base.SEALED_SAMPLE_BLOB: sent.sealed_samples[name]}
-                requests[name] = replace(request, blobs=blobs | own)
+            own = sent.own_blobs(now)
+            for name in own.keys() & requests.keys():
+                requests[name] = replace(request, blobs={**blobs, **own[name]})
             answers, failures = self.context.ask(requests)
+            sent.keep(now, answers)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
                 continue

@@ -404,8 +404,9 @@ def round_arrays(spec: RunSpec) -> dict[str, Array]:
 
 
 _STATE = "state."
-SEALED_SAMPLE_BLOB = "sampled"
-"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
+SEALED_SAMPLE_BLOB, CHOICES_BLOB = "sampled", "choices"
+"""The blobs of an update that differ between silos: what silo 0 sealed for the one that is asked, and the server's
+choices in transfers of that silo."""
 
 
 def request_state(state: Mapping[str, T]) -> dict[str, T]:
@@ -431,9 +432,10 @@ def common_digest(request: Message) -> str:
     Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
     after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
     """
-    if SEALED_SAMPLE_BLOB not in request.blobs:
+    own = (SEALED_SAMPLE_BLOB, CHOICES_BLOB)
+    if not any(name in request.blobs for name in own):
         return request.digest()
-    common = {name: blob for name, blob in request.blobs.items() if name != SEALED_SAMPLE_BLOB}
+    common = {name: blob for name, blob in request.blobs.items() if name not in own}
     return replace(request, blobs=common).digest()
 
 

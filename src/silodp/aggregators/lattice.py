@@ -23,10 +23,16 @@ from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary
-from silodp.aggregators import _weight_shares, base
+from silodp.aggregators import _reciprocal_shares, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import blame_silo
-from silodp.aggregators._private_weights import Noise, PrivateWeighting, PrivateWeightingServer, Rows
+from silodp.aggregators._private_weights import (
+    EncryptedWeighting,
+    MultiplyingSilo,
+    Noise,
+    PrivateWeightingServer,
+    Rows,
+)
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -61,7 +67,7 @@ _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, secti
 
 
 @dataclass(frozen=True, repr=False)
-class Lattice(PrivateWeighting):
+class Lattice(EncryptedWeighting):
     """Private weighting for models of any size: ring-LWE encryption and oblivious transfer.
 
     Source: docs/protocols.md, section 3; the encryption is that of Lyubashevsky, Peikert and Regev (EUROCRYPT 2010).
@@ -155,10 +161,10 @@ class Lattice(PrivateWeighting):
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, spec: RunSpec) -> _weight_shares.ShareConstants:
+    def constants(self, spec: RunSpec) -> _reciprocal_shares.ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(spec).plaintext_bits
-        return _weight_shares.ShareConstants(self.count_cap, self.weight_bits, bits)
+        return _reciprocal_shares.ShareConstants(self.count_cap, self.weight_bits, bits)
 
     def entry_bytes(self, spec: RunSpec) -> int:
         """Return the size of a share, one word."""
@@ -166,15 +172,11 @@ class Lattice(PrivateWeighting):
 
     def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
         """Return the messages by which server and silos come to share the weights."""
-        return _weight_shares.weight_types(spec, self.constants(spec), is_first)
+        return _reciprocal_shares.weight_types(spec, self.constants(spec), is_first)
 
     def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
         """Return the server's lookup of the sampled shares in silo 0's tables; () where everyone takes part."""
-        if not spec.method.samples_users:
-            return ()
-        ratio = self.sampling_ratio(spec.method)
-        entries = 2 if ratio is None else ratio.denominator
-        return (_weight_shares.lookup_type("sample", spec.population.users, entries, choice),)
+        return _weight_shares.sample_types(spec, self.sampling_ratio(spec.method), choice)
 
     def update_types(self, spec: RunSpec) -> tuple[dict[str, Blob], dict[str, Blob]]:
         """Return the parts of the server's request, and the masked ciphertexts of the answer."""
@@ -266,7 +268,7 @@ class _LatticeServer(PrivateWeightingServer):
 
         # The sample is in the encrypted shares; silos must not learn it.
         sent = {name: array for name, array in arrays.items() if name != "sample"}
-        return RoundRequest(sent, encrypt, sealed_samples)
+        return RoundRequest.with_samples(sent, sealed_samples, encrypt)
 
     def combine(self, context: base.ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
@@ -280,8 +282,9 @@ class _LatticeServer(PrivateWeightingServer):
         total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
         return total * (self.aggregator.grid(self.spec).step / 2.0**p.weight_bits)
 
-    def _shares(self, context: base.ServerContext) -> _weight_shares.ServerShares:
-        return _weight_shares.ServerShares(self.spec, self.aggregator.constants(self.spec), context)
+    def _shares(self, context: base.ServerContext) -> _reciprocal_shares.ReciprocalServerShares:
+        constants = self.aggregator.constants(self.spec)
+        return _reciprocal_shares.ReciprocalServerShares(self.spec, context, constants)
 
     def _key(self, context: base.ServerContext, attempt: RoundAttempt) -> bytes:
         """Return the seed of one attempt, from which its secret key and its encryptions are derived.
@@ -323,7 +326,7 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
-class _Silo(_weight_shares.SharedWeightsSilo):
+class _Silo(_reciprocal_shares.ReciprocalSilo, MultiplyingSilo):
     def __init__(self, aggregator: Lattice, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context, aggregator.constants(spec))
         self._parameters = aggregator.parameters(spec)

@@ -54,7 +54,7 @@ _MAX_UNITS = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
-class Paillier(_private_weights.PrivateWeighting):
+class Paillier(_private_weights.EncryptedWeighting):
     """Private weighting for small models.
 
     Source: Kato et al. (PVLDB 2024), Protocol 1, with the repairs of docs/protocols.md, section 4; Paillier (EUROCRYPT
@@ -213,9 +213,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
         sent = {name: array for name, array in arrays.items() if name != "sample"}
         if ratio is not None:
-            return RoundRequest(
-                sent, sealed_samples=self._get_or_make_samples(context, round_, server, ratio)
-            )
+            return RoundRequest.with_samples(sent, self._get_or_make_samples(context, round_, server, ratio))
 
         def encrypt(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
@@ -267,7 +265,7 @@ class _PaillierServer(_private_weights.PrivateWeightingServer):
         return Message.decode(get_or_make(store, "hidden", choose)).blobs
 
 
-class _Silo(_private_weights.PrivateWeightingSilo):
+class _Silo(_private_weights.MultiplyingSilo):
     def __init__(self, aggregator: Paillier, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context)
         self._parameters = aggregator.parameters(spec)

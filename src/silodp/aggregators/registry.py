@@ -18,6 +18,7 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry(
     {
         "plain": "silodp.aggregators.plain:Plain",
         "masked": "silodp.aggregators.masked:Masked",
+        "select": "silodp.aggregators.select:Select",
         "paillier": "silodp.aggregators.paillier:Paillier",
         "lattice": "silodp.aggregators.lattice:Lattice",
     },

@@ -109,9 +109,9 @@ class SamplingRatio:
 
 
 def transfer_counter(round: int) -> int:
-    """Return the counter of a round's transfers; counter 0 is the set-up's."""
+    """Return the counter of a round's transfers; counters 0 and 1 are the set-up's."""
     require(round >= 0, f"Hidden sampling: round {round}; number the rounds from 0.", code="argument.value")
-    return round + 1
+    return round + 2
 
 
 def draw_server_cells(users: int, ratio: SamplingRatio) -> Integers:

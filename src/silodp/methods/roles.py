@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.accounting.budget_curve import EpsilonCurve
+
+WeightRule = Literal["shares", "home"]
+"""A rule by which weights follow from counts; see `UserWeights.weight_rule`."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,13 @@ class UserWeights:
         return False
 
     @property
-    def weights_are_shares(self) -> bool:
-        """Whether w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`: what private weighting computes."""
-        return False
+    def weight_rule(self) -> WeightRule | None:
+        """The rule by which private weighting finds the weights; None where they follow another one.
+
+        "shares": w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`. "home": 1 in a silo with most of u's
+        records, and 0 elsewhere.
+        """
+        return None
 
     def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
         """Return what a silo says of its counts where `needs_counts`: by default all of them.

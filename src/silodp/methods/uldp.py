@@ -180,9 +180,11 @@ class UldpAvg(base.Method):
         return self.weighting != "uniform"
 
     @property
-    def weights_are_shares(self) -> bool:
-        """Whether weights are by records, or by presence: by records of which each silo has one."""
-        return self.weighting in ("present", "records")
+    def weight_rule(self) -> roles.WeightRule | None:
+        """The rule of private weighting; weights by presence are by records of which each silo has one."""
+        if self.weighting == "uniform":
+            return None
+        return "home" if self.weighting == "home" else "shares"
 
     def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
         """Return the counts, or 1 for each that is above 0 where only presence matters."""

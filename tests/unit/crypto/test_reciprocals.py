@@ -14,16 +14,9 @@ from scipy import stats
 from silodp.crypto import lookup, sampling
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
-from silodp.crypto.reciprocals import (
-    SERVER_CHOOSES,
-    FirstSilo,
-    ReciprocalParameters,
-    ReciprocalServer,
-    SiloShares,
-    answer_unknown,
-    compute_reciprocals,
-)
+from silodp.crypto.reciprocals import ReciprocalParameters, compute_reciprocals
 from silodp.crypto.sampling import SILO_CHOOSES, SamplingRatio
+from silodp.crypto.shares import SERVER_CHOOSES, FirstSilo, ShareServer, SiloShares, answer_unknown
 from silodp.errors import SilodpError
 
 SESSION = bytes(range(32))
@@ -40,9 +33,9 @@ SERVER_RECEIVER, SILO_SENDER = base_transfers(SERVER_CHOOSES)
 SILO_RECEIVER, SERVER_SENDER = base_transfers(SILO_CHOOSES)
 
 
-def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[ReciprocalServer, FirstSilo]:
+def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[ShareServer, FirstSilo]:
     """Both parties, on base transfers as if never used."""
-    return ReciprocalServer(plan, copy.copy(SERVER_RECEIVER)), FirstSilo(
+    return ShareServer(plan, copy.copy(SERVER_RECEIVER)), FirstSilo(
         SiloShares(plan, secret), copy.copy(SILO_SENDER)
     )
 
@@ -57,11 +50,12 @@ def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 
     return ReciprocalParameters(SESSION, users, cap, weight_bits, word_bits)
 
 
-def set_up(server: ReciprocalServer, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
+def set_up(server: ShareServer, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
     """The server's shares; the masked counts are what secure aggregation would give it."""
-    masked = (counts.astype(np.int64) + silo.silo.count_masks().astype(np.int64)) % server.parameters.modulus
-    asked = server.set_up(masked)
-    return asked.finish(silo.set_up(asked.message))
+    plan = server.parameters
+    masked = (counts.astype(np.int64) + plan.count_masks(silo.silo).astype(np.int64)) % plan.modulus
+    asked = plan.ask(server, masked)
+    return asked.finish(plan.offer(silo, asked.message))
 
 
 def added(plan: ReciprocalParameters, *shares: NDArray[np.uint64]) -> list[int]:
@@ -115,7 +109,7 @@ def test_a_sampled_users_shares_add_up_and_the_others_cancel(
 
 
 def unknown(
-    server: ReciprocalServer, silo: FirstSilo, shares: NDArray[np.uint64], round: int, law: SamplingRatio
+    server: ShareServer, silo: FirstSilo, shares: NDArray[np.uint64], round: int, law: SamplingRatio
 ) -> tuple[NDArray[np.uint64], ...]:
     """One draw that nobody knows: β, both parties' shares, and the entry that each of them opened."""
     asked = server.sample_unknown(round, law)
@@ -194,7 +188,7 @@ def test_what_the_server_opens_when_it_knows_the_sample_is_uniform() -> None:
 def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() -> None:
     plan, law = plan_for(1000, word_bits=64), SamplingRatio(1, 1 << 16)
     one, other = SiloShares(plan, SECRET), SiloShares(plan, SECRET)
-    assert (one.count_masks() == other.count_masks()).all()
+    assert (plan.count_masks(one) == plan.count_masks(other)).all()
     streams = [
         (one.shares() == other.shares()) * one.shares(),
         SiloShares(replace(plan, session=bytes(32)), SECRET).shares(),
@@ -209,15 +203,17 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
         for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
     ]
     masks = [
-        SiloShares(replace(plan, session=session), SECRET).count_masks() for session in (SESSION, bytes(32))
+        plan.count_masks(SiloShares(replace(plan, session=session), SECRET))
+        for session in (SESSION, bytes(32))
     ]
     assert all((a == b).mean() < 0.01 for a in shifts for b in shifts if a is not b)
     assert (masks[0] == masks[1]).mean() < 0.1  # 1/32 by chance
 
 
 def test_count_masks_and_shifts_are_uniform() -> None:
-    silo = SiloShares(plan_for(40_000, cap=20), secrets.token_bytes(32))
-    assert stats.chisquare(np.bincount(silo.count_masks().astype(int), minlength=32)).pvalue > 1e-6
+    plan = plan_for(40_000, cap=20)
+    silo = SiloShares(plan, secrets.token_bytes(32))
+    assert stats.chisquare(np.bincount(plan.count_masks(silo).astype(int), minlength=32)).pvalue > 1e-6
     shifts = silo.cells(0, SamplingRatio(1, 10))
     assert stats.chisquare(np.bincount(shifts, minlength=10)).pvalue > 1e-6
 
@@ -227,7 +223,7 @@ def test_set_up_happens_once_and_rounds_only_grow() -> None:
     server, silo = parties(plan)
     shares = set_up(server, silo, np.arange(5))
     with pytest.raises(SilodpError, match="was used"):  # with the same ρ this gave n[j, u] exactly
-        silo.set_up(parties(plan)[0].set_up(np.zeros(5, int)).message)
+        plan.offer(silo, plan.ask(parties(plan)[0], np.zeros(5, int)).message)
     asked = server.sample(4, shares, np.zeros(5, int))
     silo.sample(4, "users", asked.message)
     for round in (4, 3, 0):
@@ -249,7 +245,7 @@ def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
     answer_unknown(sender, first, law, shares, waiting.message)
     with pytest.raises(SilodpError, match="was used"):
         silo.sample_unknown(0, "users", law, first.message)
-    cheat = copy.copy(SILO_RECEIVER).choose(1, np.ones(10, int))[0]
+    cheat = copy.copy(SILO_RECEIVER).choose(sampling.transfer_counter(0), np.ones(10, int))[0]
     for message in (waiting.message, cheat):  # y_u is used for one table
         with pytest.raises(SilodpError, match="was used"):
             answer_unknown(sender, first, law, shares, message)
@@ -269,9 +265,8 @@ def test_what_silo_0_asks_for_is_kept_and_opened_as_stored() -> None:
     part = choices(plan, law, 3)
     again = Lookup.unpack(part.pack())
     assert again.message == part.message
-    sent = lookup.answer(
-        copy.copy(SERVER_SENDER), 4, part.message, np.arange(300, dtype=np.uint64).reshape(30, 10)
-    )
+    tables = np.arange(300, dtype=np.uint64).reshape(30, 10)
+    sent = lookup.answer(copy.copy(SERVER_SENDER), sampling.transfer_counter(3), part.message, tables)
     shifts = SiloShares(plan, SECRET).cells(3, law)
     assert again.open(sent).tolist() == (10 * np.arange(30) + shifts).tolist()
     assert part.message != choices(plan, law, 3).message, "every request has a filling of its own"
@@ -282,7 +277,7 @@ def test_impossible_plans_are_refused() -> None:
         ({"session": b"short"}, "session id of 5 bytes"),
         ({"users": 0}, "0 users"),
         ({"cap": 0}, "cap of 0"),
-        ({"cap": 1 << 24}, "cap below 2²⁴"),
+        ({"cap": 1 << 24}, "below 2²⁴"),
         ({"weight_bits": 49}, "k < T"),
         ({"word_bits": 65}, "T ≤ 64"),
     ):
@@ -297,7 +292,7 @@ def test_impossible_plans_are_refused() -> None:
         SiloShares(plan_for(3), b"short")
     server = parties(plan_for(3))[0]
     with pytest.raises(SilodpError, match="masked counts are not 3 numbers from 0 below 32"):
-        server.set_up(np.array([0, 1, 32]))
+        server.parameters.ask(server, np.array([0, 1, 32]))
     with pytest.raises(SilodpError, match="sampled bits"):
         server.sample(0, np.zeros(3, np.uint64), np.array([0, 2, 1]))
     with pytest.raises(SilodpError, match="number the rounds from 0"):
