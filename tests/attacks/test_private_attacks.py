@@ -15,6 +15,7 @@ from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver
 from silodp.crypto.paillier.scheme import PrivateKey, prove_modulus
+from silodp.crypto.sampling import transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.crypto.shares import SERVER_CHOOSES
 from silodp.errors import SilodpError
@@ -45,7 +46,7 @@ def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself()
     parties = Parties(LATTICE)
     parties.run_round(0)
     zero, first = parties.silos["silo0"], parties.last("sample")
-    nobody = transfers(parties, 1, np.zeros(12, np.int64), 2)
+    nobody = transfers(parties, transfer_counter(0), np.zeros(12, np.int64), 2)
     assert_answered_once(zero, replace(first, blobs={"request": nobody}))
     assert zero.answer(first).encode() == zero.answer(first).encode(), "the same request has its answer"
     parties.run_round(1)

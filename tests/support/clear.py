@@ -17,6 +17,8 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.select import Select
+from silodp.crypto.homes import HomeParameters
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, to_fixed_point
@@ -100,7 +102,13 @@ class _Weighted:
         return _WeightedServer(self, spec)
 
     def silo(self, spec: RunSpec, own: SiloContext):
-        return _WeightedSilo(self, spec, own.counts)
+        return _WeightedSilo(self, spec, own.identity.name)
+
+    def weights(self, spec, counts: np.ndarray) -> np.ndarray:
+        """What rows are multiplied by, (S, U), from the counts (S, U)."""
+        capped = np.minimum(counts, self.count_cap)
+        v = [self.reciprocal(spec, int(total)) for total in capped.sum(axis=0)]
+        return np.array(v, dtype=object) * capped
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,22 @@ class PaillierInClear(_Weighted, Paillier):
 
 
 @dataclass(frozen=True)
+class SelectInClear(_Weighted, Select):
+    """1 at home; noise on the grid."""
+
+    def weights(self, spec, counts: np.ndarray) -> np.ndarray:
+        homes = HomeParameters(bytes(32), counts.shape[1], len(counts)).find_homes(counts)
+        return homes.astype(object)
+
+    def noise(self, spec, stream) -> list[int]:
+        std = spec.bounds.noise_multiplier * self.grid(spec).units
+        return draw_skellam(spec.size, std**2, stream).tolist()
+
+    def value(self, spec, total: list[int]) -> np.ndarray:
+        return np.array(total) * self.grid(spec).step
+
+
+@dataclass(frozen=True)
 class _WeightedServer:
     aggregator: LatticeInClear | PaillierInClear
     spec: RunSpec
@@ -160,17 +184,16 @@ class _WeightedServer:
         """Asks again without who fails; once anyone was asked to open, the next try has fresh noise and is charged."""
         run, roster, attempt, release = self.spec.run, self.spec.names, 0, 0
         counts = desk.ask_all({name: Message("counts", run) for name in roster})
-        capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
-        sample = arrays.get("sample", np.ones(len(capped)))
+        weights = self.aggregator.weights(
+            self.spec, np.array([counts[name].arrays["counts"] for name in roster])
+        )
+        sample = arrays.get("sample", np.ones(weights.shape[1], int))
         if self.aggregator.sampled_by == "nobody":
             sample = self.aggregator.drawn[round_]
-        v = [
-            self.aggregator.reciprocal(self.spec, int(n)) * int(b)
-            for n, b in zip(capped, sample, strict=True)
-        ]
-        fields = {"v": [str(x) for x in v]}
+        drawn = [[str(w * int(b)) for w, b in zip(row, sample, strict=True)] for row in weights]
+        v = dict(zip(roster, drawn, strict=True))
         while True:
-            fields = {"v": fields["v"], "release": release, "roster": list(roster)}
+            fields = {"v": v, "release": release, "roster": list(roster)}
             update = Message("update", run, round_, attempt, fields, {"params": arrays["params"]})
             answers, failures = desk.ask({name: update for name in roster})
             if not failures:
@@ -188,20 +211,19 @@ class _WeightedServer:
 
 
 class _WeightedSilo:
-    def __init__(self, aggregator, spec: RunSpec, counts: np.ndarray) -> None:
-        self.aggregator, self.spec = aggregator, spec
-        self.counts = np.minimum(counts, aggregator.count_cap)
+    def __init__(self, aggregator, spec: RunSpec, name: str) -> None:
+        self.aggregator, self.spec, self.name = aggregator, spec, name
         self.handlers = {"open": lambda request: request.answer()}
 
     def update(self, request: Message, work: LocalUpdateFn):
         update, _, stream = work(request.fields["release"])
-        v, grid = [int(x) for x in request.fields["v"]], self.aggregator.grid(self.spec)
+        v, grid = [int(x) for x in request.fields["v"][self.name]], self.aggregator.grid(self.spec)
         total = np.array(self.aggregator.noise(self.spec, stream), dtype=object)
         refused = 0
         for chunk in update.chunks:
             refused += chunk.refused
             for u, row in zip(chunk.owners.tolist(), grid.truncate(chunk), strict=True):
-                total += v[u] * int(self.counts[u]) * row.astype(object)
+                total += v[u] * row.astype(object)
         answer = Message(request.kind, request.run, request.round, request.attempt)
         answer.fields["integers"] = [str(x) for x in total]
         return answer, refused

@@ -17,6 +17,7 @@ from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.select import Select
 from silodp.crypto import sampling
 from silodp.crypto.keys import Identity
 from silodp.crypto.sampling import SamplingRatio
@@ -30,7 +31,7 @@ from silodp.runtime.train import Result, train
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import DeliveryFailure
-from support.clear import LatticeInClear, PaillierInClear
+from support.clear import LatticeInClear, PaillierInClear, SelectInClear
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
 from support.stores import set_back
@@ -38,7 +39,9 @@ from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
 SAMPLED = replace(RECORDS, user_sampling=0.5)
+HOME = replace(AVG, weighting="home")
 LATTICE = Lattice(count_cap=3, attempts=20)
+SELECT = Select()
 PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
 
 
@@ -51,11 +54,13 @@ def run(
 
 
 def in_clear(
-    aggregator: Lattice | Paillier, drawn: dict[int, np.ndarray] | None = None
-) -> LatticeInClear | PaillierInClear:
+    aggregator: Lattice | Paillier | Select, drawn: dict[int, np.ndarray] | None = None
+) -> LatticeInClear | PaillierInClear | SelectInClear:
     """The twin with the same settings; `drawn`: what was sampled, by round, where nobody knew it."""
-    twin = LatticeInClear if isinstance(aggregator, Lattice) else PaillierInClear
-    made = twin(**{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init})
+    twins = {"lattice": LatticeInClear, "paillier": PaillierInClear, "select": SelectInClear}
+    made = twins[aggregator.name](
+        **{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init}
+    )
     object.__setattr__(made, "drawn", drawn)
     return made
 
