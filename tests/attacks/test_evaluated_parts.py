@@ -351,3 +351,72 @@ def test_each_evaluation_is_charged_once_for_all_its_parts(tmp_path: Path):
         assert sum(c.evaluation is not None for c in ledger.history) == 3
     epsilon = compute_epsilon(list(charges.items()), 1e-5, "rdp")
     assert result.guarantees["released"].epsilon == pytest.approx(epsilon, rel=1e-6)
+
+
+# --- labels, budgets, and ids that are not recognized ---
+
+
+def with_labels(federation: Federation, labels: list[int]) -> Federation:
+    """The first silo's held-out records get these labels first, all of person 0."""
+    first, *others = federation.silos
+    held = first.held_out
+    y, user = held.y.copy(), held.user.copy()
+    y[: len(labels)], user[: len(labels)] = labels, 0
+    return replace(federation, silos=(replace(first, test=SiloData(first.name, held.x, y, user)), *others))
+
+
+@pytest.mark.parametrize("label", [-1, 2, 7])
+def test_a_held_out_label_of_no_class_is_refused(label):
+    """It would count in the rows of other persons, and one person would move the counts by many clips."""
+    with refused("data.federation") as error:
+        with_labels(federation_of(), [label])
+    assert f"label {label} is outside 0..1" in str(error.value)
+
+
+def test_a_label_that_nobody_checked_moves_no_other_persons_row(monkeypatch):
+    """A data set of a plug-in may have passed no check: what is counted stays in the row of whose record it is."""
+    monkeypatch.setattr(Federation, "_check", lambda *_, **__: None)
+    evaluation, federation = make(5.0, by_silo=True), federation_of()
+    spec = prepare_run(federation, logistic_task(), AVG, rounds=1, evaluation=evaluation).evaluation_spec
+    sums, whole = [], spec.method.spread(spec.population)
+    for labels in ([0] * 39, [2 * k + 1 for k in range(1, 40)], [-k for k in range(1, 40)]):
+        sums.append(evaluate(with_labels(federation, labels), evaluation)[1] / whole)
+    # Records of one person in one silo change: a row of at most a clip becomes another one.
+    for other in sums[1:]:
+        assert np.linalg.norm(other - sums[0]) <= 2 * spec.bounds.clip
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+@pytest.mark.parametrize("by_silo", [False, True])
+def test_an_evaluation_that_the_budget_forbids_does_not_end_the_run(aggregator, by_silo):
+    """The next one has its number: silos expect every number, and the last is paid by what was reserved."""
+    method = replace(AVG, noise_multiplier=20.0, server_learning_rate=1.0)
+    train_with = {"rounds": 6, "aggregator": aggregator, "seed": 0, "accountant": "rdp"}
+    once = train(
+        federation_of(), logistic_task(), method, evaluation=make(2.0, by_silo=by_silo), **train_with
+    )
+    budget = {"epsilon": once.epsilon * 1.05, "delta": 1e-5}
+    often = make(2.0, by_silo=by_silo, every=2)
+    result = train(federation_of(), logistic_task(), method, evaluation=often, budget=budget, **train_with)
+    assert result.epsilon <= budget["epsilon"]
+    measured = [row["round"] for row in result.metrics if row.get("metrics")]
+    assert measured[-1] == result.metrics[-1]["round"]
+    assert len(measured) < 3, "one was forbidden"
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+def test_two_ids_in_one_silo_move_counts_side_by_side_as_far_as_is_printed(aggregator):
+    """One id has a row in every silo's block, the second one in the first silo's alone: √(2² + S − 1) of √S."""
+    # The training costs little, so that what is printed is about the counts.
+    noise = {"plain": 1e4, "masked": 300.0}[aggregator]
+    method = replace(AVG, noise_multiplier=noise, server_learning_rate=1.0)
+    result = train(
+        federation_of(), logistic_task(), method, rounds=1, aggregator=aggregator, accountant="rdp",
+        evaluation=make(2.0, by_silo=True), seed=0,
+    )  # fmt: skip
+    for adversary, silos in (("released", SILOS), ("server", SILOS), ("silo", SILOS - 1)):
+        guarantee = result.guarantees[adversary]
+        printed = {row["case"]: row["epsilon"] for row in guarantee.linkage}["two ids in one silo"]
+        # Another silo subtracts its own block; of the noise of the others each block has its own.
+        multiplier = 2.0 * math.sqrt(SILOS / silos) / math.sqrt((silos + 3) / silos)
+        assert printed >= compute_epsilon([(Gaussian(multiplier), 1)], guarantee.delta, "rdp") * (1 - 1e-6)

@@ -143,12 +143,13 @@ class Federation(Settings):
                 f"silo {silo.name!r}: labels are {silo.y.dtype} but classes is {self.classes}; give int64 class "
                 "numbers, or classes=None"
             )
-        wrong = silo.y[(silo.y < 0) | (silo.y >= self.classes)]
-        if wrong.size:
-            raise self._make_error(
-                f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; correct the label or the "
-                "public number of classes"
-            )
+        for labels in (silo.y, silo.held_out.y):
+            wrong = labels[(labels < 0) | (labels >= self.classes)]
+            if wrong.size:
+                raise self._make_error(
+                    f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; correct the label or the "
+                    "public number of classes"
+                )
 
     def _check_held_out_persons(self) -> None:
         """Refuse a number of a person that belongs to neither numbering: that of the users, and one of their own."""

@@ -37,7 +37,8 @@ def iterate_count_rows(
     """
     if len(unit) == 0:
         return
-    cells = cells.reshape(len(unit), -1)
+    # A cell beyond the table would be one of another unit's row, which then moves by records that are not its own.
+    cells = cells.reshape(len(unit), -1).clamp(0, size - 1)
     values = torch.ones(1, 1).double().expand_as(cells) if values is None else values.reshape(cells.shape)
     # Sorted by unit, so that a chunk of units is a slice, and rows are made for few units at a time.
     order = torch.argsort(unit, stable=True)

@@ -320,7 +320,7 @@ class UldpAvg(base.Method):
         if self.weighting == "uniform":
             in_sum = base.count_honest_shares(view)
             # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
-            one = math.sqrt((view.silos + 3) / view.silos) if view.sees_shares else (in_sum + 1) / in_sum
+            one = math.sqrt((in_sum + 3) / in_sum) if view.sees_shares else (in_sum + 1) / in_sum
             factors = {"two ids in one silo": one, "two ids in every silo": 2.0}
         else:
             factors = {f"{ids} ids over all silos": float(ids) for ids in (2, 3, 4)}

@@ -147,8 +147,17 @@ class DerivedGuarantee:
         # The largest cost: the fewer silos are in a sum, the more one id too many counts.
         view = self.spec.views(self.spec.min_silos)[self.adversary]
         find_cases = self.spec.method.linkage_cases
+        # Counts of each silo are seen side by side, as shares are, also where the training shows their sum alone.
+        settings = self.spec.evaluation
+        side_by_side: Collection[Event] = ()
+        if settings is not None and settings.by_silo:
+            side_by_side = self.charges.evaluations.get(self.adversary, {}).keys()
+        apart = replace(view, sees_shares=True)
         # Every charge has the same cases in the same order; ε of a case is that of all its events together.
-        by_charge = [(find_cases(event, view), count) for event, count in self._charged.items()]
+        by_charge = [
+            (find_cases(event, apart if event in side_by_side else view), count)
+            for event, count in self._charged.items()
+        ]
         rows = []
         for alike in zip(*(cases for cases, _ in by_charge), strict=True):
             events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
