@@ -2,6 +2,7 @@
 
 Everything is counted: keys, sessions, transfers, encoded and signed messages, verification, decryption. CPU seconds of
 all parties in one process; a run is measured with none, one and two rounds, so that set-up and rounds come apart.
+Bytes are those of one round over all silos, both ways, with signatures and the model.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from silodp.aggregators import Aggregator, Lattice, Masked, Paillier, Plain
+from silodp.aggregators import Aggregator, Lattice, Masked, Paillier, Plain, Select
 from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train
-from silodp.training.losses import cross_entropy
+from silodp.training.losses import binary_cross_entropy, cross_entropy
 from silodp.training.models import cnn_mnist
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
@@ -52,8 +53,14 @@ def cpu(work: Callable[[], object]) -> tuple[float, float]:
 def phases(federation: Federation, task: Task, method: UldpAvg, aggregator: Aggregator) -> dict[str, float]:
     """Seconds of set-up, and of one more round after the first."""
 
+    travelled: dict[str, int] = {}
+
+    def play(rounds: int) -> None:
+        result = train(federation, task, method, rounds=rounds, aggregator=aggregator, seed=0)
+        travelled.update(result.metrics[-1].get("bytes", {}))
+
     def run(rounds: int) -> tuple[float, float]:
-        return cpu(lambda: train(federation, task, method, rounds=rounds, aggregator=aggregator, seed=0))
+        return cpu(lambda: play(rounds))
 
     nothing, one, two = run(0), run(1), run(2)
     return {
@@ -61,7 +68,40 @@ def phases(federation: Federation, task: Task, method: UldpAvg, aggregator: Aggr
         "first round, CPU s": one[0] - nothing[0],
         "next round, CPU s": two[0] - one[0],
         "next round, wall s": two[1] - one[1],
+        **{f"bytes {way} a round": size for way, size in travelled.items()},
     }
+
+
+def heart() -> list[dict[str, Any]]:
+    """Logistic regression on real tables of four hospitals, 50 persons: the smallest models that people train."""
+    if not (DATA / "heart_disease").exists():
+        return []
+    federation = replace(benchmarks.heart_disease(root=DATA, users=50), test=None)
+    task = Task(torch.nn.Linear(federation.silos[0].x.shape[1], 1), binary_cross_entropy())
+    home = replace(METHOD, weighting="home")
+    cases: list[tuple[Aggregator, UldpAvg]] = [(Masked(), home), (Select(), home), (Lattice(), METHOD)]
+    return [
+        {
+            "run": f"heart, d = {task.size}, U = 50, S = 4, weights {method.weighting}",
+            "aggregator": aggregator.name,
+        }
+        | phases(federation, task, method, aggregator)
+        for aggregator, method in cases
+    ]
+
+
+def select() -> list[dict[str, Any]]:
+    """Homes against weights by records, where U·d grows: 1.4·10⁵, 2·10⁶, 10⁷."""
+    rows = []
+    for users, features in ((1_000, 69), (100, 10_000), (1_000, 5_000)):
+        federation = zipf_federation(users, 5, features, 5 * users)
+        task = Task(torch.nn.Linear(features, 2), cross_entropy())
+        for aggregator, weighting in ((Select(), "home"), (Lattice(count_cap=50), "records")):
+            rows.append(
+                {"run": f"linear, d = {task.size}, U = {users}, S = 5", "aggregator": aggregator.name}
+                | phases(federation, task, replace(METHOD, weighting=weighting), aggregator)
+            )
+    return rows
 
 
 def linear() -> list[dict[str, Any]]:
@@ -103,7 +143,7 @@ def small() -> list[dict[str, Any]]:
 
 def measure() -> list[dict[str, Any]]:
     """All of them."""
-    return small() + linear() + mnist()
+    return heart() + small() + select() + linear() + mnist()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Attacks on `select`: the rules that hide every person's row, each with what happens where it is broken.
 
 What the server holds of a person is a correction, a row under two streams of which it knows one. The rules are those of
-docs/protocols.md, section 4; every test fails without its rule.
+docs/protocols.md, section 7; every test fails without its rule.
 """
 
 from dataclasses import replace

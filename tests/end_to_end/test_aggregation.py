@@ -441,7 +441,9 @@ def test_a_rate_that_cells_cannot_give_is_one_sentence(
                 "--set", "method.weighting=records", "--set", f"method.user_sampling={rate}",
             )  # fmt: skip
             assert_sentence(done, said)
-    with pytest.raises(SilodpError, match=r"aggregation.hidden_sample is a setting of paillier and lattice"):
+    with pytest.raises(
+        SilodpError, match=r"aggregation.hidden_sample is a setting of select and paillier and lattice"
+    ):
         load_config(config, ["aggregator=masked", settings])
 
 

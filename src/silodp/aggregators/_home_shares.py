@@ -2,7 +2,7 @@
 
 Set-up: masked classes of counts to the server, then two lookups in silo 0's tables.
 
-Source: docs/protocols.md, section 4.
+Source: docs/protocols.md, section 7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With `lattice` and `paillier` the server sends encryptions in a round (of its share of 1/N[u], or of the blinded 1/N[u],
 for every person). Every silo multiplies them by n[s,u] times the person's clipped row on a grid, and adds noise, masks
-and a seal (docs/protocols.md, sections 3 to 6).
+and a seal (docs/protocols.md, sections 3 to 5). `select` needs no encryption (section 7).
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class EncryptedWeighting(PrivateWeighting):
         The uniform part of the noise, as wide as such a unit, is not counted as protection. It lets a row move the
         rounded sum by up to √d more, which the sensitivity includes.
 
-        Source: docs/protocols.md, sections 3 and 5; docs/privacy.md, section 3.
+        Source: docs/protocols.md, sections 3 and 4; docs/privacy.md, section 3.
         """
         p = self.parameters(spec)
         event, reach = spec.method.dp_event(view), p.sensitivity / p.row_bound

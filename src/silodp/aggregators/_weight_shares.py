@@ -6,7 +6,7 @@ the first on the roster; it must answer every round if users are sampled.
 
 The words are weights ⌊2^k/N[u]⌋ (`_reciprocal_shares`) or homes (`_home_shares`).
 
-Source: docs/protocols.md, sections 3 and 4.
+Source: docs/protocols.md, sections 3 and 7.
 """
 
 from __future__ import annotations

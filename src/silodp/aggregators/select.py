@@ -6,7 +6,7 @@ who are at home there; it gets them as shares of a sum, and the silo's share com
 in `masked`. All persons' rows are sent, U·d words a silo, so `select` is for models and populations of U·d up to 10⁷;
 `lattice` is for larger ones.
 
-Source: docs/protocols.md, section 4.
+Source: docs/protocols.md, section 7.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MAX_UNITS = 1 << 16  # grid steps to the clip: with them, words of 32 bits hold
 class Select(_private_weights.PrivateWeighting):
     """Private weighting of small models: each person counts in their home silo alone, and nobody learns where that is.
 
-    Source: docs/protocols.md, section 4; products by correlated transfers as in Gilboa (CRYPTO 1999).
+    Source: docs/protocols.md, section 7; products by correlated transfers as in Gilboa (CRYPTO 1999).
 
     Args:
         min_silos: m, the smallest number of silos whose answers are added up (None: all must answer).

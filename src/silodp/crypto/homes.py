@@ -9,7 +9,7 @@ Set-up: the server gets every silo's classes under masks of the silos. For each 
 two wins, and for each silo whether it has won against all others; silo 0 offers the tables, and every entry that the
 server opens is masked. So the server learns nothing, and no silo gets an answer that depends on anybody's counts.
 
-Sources: docs/protocols.md, section 4; Naor and Pinkas, "Oblivious Transfer and Polynomial Evaluation" (STOC 1999), for
+Sources: docs/protocols.md, section 7; Naor and Pinkas, "Oblivious Transfer and Polynomial Evaluation" (STOC 1999), for
 the lookups.
 """
 

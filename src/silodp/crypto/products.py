@@ -7,7 +7,7 @@ server takes G(k_a) + a·correction, which is a·x + G(k_0). Numbers are words m
 
 A pair of keys serves one row: two corrections under the same keys would show the difference of two rows.
 
-Sources: docs/protocols.md, section 4; Gilboa, "Two Party RSA Key Generation" (CRYPTO 1999), section 4.1, by correlated
+Sources: docs/protocols.md, section 7; Gilboa, "Two Party RSA Key Generation" (CRYPTO 1999), section 4.1, by correlated
 transfers as in Asharov, Lindell, Schneider and Zohner, "More Efficient Oblivious Transfer" (CCS 2013), section 5.1.
 """
 

@@ -37,7 +37,7 @@ def test_what_is_not_there_is_missed() -> None:
         )
         == []
     )
-    assert missing("docs/protocols.md,\n    sections 3 and 7") == [r"protocols: ^## 7\. "]
+    assert missing("docs/protocols.md,\n    sections 3 and 8") == [r"protocols: ^## 8\. "]
     assert missing("docs/protocols.md, section 99.") == [r"protocols: ^## 99\. "]
     assert missing("docs/privacy.md, section 4, Z)") == [r"privacy: ^\*\*Z: "]
     assert missing('docs/decoupled.md, "The proof"') == [r"decoupled: ^\*\*The\ proof\*\*"]
