@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "aggregator", ["masked", "lattice", "paillier", "masked evaluated", "plain evaluated"]
+    "aggregator", ["masked", "lattice", "paillier", "select", "masked evaluated", "plain evaluated"]
 )
 def test_kill_9_loses_nothing_and_charges_once(aggregator):
     """At every eleventh of a run's operations on disk the process dies, and once more when it is resumed."""

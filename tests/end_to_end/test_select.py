@@ -26,19 +26,6 @@ SAMPLED_HOME = replace(HOME, user_sampling=0.5)
 HIDDEN = replace(SELECT, hidden_sample=10)
 
 
-@pytest.fixture(autouse=True)
-def one_order(monkeypatch):
-    """The public order of equal classes, which is of a session, is the same in the run and its twin in clear."""
-
-    def order(self):
-        drawn = np.random.default_rng(self.users).permuted(
-            np.tile(np.arange(self.silos), (self.users, 1)), axis=1
-        )
-        return drawn.T.astype(np.uint64)
-
-    monkeypatch.setattr(HomeParameters, "order", order)
-
-
 def assert_as_in_clear(aggregator, method, federation: Federation | None = None, rounds=2) -> None:
     ratio = aggregator.sampling_ratio(method)
     if ratio is None:

@@ -95,11 +95,13 @@ LATTICE = (
 count_cap = 40
 attempts = 20"""
 )
+SELECT = config(AVG, head='aggregator = "select"\n', more='weighting = "home"')
 LONG = MASKED.replace("rounds = 3", "rounds = 12")
 RUNS = {
     "plain": PLAIN,
     "masked": MASKED,
     "lattice": LATTICE,
+    "select": SELECT,
     "sampled": config(AVG, more="user_sampling = 0.5"),
     "rpdp": config(RPDP, data='allocation = "own"'),
     "ddp masked": config(DDP, head='aggregator = "masked"\n', data='allocation = "own"'),

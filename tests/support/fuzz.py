@@ -27,7 +27,7 @@ from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, DeliveryFailure, SignedParty, _sign_bytes, sign, verify
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties, Recording
+from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, SELECT, Parties, Recording
 
 RUNS = {
     "plain": (Plain(), SAMPLED),
@@ -36,6 +36,7 @@ RUNS = {
     "lattice hidden": (HIDDEN["lattice"], HALF),
     "paillier": (PAILLIER, RECORDS),
     "paillier hidden": (HIDDEN["paillier"], HALF),
+    "select": (SELECT, replace(HOME, user_sampling=0.5)),
 }
 _JSON = (
     None, True, False, 0, -1, 1, 2**53, 2**64, 10**400, 0.5, float("nan"), float("inf"), "", "silo0", "0" * 64,

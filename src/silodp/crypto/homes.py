@@ -2,7 +2,7 @@
 
 Of every user the server comes to hold a word η_u of S bits and the silos a word θ_u, uniform each; bit s of η_u ⊕ θ_u
 is 1 for one silo alone, the home of u. Counts are compared by classes: 0; 1; 2; 3 to 4; 5 to 8; 9 to 16; 17 to 32; 33
-and more. Of equal classes that silo is first which a public order says, drawn for each user from the session. Who has
+and more. Of equal classes that silo is first which a public order says, drawn for each user from S and U alone. Who has
 no records anywhere is at home somewhere, and contributes nothing.
 
 Set-up: the server gets every silo's classes under masks of the silos. For each pair of silos it looks up which of the
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.shares import FirstSilo, ShareParameters, ShareServer, SiloShares
-from silodp.crypto.streams import Bytes, Words, derive_key, draw_words
+from silodp.crypto.streams import KEY_BYTES, Bytes, Words, derive_key, draw_words
 from silodp.errors import require
 
 CLASSES = 8
@@ -87,8 +87,8 @@ class HomeParameters(ShareParameters):
 
     def order(self) -> Words:
         """Return the public order (S, U) of each user's silos among equal classes: the larger number is the home."""
-        # Public, but of this session alone: no silo can be first of all for everyone.
-        key = derive_key(self.session, "order of homes")
+        # Public, random for each user, and the same in every session: a run that is repeated has the same homes.
+        key = derive_key(bytes(KEY_BYTES), "order of homes", self.silos, self.users)
         drawn = draw_words(key, self.silos * self.users, np.uint64).reshape(self.silos, self.users)
         # The last bits tell the silos apart, so that no two numbers of a user are equal.
         return drawn >> np.uint64(6) << np.uint64(6) | np.arange(self.silos, dtype=np.uint64)[:, None]
