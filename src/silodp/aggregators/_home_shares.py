@@ -14,7 +14,7 @@ import numpy as np
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer, blame_silo
 from silodp.aggregators._private_weights import PrivateWeighting
-from silodp.aggregators._weight_shares import BASE_TYPE, ServerShares, SharedWeightsSilo, lookup_type
+from silodp.aggregators._weight_shares import ServerShares, SharedWeightsSilo, base_type, lookup_type
 from silodp.aggregators.base import SiloContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.homes import CLASSES, HomeParameters
@@ -90,4 +90,4 @@ def home_types(spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
         return (classes,)
     comparisons = lookup_type("comparisons", users * len(parameters.pairs), CLASSES**2, width=1)
     homes = lookup_type("homes", users * parameters.silos, parameters.wins, width=1)
-    return BASE_TYPE, classes, comparisons, homes
+    return base_type(), classes, comparisons, homes

@@ -1,4 +1,4 @@
-"""User sampling with a sample that no party knows, for `lattice` and `paillier` (docs/protocols.md, section 5).
+"""User sampling with a sample that no party knows, for private weighting (docs/protocols.md, section 5).
 
     set-up   base transfers, with which silo 0, the first on the roster, later chooses entries of the server
     round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;

@@ -137,11 +137,11 @@ class PrivateWeighting(attempts.MaskedAggregator):
         """
         bounds = spec.bounds
         if bounds is None or spec.method.weight_rule not in self.weight_rules:
-            known = " and ".join(f"'{name}'" for rule in self.weight_rules for name in _WEIGHTINGS[rule])
-            first = _WEIGHTINGS[self.weight_rules[0]][0]
+            known = [f"'{name}'" for rule in self.weight_rules for name in _WEIGHTINGS[rule]]
             raise SilodpError(
-                f"aggregator = '{self.name}' computes and hides the weights {known} alone, and {spec.method.name} as "
-                f"it is set has others or none: set weighting = '{first}' (uldp-avg, uldp-sgd), or another aggregator.",
+                f"aggregator = '{self.name}' computes and hides the weights {' and '.join(known)} alone, and "
+                f"{spec.method.name} as it is set has others or none: set weighting = {' or '.join(known)} (uldp-avg, "
+                "uldp-sgd), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from silodp.aggregators import _private_weights
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer, blame_silo
-from silodp.aggregators._weight_shares import BASE_TYPE, ServerShares, SharedWeightsSilo, lookup_type
+from silodp.aggregators._weight_shares import ServerShares, SharedWeightsSilo, base_type, lookup_type
 from silodp.aggregators.base import SiloContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -133,4 +133,4 @@ def weight_types(spec: RunSpec, constants: ShareConstants, is_first: bool) -> tu
     counts = MessageType("masked counts", MessageSchema({"session": is_digest}), masked)
     if not is_first:
         return (counts,)
-    return BASE_TYPE, counts, lookup_type("reciprocals", users, parameters.modulus)
+    return base_type(), counts, lookup_type("reciprocals", users, parameters.modulus)

@@ -12,8 +12,9 @@ Source: docs/protocols.md, sections 3 and 7.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +46,40 @@ from silodp.wire.store import get_or_make
 
 _USE = "sample of the round"
 _SHARES = "weights/shares"
-BASE_TYPE = session_type("base", {"offer": Blob.of(ot.OFFER_BYTES)}, {"reply": Blob.of(ot.REPLY_BYTES)})
-"""The type of the set-up message for the base transfers in which the server chooses."""
+_BASE = "base"
+
+
+def base_type(name: str = _BASE) -> MessageType:
+    """Return the type of a message of the set-up for base transfers in which the server chooses."""
+    return session_type(name, {"offer": Blob.of(ot.OFFER_BYTES)}, {"reply": Blob.of(ot.REPLY_BYTES)})
+
+
+def make_base_transfers(
+    spec: RunSpec, context: ServerContext, info: SessionInfo, kind: str, purpose: str, names: Sequence[str]
+) -> dict[str, ot.TransferReceiver]:
+    """Make base transfers in which the server chooses, with each of some silos its own.
+
+    Silos that had them in common could open what the server chose from another one.
+
+    Args:
+        spec: the public constants of the run.
+        context: the server.
+        info: the session.
+        kind: the name of the message, see `base_type`.
+        purpose: of the transfers, see `ot.BaseTransfers`.
+        names: of the silos.
+    """
+    bases = {name: ot.BaseTransfers(bytes.fromhex(info.session), purpose) for name in names}
+    named = {"session": info.session}
+    requests = {
+        name: Message(kind, spec.run, 0, info.number, named, blobs={"offer": own.offer})
+        for name, own in bases.items()
+    }
+    answers = context.ask_all(requests)
+    return {
+        name: blame_silo(name, partial(own.receiver, answers[name].blobs["reply"]))
+        for name, own in bases.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -67,7 +100,9 @@ class ServerShares:
     def set_up(self, info: SessionInfo) -> None:
         """Make base transfers with silo 0, and obtain one share per user."""
         parameters = self.parameters(bytes.fromhex(info.session))
-        server = ShareServer(parameters, make_base_transfers(self, info))
+        zero = self.spec.names[0]
+        receivers = make_base_transfers(self.spec, self.context, info, _BASE, SERVER_CHOOSES, (zero,))
+        server = ShareServer(parameters, receivers[zero])
         shares = self.exchange(info, server)
         # The counter after the set-up, so that a lookup of a round can never use the set-up's streams again.
         blobs, counter = {"receiver": server.receiver.pack()}, {"counter": server.receiver.counter}
@@ -139,14 +174,6 @@ class ServerShares:
         return Message.decode(stored)
 
 
-def make_base_transfers(shares: ServerShares, info: SessionInfo) -> ot.TransferReceiver:
-    """Make the base transfers with silo 0 in which the server chooses."""
-    zero, offers = shares.spec.names[0], OtServer(shares.spec, shares.context)
-    base = ot.BaseTransfers(bytes.fromhex(info.session), SERVER_CHOOSES)
-    offered = offers.ask(info, "base", offer=base.offer)
-    return blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
-
-
 class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
     """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round."""
 
@@ -154,7 +181,7 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
         self, aggregator: _private_weights.PrivateWeighting, spec: RunSpec, context: SiloContext
     ) -> None:
         super().__init__(aggregator, spec, context)
-        self.handlers = {**self.handlers, "base": self._base, "sample": self._sample}
+        self.handlers = {**self.handlers, _BASE: self._base, "sample": self._sample}
 
     @abstractmethod
     def share_parameters(self, session: Session) -> ShareParameters:
@@ -192,11 +219,15 @@ class SharedWeightsSilo(_private_weights.PrivateWeightingSilo):
             self._context.store.run.put(self._ended_key(request), b"ended")
             raise
 
-    def _base(self, request: Message) -> Message:
+    def accept_transfers(self, request: Message, purpose: str, key: str) -> Message:
+        """Answer an offer of base transfers, and store this silo's side of them under a key for one session."""
         session = self._member.session_of(request)
-        sender, reply = ot.TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
-        self._context.store.run.put(self._transfers_key(request), sender.pack())
+        sender, reply = ot.TransferSender.accept(session.transcript, purpose, request.blobs["offer"])
+        self._context.store.run.put(key, sender.pack())
         return request.reply(reply=reply)
+
+    def _base(self, request: Message) -> Message:
+        return self.accept_transfers(request, SERVER_CHOOSES, self._transfers_key(request))
 
     def _sample(self, request: Message) -> Message:
         choices = self._choices

@@ -198,7 +198,7 @@ def _find_aggregator(spec: RunSpec) -> base.Aggregator:
     if found is None:
         raise SilodpError(
             f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
-            'evaluation.across = "local" or "none", or choose plain, masked, lattice or paillier.',
+            'evaluation.across = "local" or "none", or choose plain, masked, select, lattice or paillier.',
             code="evaluation.aggregator",
             field="evaluation.across",
         )

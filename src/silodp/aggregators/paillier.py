@@ -106,9 +106,7 @@ class Paillier(_private_weights.EncryptedWeighting):
                 more than 1/64 to the sensitivity.
         """
         bounds = self.bounds_of(spec)
-        # Above the finest grid the noise could not be drawn exactly.
-        finest = Quantizer.from_bounds(bounds).units
-        grid = Quantizer.from_bounds(bounds, min(finest, _MAX_UNITS) if self.units is None else self.units)
+        grid = Quantizer.from_bounds(bounds, self.units, _MAX_UNITS)
         if grid.units < 64 * math.sqrt(spec.sum_size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {spec.sum_size} parameters under "

@@ -36,7 +36,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits, compute_noise_variance
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, MessageType, session_type
+from silodp.wire.schemas import Blob, MessageType
 from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
@@ -47,6 +47,7 @@ ASSUMPTIONS = (
     "how long a silo takes may tell how many persons have records in it",
 )
 PRODUCTS = "server chooses among a silo's streams"  # purpose of the base transfers
+_BASE = "product base"  # the message that makes them
 _RECEIVER = "products/"
 _MAX_UNITS = 1 << 16  # grid steps to the clip: with them, words of 32 bits hold sums over 2^14 persons
 
@@ -94,16 +95,11 @@ class Select(_private_weights.PrivateWeighting):
 
     def grid(self, spec: RunSpec) -> Quantizer:
         """Return the grid of the rows."""
-        bounds = self.bounds_of(spec)
-        units = self.units
-        if units is None:
-            units = min(_MAX_UNITS, Quantizer.from_bounds(bounds).units)
-        return Quantizer.from_bounds(bounds, units)
+        return Quantizer.from_bounds(self.bounds_of(spec), self.units, _MAX_UNITS)
 
     def ring(self, spec: RunSpec) -> WordGroup:
         """Return the ring that rows and sums live in."""
-        bounds = self.bounds_of(spec)
-        bits = choose_ring_bits(bounds, self.grid(spec), spec.population.silos)
+        bits = choose_ring_bits(self.bounds_of(spec), self.grid(spec), spec.population.silos)
         return WordGroup(spec.sum_size, bits)
 
     def event(self, spec: RunSpec, view: View) -> Event:
@@ -134,8 +130,7 @@ class Select(_private_weights.PrivateWeighting):
 
     def setup_types(self, spec: RunSpec, is_first: bool) -> tuple[MessageType, ...]:
         """Return the messages by which server and silos come to share homes, and the base transfers of products."""
-        offer, reply = {"offer": Blob.of(ot.OFFER_BYTES)}, {"reply": Blob.of(ot.REPLY_BYTES)}
-        return *_home_shares.home_types(spec, is_first), session_type("product base", offer, reply)
+        return *_home_shares.home_types(spec, is_first), _weight_shares.base_type(_BASE)
 
     def sample_types(self, spec: RunSpec, choice: Mapping[str, Blob]) -> tuple[MessageType, ...]:
         """Return the server's lookup of the sampled shares in silo 0's tables; () where everyone takes part."""
@@ -171,15 +166,10 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
     def exchange_counts(self, context: base.ServerContext, session: SessionInfo) -> None:
         """Make shares of homes with silo 0, and base transfers with every silo."""
         self._shares(context).set_up(session)
-        # With each silo by itself: the silos of one common base could open each other's rows.
-        bases = {name: ot.BaseTransfers(bytes.fromhex(session.session), PRODUCTS) for name in self.spec.names}
-        named = {"session": session.session}
-        requests = {
-            name: Message("product base", self.spec.run, 0, session.number, named, blobs={"offer": one.offer})
-            for name, one in bases.items()
-        }
-        for name, answer in context.ask_all(requests).items():
-            receiver = blame_silo(name, partial(bases[name].receiver, answer.blobs["reply"]))
+        receivers = _weight_shares.make_base_transfers(
+            self.spec, context, session, _BASE, PRODUCTS, self.spec.names
+        )
+        for name, receiver in receivers.items():
             context.store.run.put(_RECEIVER + name, receiver.pack())
 
     def request(
@@ -235,7 +225,7 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
 
         # The same bytes in every attempt at a release: two choices under one counter show where they differ.
         store = context.store.round(attempt.round)
-        return Message.decode(get_or_make(store, f"choices/{attempt.release}/{name}", choose))
+        return Message.decode(get_or_make(store, _choices_key(attempt, name), choose))
 
     def _keep(
         self, context: base.ServerContext, attempt: RoundAttempt, answers: Mapping[str, Message]
@@ -249,15 +239,23 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
         for name, answer in answers.items():
             if store.get(_product_key(attempt, name)) is not None:
                 continue
-            kept = Message.decode(store.get(f"choices/{attempt.release}/{name}") or b"")
+            kept = Message.decode(store.get(_choices_key(attempt, name)) or b"")
             keys, bits, corrections = kept.arrays["keys"], kept.arrays["bits"], answer.blobs["corrections"]
             share = blame_silo(name, partial(add_products, keys, bits, corrections, ring))
             stored = Message("kept", self.spec.run, arrays={"share": share})
             store.put(_product_key(attempt, name), stored.encode())
 
 
+def _choices_key(attempt: RoundAttempt, name: str) -> str:
+    return f"choices/{attempt.release}/{name}"
+
+
 def _product_key(attempt: RoundAttempt, name: str) -> str:
     return f"product/{attempt.release}/{name}"
+
+
+def _hash_choices(request: Message) -> np.ndarray:
+    return np.frombuffer(hashlib.sha256(request.blobs[base.CHOICES_BLOB]).digest(), np.uint8)
 
 
 class _Silo(_home_shares.HomeSilo):
@@ -266,15 +264,14 @@ class _Silo(_home_shares.HomeSilo):
     def __init__(self, aggregator: Select, spec: RunSpec, context: base.SiloContext) -> None:
         super().__init__(aggregator, spec, context)
         self._ring = aggregator.ring(spec)
-        self.handlers = {**self.handlers, "product base": self._product_base}
+        self.handlers = {**self.handlers, _BASE: self._product_base}
 
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: base.LocalUpdateFn
     ) -> tuple[Message, int]:
         """Answer an update: rows of all persons under two streams, and this silo's share, noise in it, masked."""
         drawn = self.get_or_draw(request, attempt, lambda: self._multiply(request, attempt, work))
-        choices = np.frombuffer(hashlib.sha256(request.blobs[base.CHOICES_BLOB]).digest(), np.uint8)
-        if not np.array_equal(choices, drawn["choices"]):
+        if not np.array_equal(_hash_choices(request), drawn["choices"]):
             raise SilodpError(
                 f"silo '{session.name}' was sent other choices for a release of round {attempt.round + 1} than before: "
                 "with both the server could read rows; nothing was sent.",
@@ -294,8 +291,7 @@ class _Silo(_home_shares.HomeSilo):
     ) -> dict[str, np.ndarray]:
         """Return the corrections and the noisy share of one release."""
         ring, grid = self._ring, self._aggregator.grid(self._spec)
-        choices = request.blobs[base.CHOICES_BLOB]
-        rows = MaskedRows.begin(self._open_transfers(request, attempt.release, choices), ring)
+        rows = MaskedRows.begin(self._open_transfers(request, attempt.release), ring)
         update, stream = _private_weights.compute_rows(work, attempt.release)
         noise = draw_skellam(ring.size, compute_noise_variance(update.bounds, grid), stream)
         share = ring.add(rows.share, ring.from_integers(noise))
@@ -309,7 +305,7 @@ class _Silo(_home_shares.HomeSilo):
         return {
             "share": share,
             "corrections": rows.corrections,
-            "choices": np.frombuffer(hashlib.sha256(choices).digest(), np.uint8),
+            "choices": _hash_choices(request),
             "attempt": np.array([attempt.attempt]),
             "refused": np.array(refused),
         }
@@ -321,7 +317,7 @@ class _Silo(_home_shares.HomeSilo):
         here: np.ndarray = homes[session.roster.index(session.name)]
         return here
 
-    def _open_transfers(self, request: Message, release: int, choices: bytes) -> np.ndarray:
+    def _open_transfers(self, request: Message, release: int) -> np.ndarray:
         """Return both keys of each person's transfer in a release, shape (2, U, 32).
 
         Raises:
@@ -330,7 +326,7 @@ class _Silo(_home_shares.HomeSilo):
         counter = self._aggregator.product_counter(self._spec, request.round, release)
         sender = self._load_transfers(request, counter)
         try:
-            return sender.keys(counter, self._spec.population.users, choices)
+            return sender.keys(counter, self._spec.population.users, request.blobs[base.CHOICES_BLOB])
         except SilodpError:
             # A failed check ends the transfers for good: it has told a cheat one bit of what they rest on.
             if sender.has_ended:
@@ -350,10 +346,7 @@ class _Silo(_home_shares.HomeSilo):
         return ot.TransferSender.unpack(packed, counter)
 
     def _product_base(self, request: Message) -> Message:
-        session = self._member.session_of(request)
-        sender, reply = ot.TransferSender.accept(session.transcript, PRODUCTS, request.blobs["offer"])
-        self._context.store.run.put(self._products_key(request), sender.pack())
-        return request.reply(reply=reply)
+        return self.accept_transfers(request, PRODUCTS, self._products_key(request))
 
     def _products_key(self, request: Message) -> str:
         return f"products/{request.fields['session']}"

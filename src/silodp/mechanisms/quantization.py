@@ -52,8 +52,13 @@ class Quantizer:
     units: int
 
     @classmethod
-    def from_bounds(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
+    def from_bounds(cls, bounds: Bounds, units: int | None = None, max_units: int = MAX_UNITS) -> Quantizer:
         """Return the finest grid, a power of two, whose noise can be drawn exactly, or the grid of the given `units`.
+
+        Args:
+            bounds: of the rows, with the noise of a share.
+            units: grid steps to the clip; None: the finest, with at most `max_units`.
+            max_units: a power of two.
 
         Raises:
             SilodpError: with 2^12 steps or more the variance of the noise would exceed 1e12, or it does so on
@@ -63,7 +68,7 @@ class Quantizer:
         finest = math.sqrt(MAX_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
         at_fault = "noise_multiplier" if units is None else "units"
         if units is None:
-            units = 1 << int(math.log2(min(finest, MAX_UNITS))) if finest >= 1 else 0
+            units = 1 << int(math.log2(min(finest, max_units))) if finest >= 1 else 0
         # With a power of two, clip/units and all products with it are exact in floating point.
         if units & (units - 1):
             raise SilodpError(

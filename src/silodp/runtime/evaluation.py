@@ -152,14 +152,13 @@ class Evaluator:
                 return NOTHING_MEASURED
             # The last evaluation may spend what the ledger kept for it.
             self._charges.is_last = is_last
+            total = None
             # Asked before the number is spent: silos expect every number, and this one would be left out.
-            if not self._server.affords_round(number):
-                _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)
-                return NOTHING_MEASURED
-            state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
-            # Before any silo is asked: after a crash it is known which model the number is about.
-            self._store.run.put(f"{_BEGUN}{rounds}", f"{number} {begun}".encode())
-            total = self._server.run_round(number, params, state)
+            if self._server.affords_round(number):
+                state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
+                # Before any silo is asked: after a crash it is known which model the number is about.
+                self._store.run.put(f"{_BEGUN}{rounds}", f"{number} {begun}".encode())
+                total = self._server.run_round(number, params, state)
             if total is None:
                 _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)
                 return NOTHING_MEASURED

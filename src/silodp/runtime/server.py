@@ -293,7 +293,7 @@ class Server:
         """
         self.check_store_version(round_)
         # The number comes first: a round that was deleted but not counted would run again with another sample, and
-        # under `lattice` and `paillier` with one-time pads of silo 0 that were used before.
+        # under private weighting with one-time pads of silo 0 that were used before.
         completed, _ = self.participation.load_completed()
         if round_ > completed:
             self.participation.complete(round_)

@@ -127,8 +127,8 @@ def train(
         method: Unit of privacy, clipping and noise, for example `silodp.methods.UldpAvg(...)`.
         rounds: T; a budget may stop the run earlier.
         aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure
-            aggregation, with integer noise); "lattice" or "paillier": only the sum, weighted by record counts
-            that stay private. For settings other than the defaults pass an object, for example
+            aggregation, with integer noise); "select", "lattice" or "paillier": only the sum, weighted by record
+            counts that stay private. For settings other than the defaults pass an object, for example
             `silodp.aggregators.Lattice(...)`.
         budget: A `Budget`, or a dict with the keys "epsilon", "delta", "adversary"; the run stops before it
             would be exceeded.
