@@ -123,8 +123,9 @@ def base(method: str, aggregator: str = "plain", **fields: Any) -> dict[str, Any
         "data": {"source": "embedded", "users": 12, "silos": 3},
         "method": {"name": method, **OWN[method], **fields},
     }
-    if aggregator in ("lattice", "paillier") and "weighting" in get_fields(METHODS[method]):
-        values["method"]["weighting"] = "records"  # else they have nothing to hide
+    hidden = {"lattice": "records", "paillier": "records", "select": "home"}.get(aggregator)
+    if hidden is not None and "weighting" in get_fields(METHODS[method]):
+        values["method"]["weighting"] = hidden  # else they have nothing to hide
     if method.startswith("rpdp") or "personal" in fields:
         values["budgets"] = {
             "distribution": "three-levels",
