@@ -94,6 +94,10 @@ class LazyModule:
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)
 
+    def __reduce__(self) -> tuple[type[LazyModule], tuple[str]]:
+        # A copy has no name yet when `pickle` asks it for a method, and would look for its name for ever.
+        return LazyModule, (self._name,)
+
 
 def find_version() -> str:
     """Return the version of silodp; "0.0.0" in a checkout that is not installed."""

@@ -26,7 +26,7 @@ from silodp.config.resolve import ResolvedRun
 from silodp.config.schema import TaskSection
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.methods.base import supports_separate
+from silodp.methods.base import supports
 from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
@@ -128,7 +128,7 @@ def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: Me
         settings["aggregator"] = Plain()  # without privacy there is nothing to hide
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
     # Else the whole comparison would be refused for a method that cannot have it; the note says which.
-    settings["separate"] &= supports_separate(type(spec.method))
+    settings["separate"] &= supports(type(spec.method), "can_separate")
     budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
         events = prepare_run(federation, task, spec.method, **settings).round_events()
@@ -262,7 +262,9 @@ def _explain(
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
     of_persons = any(spec.method.unit == "user" for spec in specs)
     together = [
-        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
+        s.label
+        for s in specs
+        if config.separate and s.method.unit and not supports(type(s.method), "can_separate")
     ]
     untuned = [method["label"] for method in methods if method["untuned"]]
     found = [

@@ -110,7 +110,7 @@ def play(setting: str, directions: np.ndarray | None = None) -> Seen:
     """Run on canaries; `directions` (members, d) are theirs, by default one coordinate for each."""
     method, aggregator = METHODS[setting]
     models, shares, drawn = [], [], []
-    ask, compute = SignedChannel.ask, Silo._compute_release
+    ask, compute = SignedChannel.ask, Silo._prepare_release
 
     def asked(self, requests, timeout=None):
         answers, failures = ask(self, requests, timeout)
@@ -121,14 +121,14 @@ def play(setting: str, directions: np.ndarray | None = None) -> Seen:
 
     def computed(self, request, release):
         found = compute(self, request, release)
-        drawn.append(found[1].numpy()[:MEMBERS] > 0)
+        drawn.append(found.release.weights[:MEMBERS] > 0)
         return found
 
     # The gradient of a canary is −STEEP·x, wherever the model is.
     loss = Loss.per_record("canary", lambda outputs, steep: -(steep * outputs.flatten()))
     task = Task(torch.nn.Linear(SIZE, 1, bias=False), loss)
     federation = make_federation(np.eye(SIZE)[:MEMBERS] if directions is None else directions, setting)
-    with patch.object(SignedChannel, "ask", asked), patch.object(Silo, "_compute_release", computed):
+    with patch.object(SignedChannel, "ask", asked), patch.object(Silo, "_prepare_release", computed):
         result = train(federation, task, method, rounds=ROUNDS, aggregator=aggregator, seed=1)
     models.append(result.params.double().numpy())
     divisor = method.server_learning_rate * method.server_scale(FederationSize(SILOS, SIZE))

@@ -42,14 +42,14 @@ BOTH = pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, np.ndarray]]:
     """The silo, round and release of every training, and who has a weight above 0 in it: (U,) bool."""
     seen: list[tuple[str, int, int, np.ndarray]] = []
-    compute = Silo._compute_release
+    compute = Silo._prepare_release
 
     def watched(self: Silo, request: Message, release: int):
-        update, weights, stream = compute(self, request, release)
-        seen.append((self.name, request.round, release, weights.numpy() > 0))
-        return update, weights, stream
+        work = compute(self, request, release)
+        seen.append((self.name, request.round, release, work.release.weights > 0))
+        return work
 
-    monkeypatch.setattr(Silo, "_compute_release", watched)
+    monkeypatch.setattr(Silo, "_prepare_release", watched)
     return seen
 
 

@@ -73,7 +73,7 @@ def test_transfers_of_one_release_serve_no_other():
         if release == 0:  # as if what was drawn for the release were lost, and the store restored without it
             parties.store_of("silo1").round(0).drop("noisy/0")
         with refused("crypto.reused", "message.malformed"):
-            side.update(replayed, lambda r, asked=replayed: silo._compute_release(asked, r))
+            side.update(replayed, lambda r, asked=replayed: silo._prepare_release(asked, r))
 
 
 def test_corrections_are_repeated_to_the_byte_after_a_restart():
@@ -233,7 +233,7 @@ def test_a_failed_check_ends_a_silos_products_for_good():
     for choices, code in ((bad, "session.transfers_ended"), (good, "crypto.reused")):
         lie = replace(request, round=1, blobs={CHOICES_BLOB: choices})
         with refused(code):
-            side.update(lie, lambda r, lie=lie: silo._compute_release(lie, r))
+            side.update(lie, lambda r, lie=lie: silo._prepare_release(lie, r))
 
 
 @pytest.mark.parametrize("kind", ["base", "masked classes", "comparisons", "homes", "product base"])

@@ -66,13 +66,14 @@ class _Silo:
     handlers = {}  # noqa: RUF012
 
     def update(self, request: Message, work: LocalUpdateFn):
-        update, weights, noise = work(0)
+        own = work(0)
+        update, weights = own.compute_update(), torch.from_numpy(own.release.weights)
         if isinstance(update, LocallyNoisedUpdate):
             return request.answer(
                 integers=to_fixed_point(update.value, self.spec.population.silos)
             ), update.refused
         share = Quantizer.from_bounds(self.spec.bounds, self.aggregator.units).add_noise(
-            update, weights, noise
+            update, weights, own.noise
         )
         return request.answer(integers=share.value), share.refused
 
@@ -216,7 +217,8 @@ class _WeightedSilo:
         self.handlers = {"open": lambda request: request.answer()}
 
     def update(self, request: Message, work: LocalUpdateFn):
-        update, _, stream = work(request.fields["release"])
+        own = work(request.fields["release"])
+        update, stream = own.compute_update(), own.noise
         v, grid = [int(x) for x in request.fields["v"][self.name]], self.aggregator.grid(self.spec)
         total = np.array(self.aggregator.noise(self.spec, stream), dtype=object)
         refused = 0

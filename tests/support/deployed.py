@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from silodp.config.resolve import load_config
-from silodp.methods.base import supports_separate
+from silodp.methods.base import supports
 from silodp.runtime.train import train
 from support.consortium import Processes
 
@@ -120,7 +120,7 @@ def simulate(folder: Path, text: str) -> Path:
         settings.method,
         out=folder / "simulated",
         # As `silodp deploy init` sets it where the configuration says nothing.
-        **{**settings.settings(), "separate": supports_separate(type(settings.method))},
+        **{**settings.settings(), "separate": supports(type(settings.method), "can_separate")},
     )
     return folder / "simulated"
 

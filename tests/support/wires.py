@@ -32,8 +32,8 @@ class Wire(InProcess):
     to_silo: Tamper
     to_server: Tamper
 
-    def __init__(self, endpoints: Mapping[str, SignedParty]) -> None:
-        super().__init__(endpoints)
+    def __init__(self, endpoints: Mapping[str, SignedParty], at_once: int = 1) -> None:
+        super().__init__(endpoints, at_once)
         self.parties = dict(endpoints)
         type(self).last = self
 

@@ -315,10 +315,11 @@ class MultiplyingSilo(PrivateWeightingSilo):
 
 def compute_rows(work: base.LocalUpdateFn, release: int) -> tuple[ClippedRowStream, np.random.Generator]:
     """Return the clipped rows of every person for a release, and the stream of this silo's share of noise."""
-    update, _, stream = work(release)
+    own = work(release)
+    update = own.compute_update()
     if not isinstance(update, ClippedRowStream):
         raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-    return update, stream
+    return update, own.noise
 
 
 def integer_rows(update: ClippedRowStream, grid: Quantizer, refused: list[int]) -> Rows:

@@ -36,8 +36,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
-"""Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
+
+class LocalWork(Protocol):
+    """What a silo has to compute for one release of a round; nothing is computed before it is asked for."""
+
+    @property
+    def noise(self) -> np.random.Generator:
+        """The secret stream of this silo's share of the noise."""
+
+    def compute_update(self) -> Update:
+        """Return the silo's update; its rows come to this process."""
+
+    def make_share(self, add_noise: Callable[[Update, Tensor, np.random.Generator], T]) -> T:
+        """Return the noisy share that a function makes of the update, the weights (U,) float64 and `noise`.
+
+        The function can be pickled: it is called where the update is computed, unless that is in several places.
+        """
+
+
+LocalUpdateFn = Callable[[int], LocalWork]
+"""Release number of a round -> what the silo computes for it."""
 
 Handler = Callable[["Message"], "Message"]
 """Answer one kind of request."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,15 @@ from silodp.aggregators import attempts, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
-from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, choose_ring_bits, to_fixed_point
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, MessageSchedule, MessageSchema
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,11 +163,20 @@ class _Silo(attempts.MaskedSilo):
 
     def _draw_noisy(self, work: base.LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
         """Draw the noisy integers (d,) int64 of one release."""
-        update, weights, noise = work(release)
-        if isinstance(update, LocallyNoisedUpdate):
-            value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
-        else:  # the grid of all silos, although this one's share of noise may differ
-            grid = Quantizer.from_bounds(self._spec.bounds or update.bounds, self._aggregator.units)
-            share = grid.add_noise(update, weights, noise)
-            value, refused = share.value, share.refused
+        bounds = self._spec.bounds
+        # The grid of all silos, although this one's share of noise may differ.
+        grid = None if bounds is None else Quantizer.from_bounds(bounds, self._aggregator.units)
+        value, refused = work(release).make_share(partial(_make_integers, grid, self._spec.population.silos))
         return {"noisy": value, "refused": np.array([refused])}
+
+
+def _make_integers(
+    grid: Quantizer | None, silos: int, update: Update, weights: Tensor, noise: np.random.Generator
+) -> tuple[np.ndarray, int]:
+    """Return the noisy sum (d,) int64 of a silo among so many, and the number of refused rows."""
+    if isinstance(update, LocallyNoisedUpdate):
+        return to_fixed_point(update.value, silos), update.refused
+    if grid is None:
+        raise SilodpError("rows that are not noised need a method with bounds.", code="method.rows")
+    share = grid.add_noise(update, weights, noise)
+    return share.value, share.refused

@@ -119,7 +119,7 @@ class _PlainSilo:
     def update(self, request: Message, work: base.LocalUpdateFn) -> tuple[Message, int]:
         if "session" in request.fields:  # silos of different sessions would toss different coins
             self._member.session_of(request)
-        share = make_noisy_share(*work(0))
+        share = work(0).make_share(make_noisy_share)
         return request.answer(share=share.value.numpy()), share.refused
 
 

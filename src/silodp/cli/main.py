@@ -147,6 +147,25 @@ def run(
             help="Count the run in this cohort (silodp cohort new), and refuse it if it does not fit the limit.",
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Compute in N processes, with Ray (pip install 'silodp[ray]'); N changes no bit of the model.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Take the workers from this Ray cluster ('auto': the one of this machine), whose machines then read "
+            "the records of all silos.",
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None,
+        typer.Option(metavar="G", help="The part of a GPU that a worker gets, for models on a GPU."),
+    ] = None,
     log_: Trackers = None,
     log_private: LogPrivate = None,
     as_json: Json = False,
@@ -160,7 +179,9 @@ def run(
         out = config.parent  # config.toml of a run
     resolved = load_config(config, set_ or ())
     directory = out or Path("runs") / resolved.config.name
-    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort)
+    settings = {"count": workers, "cluster": cluster, "gpus": gpus_per_worker}
+    given = {name: value for name, value in settings.items() if value is not None}
+    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort, given)
 
 
 def _find_config(directory: Path) -> Path:
@@ -243,11 +264,14 @@ def _train(
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
     cohort: Path | None = None,
+    workers: Mapping[str, Any] | None = None,
 ) -> None:
     from silodp.cli.run import format_summary, run_config
+    from silodp.runtime.workers import make_workers
 
+    found = make_workers(workers or {})
     with _redirect_prints():
-        summary = run_config(resolved, directory, resume, trackers, log_private, cohort)
+        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, found)
     show(summary, as_json, format_summary(summary))
 
 

@@ -17,7 +17,7 @@ from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import format_digest
 from silodp.deploy.silo import check_participation, find_name
 from silodp.errors import SilodpError
-from silodp.methods.base import supports_separate
+from silodp.methods.base import supports
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.wire.files import PRIVATE_FILE, write_durably
 from silodp.wire.store import DirectoryStore
@@ -33,7 +33,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     persons = consortium.persons
     profile = None if schema is None else schema.read_identity()
     # A method with one bounded row per silo computes no person; sums of counts do.
-    computes_persons = supports_separate(type(spec.method)) or spec.charged_evaluation
+    computes_persons = supports(type(spec.method), "can_separate") or spec.charged_evaluation
     return {
         "name": consortium.resolved.config.name,
         "method": spec.method.name,

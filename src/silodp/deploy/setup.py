@@ -26,7 +26,7 @@ from silodp.deploy.public_files import encode_json
 from silodp.deploy.records import check_index, save_records
 from silodp.deploy.silo import save_identity
 from silodp.errors import SilodpError, require
-from silodp.methods.base import supports_separate
+from silodp.methods.base import supports
 from silodp.parsing import UNSOUND, parse_json
 from silodp.runtime.run_directory import hold_lock
 from silodp.text import shorten
@@ -68,7 +68,7 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     # Names become paths of certificates and folders.
     for name in data.silos:
         check_party_name(name)
-    if resolved.config.separate is None and supports_separate(type(resolved.method)):
+    if resolved.config.separate is None and supports(type(resolved.method), "can_separate"):
         # The server of a deployment is somebody else, who may choose models for an attack.
         resolved = resolve(resolved.config.model_copy(update={"separate": True}))
     spec = resolved.prepare(data, resolved.build_task(data))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 # Outer products are multiplied out this many numbers at a time: 8 MB in double precision, so that a silo's rows never
 # need r·d numbers of memory.
@@ -103,6 +107,20 @@ class Bounds:
     silos_sharing_weight: int = 1
 
 
+class RowBlocks:
+    """The chunks of rows of several blocks of units, which may be computed in several places.
+
+    Args:
+        apply: Yields what a function, which can be pickled, returns for the chunks of every block, in order.
+    """
+
+    def __init__(self, apply: Callable[[Callable[[Iterable[ClippedRows]], Any]], Iterator[Any]]) -> None:
+        self.apply = apply
+
+    def __iter__(self) -> Iterator[ClippedRows]:
+        return chain.from_iterable(self.apply(iter))
+
+
 @dataclass(frozen=True)
 class ClippedRowStream:
     """Clipped rows that a silo is about to add up, chunk by chunk, neither weighted nor noised yet.
@@ -110,7 +128,7 @@ class ClippedRowStream:
     How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
 
     Attributes:
-        chunks: The clipped rows; they are consumed once.
+        chunks: The clipped rows; they are consumed once. `apply` reads them where they are computed.
         size: The length d of a row.
         bounds: The public constants that hold for every row and for the sum.
         weighted: Whether a row counts with its owner's weight; otherwise it counts with 1.
@@ -124,6 +142,12 @@ class ClippedRowStream:
     weighted: bool
     place: int = 0
     places: int = 1
+
+    def apply(self, function: Callable[[Iterable[ClippedRows]], T]) -> Iterator[T]:
+        """Yield what a function, which can be pickled, returns for the chunks of every block of units, in order."""
+        if isinstance(self.chunks, RowBlocks):
+            return self.chunks.apply(function)
+        return iter([function(self.chunks)])
 
     def put_in_place(self, share: NDArray[Any]) -> NDArray[Any]:
         """Return the noisy share (d,) among the blocks of all silos, (places·d,)."""
@@ -288,22 +312,35 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
         raise SilodpError(
             "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
         )
+    add = partial(_add_chunks, stream.size, stream.bounds.clip, weights if stream.weighted else None)
+    value, refused = torch.zeros(stream.size, dtype=torch.float64), 0
+    for part, count in stream.apply(add):
+        value += part
+        refused += count
+    return ClippedSum(value, stream.bounds.sensitivity, refused)
+
+
+def _add_chunks(
+    size: int, clip: float, weights: Tensor | None, chunks: Iterable[ClippedRows]
+) -> tuple[Tensor, int]:
+    """Return the sum (d,) of weight·factor·row over chunks, and the number of rows that are not finite."""
+    import torch
+
     # The chunks are summed as they come: all rows of a silo together may not fit its memory.
-    value = torch.zeros(stream.size, dtype=torch.float64)
-    refused = 0
-    for chunk in stream.chunks:
+    value, refused = torch.zeros(size, dtype=torch.float64), 0
+    for chunk in chunks:
         # The noise is scaled to the declared clip, so longer rows would be covered by too little of it.
-        if chunk.clip > stream.bounds.clip:
+        if chunk.clip > clip:
             raise SilodpError(
-                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared.",
+                f"rows clipped to {chunk.clip} cannot be folded where {clip} was declared.",
                 code="method.rows",
             )
         coefficients = chunk.factors
-        if stream.weighted and weights is not None:
+        if weights is not None:
             coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)
         value += sum_rows(chunk, coefficients)
         refused += chunk.refused
-    return ClippedSum(value, stream.bounds.sensitivity, refused)
+    return value, refused
 
 
 def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ would let it move by up to √d/2 steps more.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,11 +136,22 @@ class Quantizer:
 
     def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:
         """Return Σ of the truncated, weighted rows (d,), exactly."""
+        value, refused = np.zeros(stream.size, np.int64), 0
+        for part, count in stream.apply(
+            partial(self._fold_chunks, stream.size, weights if stream.weighted else None)
+        ):
+            value += part
+            refused += count
+        return IntegerSum(value, self, stream.bounds, refused)
+
+    def _fold_chunks(
+        self, size: int, weights: Tensor | None, chunks: Iterable[ClippedRows]
+    ) -> tuple[Integers, int]:
+        """Return the sum (d,) int64 over chunks, and the number of rows that are not finite."""
         import torch
 
-        value = np.zeros(stream.size, np.int64)
-        refused = 0
-        for chunk in stream.chunks:
+        value, refused = np.zeros(size, np.int64), 0
+        for chunk in chunks:
             if chunk.clip > self.clip:
                 raise SilodpError(
                     f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.",
@@ -146,10 +159,10 @@ class Quantizer:
                 )
             # Outer products are multiplied out in groups, as truncation needs the numbers themselves.
             for part in chunk.cut():
-                own = weights[part.owners.to(weights.device)] if stream.weighted else None
+                own = None if weights is None else weights[part.owners.to(weights.device)]
                 value += self._add(part, own).to(torch.int64).cpu().numpy()
             refused += chunk.refused
-        return IntegerSum(value, self, stream.bounds, refused)
+        return value, refused
 
     def add_noise(
         self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -124,14 +124,14 @@ class LinkageCase:
     is_estimate: bool = False
 
 
-def supports_separate(method: type[Method]) -> bool:
-    """Return whether a class of methods can compute every unit alone (`Method.can_separate`).
+def supports(method: type[Method], ability: Literal["can_separate", "can_split"]) -> bool:
+    """Return whether `local_update` of a class of methods has an ability.
 
-    An inherited `can_separate` counts only if `local_update` is inherited with it: the statement is about that code.
+    An inherited one counts only if `local_update` is inherited with it: the statement is about that code.
     """
     for cls in method.__mro__:
-        if "can_separate" in vars(cls):
-            return bool(vars(cls)["can_separate"])
+        if ability in vars(cls):
+            return bool(vars(cls)[ability])
         if "local_update" in vars(cls):
             break
     return False
@@ -152,6 +152,10 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
 
     Then shapes, code paths and random numbers of a row depend on that unit's records alone, and so do its bits.
     """
+
+    can_split: ClassVar[bool] = False
+    """Whether `local_update` returns weighted rows of persons (`ClippedRowStream`), and given the records of some
+    persons alone, the rows of these."""
 
     epsilon_ignores: ClassVar[Mapping[str, Any]] = dict(
         clip=1.0, expected_batch_size=1.0, local_learning_rate=1.0

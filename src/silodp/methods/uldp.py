@@ -120,6 +120,7 @@ class UldpAvg(base.Method):
 
     budgets_of: ClassVar[Unit | None] = "user"
     can_separate: ClassVar[bool] = True
+    can_split: ClassVar[bool] = True
 
     @property
     def budgets(self) -> roles.UnitBudgets:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.count_parts import CountParts
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
 from silodp.parsing import UNSOUND, parse_json
+from silodp.runtime.local_work import Run
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
@@ -49,6 +51,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
 
 _log = logging.getLogger(__name__)
+_EVALUATING = threading.Lock()
 
 PURPOSE = "evaluation"
 """Prefix of the evaluation's entries in the store of the server, and of its random streams."""
@@ -273,15 +276,17 @@ class EvaluatedSilo:
         """
         if request.run != self.evaluation.run:
             return self.training.answer(request)
-        # The answer is made first, and is the same whatever the silo measures for itself.
-        answer = self.evaluation.answer(request)
-        if self.note_model is not None and request.kind == "update":
-            rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
-            try:
-                self.note_model(request.run, torch.from_numpy(request.arrays["params"]), rounds)
-            except Exception:
-                # Whether a model or a metric fails on these records must not leave the silo, as its answer would.
-                _log.exception("silo '%s' could not evaluate the model after round %d", self.name, rounds)
+        # Several silos of a simulation share a model, which holds one vector of parameters at a time.
+        with _EVALUATING:
+            # The answer is made first, and is the same whatever the silo measures for itself.
+            answer = self.evaluation.answer(request)
+            if self.note_model is not None and request.kind == "update":
+                rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
+                try:
+                    self.note_model(request.run, torch.from_numpy(request.arrays["params"]), rounds)
+                except Exception:
+                    # Whether a model or a metric fails on these records must not leave the silo, as its answer would.
+                    _log.exception("silo '%s' could not evaluate the model after round %d", self.name, rounds)
         return answer
 
 
@@ -297,6 +302,7 @@ def make_silo(
     find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     metrics: Path | None = None,
     evaluations: int | None = None,
+    run: Run | None = None,
 ) -> Silo | EvaluatedSilo:
     """Return a silo's side of a run, and of its evaluation where there is one.
 
@@ -312,9 +318,10 @@ def make_silo(
         find_exceeded: See `Silo`.
         metrics: File of what the silo measures for itself alone; None keeps nothing.
         evaluations: The most that the silo answers; None: the most that the run can have.
+        run: Computes with the training records; see `Silo`.
     """
     make = partial(Silo, task=task, store=store, identity=identity, pins=pins, find_exceeded=find_exceeded)
-    silo = make(data, spec=spec, randomness=randomness, ledger=ledger)
+    silo = make(data, spec=spec, randomness=randomness, ledger=ledger, run=run)
     derived = spec.evaluation_spec
     if derived is None:
         return silo

@@ -28,7 +28,7 @@ from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS, FederationSize
-from silodp.methods.base import Method, supports_separate
+from silodp.methods.base import Method, supports
 from silodp.methods.evaluation import Evaluation, place_groups
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 
@@ -200,8 +200,8 @@ def _check_object(name: str, given: object, kind: type, remedy: str) -> None:
 def _check_separate(separate: bool, method: Method) -> None:
     """Refuse to compute units alone under a method that cannot."""
     check_type("separate", separate, bool, "True")
-    if separate and not supports_separate(type(method)):
-        able = ", ".join(name for name, known in METHODS.items() if supports_separate(known))
+    if separate and not supports(type(method), "can_separate"):
+        able = ", ".join(name for name, known in METHODS.items() if supports(known, "can_separate"))
         raise SilodpError(
             f"separate = true, and method {method.name} does not compute the row of every person (or record) alone: "
             f"leave it out, or choose a method that does ({able}).",

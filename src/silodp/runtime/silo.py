@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.evaluation_ledger import LedgerView
@@ -25,12 +26,14 @@ from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.base import LocalContext
 from silodp.methods.roles import compute_user_weights
 from silodp.runtime.gate import Gate, name_answer
+from silodp.runtime.local_work import Block, LocalRecords, LocalWork, Release, Run
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store, get_or_make
+
+T = TypeVar("T")
 
 _ROUND_KEY = "round key"
 
@@ -48,6 +51,7 @@ class Silo:
         pins: Long-term public keys of all silos by name, 32 bytes each.
         ledger: Ledger of the silo; None: one in memory, for runs that keep nothing on disk.
         find_exceeded: See `Gate`.
+        run: Computes with the records; None: this process does.
 
     Attributes:
         name: Name of the silo.
@@ -67,10 +71,11 @@ class Silo:
         pins: Mapping[str, bytes] | None = None,
         ledger: LedgerView | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
+        run: Run | None = None,
     ) -> None:
         self.name = data.name
         self.nonfinite_counts: dict[int, int] = {}
-        self._task, self._method, self._population = task, spec.method, spec.population
+        self._method, self._population = spec.method, spec.population
         self._randomness = randomness.child("silo", data.name)
         self._common_randomness, self._identifiers = randomness, data.identifiers
         # A deployed silo has one store for all its runs.
@@ -78,8 +83,8 @@ class Silo:
         self._spec, self._place = spec, spec.names.index(data.name)
         self._budget = data.budget
         self._records = data.digest()  # depends on private rows: never leaves this silo's store
-        self._x, self._y = task.tensors(data.x, data.y)
-        self._user = torch.from_numpy(data.user)
+        self._user = data.user
+        self._run = LocalRecords(data, task, spec).run if run is None else run
         self._persons = np.unique(data.user)
         self._tossed: tuple[bytes, PersonCoins] | None = None  # the secret of a session, and its coins
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
@@ -175,7 +180,7 @@ class Silo:
         # Stored: after another draw more records of a person would have taken part in the run than ε covers.
         stream = self._derive_run_randomness().stream("admit")
         admitted = self._method.select_records(
-            self._user.numpy(), self._place, self._population, stream, self._budget
+            self._user, self._place, self._population, stream, self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
@@ -206,42 +211,28 @@ class Silo:
 
     def _update(self, request: Message) -> Message:
         """Answer "update" with this silo's share, as its side of the aggregator hides it."""
-        answer, refused = self._side.update(request, lambda release: self._compute_release(request, release))
+        answer, refused = self._side.update(request, partial(self._prepare_release, request))
         self.nonfinite_counts[request.round] = refused
         return answer
 
-    def _compute_release(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
-        """Return the update of one release, the weights (U,), and the random stream of the noise share."""
+    def _prepare_release(self, request: Message, release: int) -> LocalWork:
+        """Return what is to be computed for one release."""
         admitted, all_weights = self._load_selection()
-        weights = torch.from_numpy(np.where(self._draw_sample(request.round), all_weights, 0.0))
         randomness = self._derive_round_randomness(request, release)
-        clients = request.arrays.get("clients")
+        clients, run = request.arrays.get("clients"), self._run
         if clients is not None and not clients[self._place]:  # this silo was not sampled (`rpdp`)
-            zero = torch.zeros(self._spec.sum_size, dtype=torch.float64)
-            return LocallyNoisedUpdate(zero), weights, randomness.stream("share noise")
-        # A slice where all records take part: indices would copy them in every round.
-        records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
-        update = self._method.local_update(
-            LocalContext(
-                task=self._task,
-                params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
-                x=self._x[records],
-                y=self._y[records],
-                user=self._user[records],
-                weights=weights,
-                population=self._population,
-                randomness=randomness,
-                silo=self._place,
-                budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
-                memory=self._load_memory((request.round, release)),
-                round=request.round,
-                state=state_of(request),
-                separate=self._spec.separate,
-            )
+            run = partial(_send_zeros, self._spec.sum_size)
+        work = Release(
+            params=request.arrays["params"],
+            admitted=admitted,
+            weights=np.where(self._draw_sample(request.round), all_weights, 0.0),
+            randomness=randomness,
+            round=request.round,
+            state=state_of(request),
+            memory=self._load_memory((request.round, release)),
         )
-        if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
-            self._store_memory(request, release, update.memory)
-        return update, weights, randomness.stream("share noise")
+        noise = randomness.stream("share noise")
+        return LocalWork(work, self._spec, noise, partial(self._store_memory, request, release), run)
 
     def _derive_round_randomness(self, request: Message, release: int) -> Randomness:
         """Return the random streams of one release.
@@ -335,6 +326,13 @@ class Silo:
             texts = (str(person) if known is None else known[person] for person in self._persons.tolist())
             self._tossed = (secret, PersonCoins(secret, run, self._spec.data.identity_digest, texts))
         return self._tossed[1]
+
+
+def _send_zeros(
+    size: int, release: Release, blocks: Sequence[Block | None], function: Callable[[Update], T]
+) -> Iterator[T]:
+    """Yield what a function returns for an update (d,) of zeros; see `Run`."""
+    yield function(LocallyNoisedUpdate(torch.zeros(size, dtype=torch.float64)))
 
 
 def make_ledger(

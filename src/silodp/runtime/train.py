@@ -33,6 +33,7 @@ from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import METRICS, REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
+from silodp.runtime.workers import Workers
 from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
 
@@ -118,8 +119,9 @@ def train(
     separate: bool = False,
     on_round: OnRound | None = None,
     cohort: str | Path | None = None,
+    workers: int | Workers | None = None,
 ) -> Result:
-    """Train one model over all silos, in one process.
+    """Train one model over all silos, in one process that reads all tables.
 
     Args:
         federation: Tables of the silos; held-out records in `federation.test` measure the model (not covered by ε).
@@ -156,6 +158,8 @@ def train(
             so is the call.
         cohort: The file in which all runs on these people are counted (`silodp cohort new`); a run that does not fit is
             refused.
+        workers: The number of processes that compute for the silos, with Ray; or `Workers(...)`, on a cluster. None:
+            this process computes.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -170,6 +174,7 @@ def train(
     if cohort is not None:
         check_path("cohort", cohort)
     check_type("resume", resume, bool)
+    check_type("workers", workers, (int, Workers, NoneType), "4")
     spec = prepare_run(
         federation,
         task,
@@ -189,7 +194,7 @@ def train(
         _log.warning("%s", doubt)
     return run(
         spec,
-        Simulation(federation, task),
+        Simulation(federation, task, Workers(workers) if isinstance(workers, int) else workers),
         out=out,
         resume=resume,
         evaluate_every=evaluate_every,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -112,33 +113,37 @@ def split_outcomes(
 
 
 class InProcess:
-    """A transport to silos in this process, called one after the other."""
+    """A transport to silos in this process.
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = dict(endpoints)
+    Args:
+        endpoints: The silos by name.
+        at_once: The number of silos that are called at the same time, in threads.
+    """
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], at_once: int = 1) -> None:
+        self._endpoints, self._at_once = dict(endpoints), at_once
         self.traffic = Traffic()
 
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
     ) -> tuple[dict[str, bytes], dict[str, DeliveryFailure]]:
-        """Ask each silo in turn; a direct call cannot be interrupted, so `timeout` has no effect here."""
-        answers: dict[str, bytes] = {}
-        failures: dict[str, DeliveryFailure] = {}
-        for name, request in requests.items():
-            try:
-                answers[name] = self._ask_one(name, request)
-            except SilodpError as error:
-                failures[name] = DeliveryFailure("refused", str(error), error.code)
-            except OSError as error:
-                failures[name] = DeliveryFailure("error", str(error))
+        """Ask each silo; a direct call cannot be interrupted, so `timeout` has no effect here."""
+        with ThreadPoolExecutor(self._at_once) as pool:  # threads start when they are used
+            call = map if self._at_once == 1 else pool.map
+            outcomes = call(self._ask_one, requests, requests.values())
+            answers, failures = split_outcomes(dict(zip(requests, outcomes, strict=True)))
+        self.traffic = self.traffic.plus((requests[name] for name in answers), answers.values())
         return answers, failures
 
-    def _ask_one(self, name: str, request: bytes) -> bytes:
-        if name not in self._endpoints:
-            raise SilodpError(f"silo '{name}' is not known to this transport.", code="message.recipient")
-        answer = self._endpoints[name].receive(request)
-        self.traffic = self.traffic.plus([request], [answer])
-        return answer
+    def _ask_one(self, name: str, request: bytes) -> bytes | DeliveryFailure:
+        try:
+            if name not in self._endpoints:
+                raise SilodpError(f"silo '{name}' is not known to this transport.", code="message.recipient")
+            return self._endpoints[name].receive(request)
+        except SilodpError as error:
+            return DeliveryFailure("refused", str(error), error.code)
+        except OSError as error:
+            return DeliveryFailure("error", str(error))
 
 
 # --- signatures ---

@@ -74,8 +74,7 @@ class IntegerSilo:
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         assert self.spec.bounds is not None
         grid = Quantizer.from_bounds(self.spec.bounds)
-        update, weights, noise = work(0)
-        share = grid.add_noise(update, weights, noise)  # type: ignore[arg-type]
+        share = work(0).make_share(grid.add_noise)  # type: ignore[arg-type]
         return request.answer(share=share.value * grid.step), share.refused
 
 

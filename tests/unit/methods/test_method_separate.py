@@ -26,7 +26,7 @@ from silodp.methods import (
     UldpNaive,
     UldpSgd,
 )
-from silodp.methods.base import LocalContext, supports_separate
+from silodp.methods.base import LocalContext, supports
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from silodp.training.losses import binary_cross_entropy
@@ -150,9 +150,9 @@ class Together(UldpAvg):
 
 
 def test_a_method_that_trains_in_another_way_has_to_say_so_anew() -> None:
-    assert supports_separate(type(METHODS[0]))
-    assert supports_separate(type(METHODS[1]))
-    assert not supports_separate(Together)
+    assert supports(type(METHODS[0]), "can_separate")
+    assert supports(type(METHODS[1]), "can_separate")
+    assert not supports(Together, "can_separate")
     assert RpdpDropout.can_separate
 
 

@@ -156,19 +156,18 @@ def plan_chunks(
     block = budget // _BLOCK_SHARE
     # A user's parameters and velocity, and the delta of a user in the chunk before.
     states = parameter_bytes * (2 + (local.momentum > 0))
-    keys = (users.counts * local.epochs * _KEY_BYTES).tolist()
+    keys = users.counts * local.epochs * _KEY_BYTES
     shuffles = (local.batches(users.counts) > 1).tolist()
     chunks, step_bytes = list[slice](), list[int]()
     first = 0
     while first < len(users):
         longest = int(users.counts[first])
         step = count_step_bytes(cost_of(find_widest(local, longest)))
-
-        def hold(user: int, shuffled: bool = shuffles[first]) -> int:
-            """Return the bytes of a user; where the first one of a chunk has several batches, all are sorted."""
-            return states + (keys[user] if shuffled else 0)
-
-        taken = hold(first)
+        # Whoever reads a chunk may hold several arrays as large, so it is not made as large as it could be.
+        last = max(first + 1, min(len(users), first + _working_set(device) // parameter_bytes))
+        # The bytes of so many users; where the first one of a chunk has several batches, all are sorted.
+        held = (states + keys[first:last] * shuffles[first]).cumsum(0)
+        taken = int(held[0])
         if budget - block < taken + step and memory_budget is not None:
             raise SilodpError(
                 f"memory_budget {memory_budget} bytes cannot hold one user with {pluralize(longest, 'record')}, "
@@ -178,12 +177,8 @@ def plan_chunks(
                 field="memory_budget",
             )
         # At least one user, and as many more as half of the budget holds: the steps need the other half.
-        end = first + 1
-        # Whoever reads a chunk may hold several arrays as large, so it is not made as large as it could be.
-        last = min(len(users), first + _working_set(device) // parameter_bytes)
-        while end < last and taken + hold(end) + max(step, budget // 2) <= budget - block:
-            taken += hold(end)
-            end += 1
+        fitting = max(1, int((held <= budget - block - max(step, budget // 2)).sum()))
+        taken, end = int(held[fitting - 1]), first + fitting
         chunks.append(slice(first, end))
         step_bytes.append(max(step, budget - block - taken))
         first = end
