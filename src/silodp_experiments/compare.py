@@ -34,6 +34,7 @@ from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
+from silodp.runtime.workers import Workers
 from silodp.settings import Whole
 from silodp.text import pluralize
 from silodp.training.task import Task
@@ -52,6 +53,7 @@ def compare_methods(
     seeds: int,
     out: str | Path,
     on_progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> Fields:
     """Run every method with every seed, and write the comparison to a directory.
 
@@ -67,6 +69,7 @@ def compare_methods(
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
             method, settings, model, data, seed and the files of code that the configuration names are the same).
         on_progress: a `Progress`, called after every run.
+        workers: where the runs are computed, one in each; None: here, one after the other.
 
     Returns:
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
@@ -99,21 +102,41 @@ def compare_methods(
     task = resolved.build_task(federation)
     prepared = [_prepare(resolved, federation, task, spec) for spec in specs]
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    runs: list[list[Fields]] = []
-    done, total = 0, len(specs) * seeds
     # Seeds are the inner loop, so that the accountant finds every ε of a method in its cache.
-    for spec, run_spec in zip(specs, prepared, strict=True):
-        runs.append([])
-        for seed in range(seeds):
-            done_run, is_new = _run(resolved, federation, task, replace(run_spec, seed=seed), out / "runs")
-            runs[-1].append(done_run)
-            done += 1
-            if on_progress is not None:
-                rows = done_run["rows"]
-                ends = {name: get_measure(rows[-1], name) for name in list_quantities(rows)}
-                end = " ".join(f"{name} {format_measure(value)}" for name, value in ends.items())
-                again = "" if is_new else "  (finished before)"
-                on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
+    wanted = [
+        (spec.label, replace(run_spec, seed=seed))
+        for spec, run_spec in zip(specs, prepared, strict=True)
+        for seed in range(seeds)
+    ]
+    data = federation.digest()
+    names = [_digest_run(resolved, task, spec, data) for _, spec in wanted]
+    found: dict[str, Fields] = {}
+
+    def note(done: Fields, again: str = "") -> None:
+        name = done["fingerprint"]
+        found[name] = done
+        if on_progress is not None:
+            label, spec = wanted[names.index(name)]
+            ends = {one: get_measure(done["rows"][-1], one) for one in list_quantities(done["rows"])}
+            end = " ".join(f"{one} {format_measure(value)}" for one, value in ends.items())
+            on_progress(
+                f"run {sum(map(found.__contains__, names))}/{len(names)}  {label}, seed {spec.seed}  {end}{again}"
+            )
+
+    for name in names:
+        kept = _load_kept(_find_file(out, name), name)
+        if kept is not None:
+            note(kept, "  (finished before)")
+    items = {name: spec for name, (_, spec) in zip(names, wanted, strict=True) if name not in found}
+    shared = federation, task, resolved.config.evaluate_every
+    new: Iterator[Fields] = (_train(*shared, item) for item in items.items())
+    if workers is not None and items:
+        new = workers.compute_all(_train, shared, list(items.items()))
+    for done in new:
+        write_durably(_find_file(out, done["fingerprint"]), json.dumps(done, ensure_ascii=False).encode())
+        note(done)
+    in_order = [found[name] for name in names]
+    runs = [in_order[first : first + seeds] for first in range(0, len(in_order), seeds)]
     result = _summarize(resolved, federation, specs, runs, seeds)
     write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     write_durably(out / "compare.md", format_table(result).encode())
@@ -141,21 +164,23 @@ def _prepare(resolved: ResolvedRun, federation: Federation, task: Task, spec: Me
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
 
 
-def _run(
-    resolved: ResolvedRun, federation: Federation, task: Task, spec: RunSpec, folder: Path
-) -> tuple[Fields, bool]:
-    """Train one run, unless its result is stored; return the result, and whether it is new."""
-    # Everything that the stored rows of metrics depend on.
+def _digest_run(resolved: ResolvedRun, task: Task, spec: RunSpec, data: str) -> str:
+    """Return the SHA-256 (hex) of everything that the stored rows of metrics depend on, with that of the data."""
     parts = [spec.to_json(), list(task.metrics), repr(resolved.config.task), resolved.config.evaluate_every]
     parts += _digest_code(resolved.config.task, spec)
     # With the data: a run on other records must not be taken for this one.
-    fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
-    path = folder / f"{fingerprint[:32]}.json"
-    kept = _load_kept(path, fingerprint)
-    if kept is not None:
-        return kept, False
+    return hashlib.sha256(json.dumps([*parts, data]).encode()).hexdigest()
+
+
+def _find_file(out: Path, fingerprint: str) -> Path:
+    return out / "runs" / f"{fingerprint[:32]}.json"
+
+
+def _train(federation: Federation, task: Task, evaluate_every: int, item: tuple[str, RunSpec]) -> Fields:
+    """Train one run, and return what is kept of it."""
+    fingerprint, spec = item
     started = time.perf_counter()
-    result = run(spec, Simulation(federation, task), evaluate_every=resolved.config.evaluate_every)
+    result = run(spec, Simulation(federation, task), evaluate_every=evaluate_every)
     found: Fields = {
         "fingerprint": fingerprint,
         "method": repr(spec.method),
@@ -165,9 +190,9 @@ def _run(
         "rows": [_without_nan(row) for row in result.metrics],
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
-    write_durably(path, json.dumps(found, ensure_ascii=False).encode())
     # As it will be read back: tuples are lists, and a new run compares equal to a stored one.
-    return json.loads(json.dumps(found)), True
+    kept: Fields = json.loads(json.dumps(found))
+    return kept
 
 
 def _digest_code(task: TaskSection, spec: RunSpec) -> list[str]:

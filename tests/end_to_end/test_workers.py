@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -183,6 +184,34 @@ def test_code_of_a_file_travels_to_the_workers(tmp_path, address, silodp):
         assert outcome.status == 0, outcome.err
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "alone"))
     assert first == second
+
+
+@pytest.mark.slow
+def test_a_comparison_has_the_same_numbers(tmp_path, address, silodp):
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG)
+    command = ["compare", config, "--methods", "uldp-avg,uldp-avg:clip=1", "--seeds", 2]
+    more = ["--workers", 2, "--cluster", address]
+    outcome = silodp(*command, *more, "--out", tmp_path / "workers")
+    assert outcome.status == 0, outcome.err
+    assert silodp(*command, "--out", tmp_path / "alone").status == 0
+    found, alone = (
+        {path.name: json.loads(path.read_text()) for path in (tmp_path / name / "runs").iterdir()}
+        for name in ("workers", "alone")
+    )
+    assert found.keys() == alone.keys()
+    assert len(found) == 6
+    for name, run_ in found.items():
+        assert without_times(run_) == without_times(alone[name])
+    again = silodp(*command, *more, "--out", tmp_path / "workers")
+    assert again.err.count("finished before") == 6
+
+
+def without_times(value):
+    """Return a kept run without what differs between two runs with one seed: its id, and how long it took."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in ("seconds", "run")}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 def test_what_is_missing_is_told(tmp_path, silodp, monkeypatch):

@@ -110,6 +110,27 @@ LogPrivate = Annotated[
     ),
 ]
 
+WorkerCount = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="Compute in N processes, with Ray (pip install 'silodp[ray]'); N changes no bit of a model.",
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Take the workers from this Ray cluster ('auto': the one of this machine), whose machines then read the "
+        "records of all silos.",
+    ),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    typer.Option(metavar="G", help="The part of a GPU that a worker gets, for models on a GPU."),
+]
+
 MISTAKE = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # as shells report it

@@ -23,12 +23,15 @@ from silodp.cli._console import (
     INTERRUPTED,
     MISTAKE,
     STANDARD_OUTPUT,
+    Cluster,
     Config,
+    GpusPerWorker,
     Interrupted,
     Json,
     LogPrivate,
     Set,
     Trackers,
+    WorkerCount,
     describe_failure,
     drop_stream,
     log,
@@ -42,6 +45,7 @@ from silodp.errors import SilodpError
 if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
     from silodp.config.schema import RunConfig
+    from silodp.runtime.workers import Workers
 
 # With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
 typer.core.HAS_RICH = False
@@ -147,25 +151,9 @@ def run(
             help="Count the run in this cohort (silodp cohort new), and refuse it if it does not fit the limit.",
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Compute in N processes, with Ray (pip install 'silodp[ray]'); N changes no bit of the model.",
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Take the workers from this Ray cluster ('auto': the one of this machine), whose machines then read "
-            "the records of all silos.",
-        ),
-    ] = None,
-    gpus_per_worker: Annotated[
-        float | None,
-        typer.Option(metavar="G", help="The part of a GPU that a worker gets, for models on a GPU."),
-    ] = None,
+    workers: WorkerCount = None,
+    cluster: Cluster = None,
+    gpus_per_worker: GpusPerWorker = None,
     log_: Trackers = None,
     log_private: LogPrivate = None,
     as_json: Json = False,
@@ -179,9 +167,8 @@ def run(
         out = config.parent  # config.toml of a run
     resolved = load_config(config, set_ or ())
     directory = out or Path("runs") / resolved.config.name
-    settings = {"count": workers, "cluster": cluster, "gpus": gpus_per_worker}
-    given = {name: value for name, value in settings.items() if value is not None}
-    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort, given)
+    found = _make_workers(workers, cluster, gpus_per_worker)
+    _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort, found)
 
 
 def _find_config(directory: Path) -> Path:
@@ -236,6 +223,9 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
     set_: Set = None,
     out: Annotated[Path | None, out_option("runs/NAME-compare, by the name of the configuration")] = None,
+    workers: WorkerCount = None,
+    cluster: Cluster = None,
+    gpus_per_worker: GpusPerWorker = None,
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
@@ -248,9 +238,10 @@ def compare(
     format_table = load("silodp_experiments.compare_page:format_table")
 
     directory = out or Path("runs") / f"{resolved.config.name}-compare"
+    found = _make_workers(workers, cluster, gpus_per_worker)
     try:
         with _redirect_prints():
-            result = compare_methods(resolved, specs, seeds, directory, log)
+            result = compare_methods(resolved, specs, seeds, directory, log, found)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command continues after the last finished run") from None
     show(result, as_json, [format_table(result), f"Report: {directory / 'compare.html'}"])
@@ -264,15 +255,32 @@ def _train(
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
     cohort: Path | None = None,
-    workers: Mapping[str, Any] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     from silodp.cli.run import format_summary, run_config
-    from silodp.runtime.workers import make_workers
 
-    found = make_workers(workers or {})
     with _redirect_prints():
-        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, found)
+        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, workers)
     show(summary, as_json, format_summary(summary))
+
+
+def _make_workers(count: int | None, cluster: str | None, gpus: float | None) -> Workers | None:
+    """Return the workers that options ask for; None where they ask for none.
+
+    Raises:
+        SilodpError: Their number is missing, or a setting is outside its range.
+    """
+    if count is None and (cluster is not None or gpus is not None):
+        raise SilodpError(
+            "--cluster and --gpus-per-worker say where workers are, and --workers is not given: set their number.",
+            code="argument.missing",
+            field="workers",
+        )
+    if count is None:
+        return None
+    from silodp.runtime.workers import Workers
+
+    return Workers(count, cluster, 0.0 if gpus is None else gpus)
 
 
 def _is_run_of(config: RunConfig, directory: Path) -> bool:

@@ -15,10 +15,11 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
@@ -69,15 +70,42 @@ class Workers(Settings):
         Raises:
             SilodpError: Ray is not installed, or cannot be started or reached.
         """
+        with self._connect() as ray:
+            yield OpenWorkers(ray, self, federation, task, spec)
+
+    def compute_all(
+        self, function: Callable[..., T], shared: Sequence[Any], items: Sequence[Any]
+    ) -> Iterator[T]:
+        """Yield function(*shared, item) for every item, in the order in which the results come.
+
+        Raises:
+            SilodpError: As `open`.
+        """
+        with self._connect() as ray:
+            options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": _RETRIES}
+            call = ray.remote(**options)(_call_alone)
+            # No more than are computed: whoever waits must have room for the results.
+            common, waiting, asked = [ray.put(one) for one in shared], iter(items), list[Any]()
+            while True:
+                more = islice(waiting, self.count - len(asked))
+                asked += [call.remote(function, item, *common) for item in more]
+                if not asked:
+                    return
+                (done, *_), asked = ray.wait(asked, num_returns=1)
+                yield ray.get(done)
+
+    @contextmanager
+    def _connect(self) -> Iterator[Any]:
+        """Yield the module, connected to a cluster; its errors become those of silodp."""
         ray = _import_ray()
         with ExitStack() as stack:
-            self._connect(ray)
+            self._start(ray)
             stack.callback(ray.shutdown)
             for module in _find_modules_of_files():
                 ray.cloudpickle.register_pickle_by_value(module)
                 stack.callback(ray.cloudpickle.unregister_pickle_by_value, module)
             try:
-                yield OpenWorkers(ray, self, federation, task, spec)
+                yield ray
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except ray.exceptions.RayError as error:
@@ -87,7 +115,7 @@ class Workers(Settings):
                     code="workers.lost",
                 ) from error
 
-    def _connect(self, ray: Any) -> None:
+    def _start(self, ray: Any) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self.cluster is None:
             options |= {"num_cpus": self.count, "include_dashboard": False}
@@ -103,23 +131,6 @@ class Workers(Settings):
                 code="workers.unreachable",
                 field=field,
             ) from error
-
-
-def make_workers(given: Mapping[str, Any]) -> Workers | None:
-    """Return workers with the settings that were given; None without any.
-
-    Raises:
-        SilodpError: The number of workers is missing, or a setting is outside its range.
-    """
-    if not given:
-        return None
-    if "count" not in given:
-        raise SilodpError(
-            "--cluster and --gpus-per-worker say where workers are, and --workers is not given: set their number.",
-            code="argument.missing",
-            field="workers",
-        )
-    return Workers(**given)
 
 
 class OpenWorkers:
@@ -220,14 +231,24 @@ class _Asked:
     result: Any = None
 
 
+def _call_alone(function: Callable[..., T], item: Any, *shared: Any) -> T:
+    """Return function(*shared, item), computed with one thread."""
+    _compute_alone()
+    return function(*shared, item)
+
+
+def _compute_alone() -> None:
+    # With more threads, sums could be rounded in another order on a machine with other cores.
+    torch.set_num_threads(1)
+    # The arrays are in memory that all workers of a machine share: nobody writes to them.
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+
+
 class _Worker:
     """A process that computes; it keeps the records and the traces of the model's steps, and no state of the run."""
 
     def __init__(self) -> None:
-        # With more threads, sums could be rounded in another order on a machine with other cores.
-        torch.set_num_threads(1)
-        # The arrays are in memory that all workers of a machine share: nobody writes to them.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        _compute_alone()
         self._shared: tuple[Task, RunSpec] | None = None
         self._records: dict[str, LocalRecords] = {}
         self._work = LruCache(_RELEASES)
