@@ -34,7 +34,7 @@ from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
-from silodp.runtime.workers import Workers
+from silodp.runtime.workers import Workers, open_pool
 from silodp.settings import Whole
 from silodp.text import pluralize
 from silodp.training.task import Task
@@ -129,12 +129,11 @@ def compare_methods(
             note(kept, "  (finished before)")
     items = {name: spec for name, (_, spec) in zip(names, wanted, strict=True) if name not in found}
     shared = federation, task, resolved.config.evaluate_every
-    new: Iterator[Fields] = (_train(*shared, item) for item in items.items())
-    if workers is not None and items:
-        new = workers.compute_all(_train, shared, list(items.items()))
-    for done in new:
-        write_durably(_find_file(out, done["fingerprint"]), json.dumps(done, ensure_ascii=False).encode())
-        note(done)
+    with open_pool(workers if items else None) as pool:
+        for done in pool(_train, shared, items.items()):
+            content = json.dumps(done, ensure_ascii=False).encode()
+            write_durably(_find_file(out, done["fingerprint"]), content)
+            note(done)
     in_order = [found[name] for name in names]
     runs = [in_order[first : first + seeds] for first in range(0, len(in_order), seeds)]
     result = _summarize(resolved, federation, specs, runs, seeds)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import click
 import typer
@@ -25,6 +25,9 @@ import typer
 from silodp._lazy import load
 from silodp.errors import DISK_FULL, SilodpError, name_file
 from silodp.text import describe_exception
+
+if TYPE_CHECKING:
+    from silodp.runtime.workers import Workers
 
 
 class Names(click.ParamType):
@@ -333,3 +336,22 @@ def _describe_unexpected(error: BaseException) -> CommandFailure:
         f"unexpected {type(error).__name__}{place} ({' '.join(str(error).split())[:200]}): correct it if it comes from "
         f"your code, else please report it.{saved}",
     )
+
+
+def make_workers(count: int | None, cluster: str | None, gpus: float | None) -> Workers | None:
+    """Return the workers that options ask for; None where they ask for none.
+
+    Raises:
+        SilodpError: Their number is missing, or a setting is outside its range.
+    """
+    if count is None and (cluster is not None or gpus is not None):
+        raise SilodpError(
+            "--cluster and --gpus-per-worker say where workers are, and --workers is not given: set their number.",
+            code="argument.missing",
+            field="workers",
+        )
+    if count is None:
+        return None
+    from silodp.runtime.workers import Workers
+
+    return Workers(count, cluster, 0.0 if gpus is None else gpus)

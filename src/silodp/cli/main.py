@@ -35,6 +35,7 @@ from silodp.cli._console import (
     describe_failure,
     drop_stream,
     log,
+    make_workers,
     out_option,
     print_or_drop,
     print_warnings,
@@ -167,7 +168,7 @@ def run(
         out = config.parent  # config.toml of a run
     resolved = load_config(config, set_ or ())
     directory = out or Path("runs") / resolved.config.name
-    found = _make_workers(workers, cluster, gpus_per_worker)
+    found = make_workers(workers, cluster, gpus_per_worker)
     _train(resolved, directory, resume, as_json, log_ or (), log_private, cohort, found)
 
 
@@ -238,7 +239,7 @@ def compare(
     format_table = load("silodp_experiments.compare_page:format_table")
 
     directory = out or Path("runs") / f"{resolved.config.name}-compare"
-    found = _make_workers(workers, cluster, gpus_per_worker)
+    found = make_workers(workers, cluster, gpus_per_worker)
     try:
         with _redirect_prints():
             result = compare_methods(resolved, specs, seeds, directory, log, found)
@@ -262,25 +263,6 @@ def _train(
     with _redirect_prints():
         summary = run_config(resolved, directory, resume, trackers, log_private, cohort, workers)
     show(summary, as_json, format_summary(summary))
-
-
-def _make_workers(count: int | None, cluster: str | None, gpus: float | None) -> Workers | None:
-    """Return the workers that options ask for; None where they ask for none.
-
-    Raises:
-        SilodpError: Their number is missing, or a setting is outside its range.
-    """
-    if count is None and (cluster is not None or gpus is not None):
-        raise SilodpError(
-            "--cluster and --gpus-per-worker say where workers are, and --workers is not given: set their number.",
-            code="argument.missing",
-            field="workers",
-        )
-    if count is None:
-        return None
-    from silodp.runtime.workers import Workers
-
-    return Workers(count, cluster, 0.0 if gpus is None else gpus)
 
 
 def _is_run_of(config: RunConfig, directory: Path) -> bool:

@@ -15,13 +15,25 @@ import typer.core
 from click.core import ParameterSource
 
 from silodp._lazy import load
-from silodp.cli._console import Config, Json, Names, Set, log, show
+from silodp.cli._console import (
+    Cluster,
+    Config,
+    GpusPerWorker,
+    Json,
+    Names,
+    Set,
+    WorkerCount,
+    log,
+    make_workers,
+    show,
+)
 from silodp.errors import SilodpError, require
 from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.config.resolve import ResolvedRun
+    from silodp.runtime.workers import Workers
 
 Users = Annotated[
     int | None, typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε.")
@@ -66,6 +78,9 @@ def plan(
             help="For --tune: an adversary against whom the settings need no ε. Can be repeated. Default: nobody.",
         ),
     ] = None,
+    workers: WorkerCount = None,
+    cluster: Cluster = None,
+    gpus_per_worker: GpusPerWorker = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +89,7 @@ def plan(
     from silodp.config.resolve import load_config
 
     _refuse_unused_options(tune)
+    found = make_workers(workers, cluster, gpus_per_worker)
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.plan import format_plan, plan_run
@@ -87,7 +103,7 @@ def plan(
     remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     if tune:
         guess = records_per_person, prevalence
-        result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or ())
+        result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or (), found)
         users_line = [_remark_on_users(spec)] if assumed else []
         lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
         about = {"users_assumed": assumed, "remarks": list(remarks)}
@@ -129,7 +145,7 @@ def _list_given() -> list[click.Parameter]:
 
 def _refuse_unused_options(tune: bool) -> None:
     """Refuse options that have a meaning only with --tune, or only without it."""
-    unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up")
+    unused = ("plot",) if tune else ("records_per_person", "prevalence", "give_up", "workers")
     remedy = "leave one of them out" if tune else "add --tune, or leave it out"
     for option in _list_given():
         require(
@@ -150,6 +166,7 @@ def _tune(
     target: float | None,
     guess: tuple[float, float | None],
     give_up: Sequence[str],
+    workers: Workers | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Choose settings for a target ε; return the result, and its lines."""
     from silodp.planning.synthetic import SyntheticSettings
@@ -172,7 +189,15 @@ def _tune(
             field="prevalence",
         )
     adversaries = cast(Any, give_up)  # checked there
-    result = tune(resolved, spec, target, guess=settings, on_progress=_make_progress(), give_up=adversaries)
+    result = tune(
+        resolved,
+        spec,
+        target,
+        guess=settings,
+        on_progress=_make_progress(),
+        give_up=adversaries,
+        workers=workers,
+    )
     return result, format_tuning(result)
 
 

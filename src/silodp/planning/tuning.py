@@ -32,6 +32,7 @@ from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.report.formatting import make_environment
+from silodp.runtime.workers import Pool, Workers, open_pool
 from silodp.settings import check_choice
 from silodp.text import pluralize
 from silodp.training.metrics import ERRORS
@@ -102,6 +103,7 @@ def tune(
     federations: int = FEDERATIONS,
     on_progress: Callable[[int, int], None] | None = None,
     give_up: Sequence[Adversary] = (),
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Choose T, σ, step, weighting, local epochs and model size for a target ε.
 
@@ -121,6 +123,7 @@ def tune(
         federations: how many are drawn, at least 2.
         on_progress: called with the number of trainings done and planned.
         give_up: adversaries against whom the settings need no ε.
+        workers: where candidates are trained, one in each; None: here, one after the other.
 
     Returns:
         JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "default_kept", whether another candidate
@@ -148,7 +151,8 @@ def tune(
         check_choice("give_up", adversary, ADVERSARIES)
     options = resolved.config.task.loss_options or {}
     guess = replace(guess or SyntheticSettings(), typical_time=float(options.get("typical_time", 1.0)))
-    return _Tuner(resolved, spec, target, guess, federations, on_progress, give_up).run()
+    with open_pool(workers) as pool:
+        return _Tuner(resolved, spec, target, guess, federations, on_progress, give_up, pool).run()
 
 
 class _Tuner:
@@ -170,6 +174,7 @@ class _Tuner:
         federations: int,
         on_progress: Callable[[int, int], None] | None,
         give_up: Sequence[Adversary],
+        pool: Pool,
     ) -> None:
         self.spec, self.target = spec, target
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
@@ -191,6 +196,7 @@ class _Tuner:
         )  # by T, weighting and model: a calibration takes a tenth of a second
         self._on_progress = on_progress
         self._done = 0
+        self._pool = pool
         self._give_up = set(give_up)
 
     def run(self) -> dict[str, Any]:
@@ -325,17 +331,18 @@ class _Tuner:
     def _try(self, candidates: Sequence[Candidate], numbers: Iterable[int]) -> None:
         missing = [(c, n) for c in candidates for n in numbers if n not in self.scores.setdefault(c, {})]
         planned = self._done + len(missing)
-        for candidate, number in missing:
-            # Fewer persons with as much less noise: the noise in the mean update is the same.
-            sigma = self.sigma(candidate.rounds, candidate.weighting, candidate.model)
-            method = candidate.method(sigma * self.users / self.spec.population.users)
-            task, federation = self.tasks[candidate.model], self.federations[number]
-            randomness = Randomness.from_seed(_SEED).child("tune", number)
-            params = train_without_parties(method, task, federation, candidate.rounds, randomness)
-            self.scores[candidate][number] = measure(task, params, federation, self.metric)
+        # Fewer persons with as much less noise: the noise in the mean update is the same.
+        part = self.users / self.spec.population.users
+        items = ((c, n, part * self.sigma(c.rounds, c.weighting, c.model)) for c, n in missing)
+        for candidate, number, score in self._pool(
+            _score, (self.tasks, self.federations, self.metric), items
+        ):
+            self.scores[candidate][number] = score
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(self._done, planned)
+        # Sums are rounded in the order of the federations, and not in that of the results.
+        self.scores = {c: dict(sorted(scores.items())) for c, scores in self.scores.items()}
 
     def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
@@ -431,6 +438,20 @@ def _choose_metric(task: Task) -> str:
         if name in task.metrics and name not in ERRORS:
             return name
     return "loss"
+
+
+def _score(
+    tasks: Mapping[str, Task],
+    federations: Sequence[Federation],
+    metric: str,
+    item: tuple[Candidate, int, float],
+) -> tuple[Candidate, int, float]:
+    """Return a candidate, the number of a federation, and the metric that its training there with a σ leads to."""
+    candidate, number, sigma = item
+    task, federation = tasks[candidate.model], federations[number]
+    randomness = Randomness.from_seed(_SEED).child("tune", number)
+    params = train_without_parties(candidate.method(sigma), task, federation, candidate.rounds, randomness)
+    return candidate, number, measure(task, params, federation, metric)
 
 
 def train_without_parties(

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,7 @@ from silodp.text import describe_exception, first_line
 from silodp.training.task import LruCache, Task
 
 T = TypeVar("T")
+Pool = Callable[[Callable[..., Any], Sequence[Any], Iterable[Any]], Iterator[Any]]
 
 _AHEAD = 2
 """Blocks of a silo that are asked for beyond the one that is waited for, for each worker."""
@@ -70,32 +71,11 @@ class Workers(Settings):
         Raises:
             SilodpError: Ray is not installed, or cannot be started or reached.
         """
-        with self._connect() as ray:
+        with self.connect() as ray:
             yield OpenWorkers(ray, self, federation, task, spec)
 
-    def compute_all(
-        self, function: Callable[..., T], shared: Sequence[Any], items: Sequence[Any]
-    ) -> Iterator[T]:
-        """Yield function(*shared, item) for every item, in the order in which the results come.
-
-        Raises:
-            SilodpError: As `open`.
-        """
-        with self._connect() as ray:
-            options = {"num_cpus": 1, "num_gpus": self.gpus, "max_retries": _RETRIES}
-            call = ray.remote(**options)(_call_alone)
-            # No more than are computed: whoever waits must have room for the results.
-            common, waiting, asked = [ray.put(one) for one in shared], iter(items), list[Any]()
-            while True:
-                more = islice(waiting, self.count - len(asked))
-                asked += [call.remote(function, item, *common) for item in more]
-                if not asked:
-                    return
-                (done, *_), asked = ray.wait(asked, num_returns=1)
-                yield ray.get(done)
-
     @contextmanager
-    def _connect(self) -> Iterator[Any]:
+    def connect(self) -> Iterator[Any]:
         """Yield the module, connected to a cluster; its errors become those of silodp."""
         ray = _import_ray()
         with ExitStack() as stack:
@@ -131,6 +111,35 @@ class Workers(Settings):
                 code="workers.unreachable",
                 field=field,
             ) from error
+
+
+@contextmanager
+def open_pool(workers: Workers | None) -> Iterator[Pool]:
+    """Yield what calls a function for many items: on workers, or one after the other where there are none.
+
+    `pool(function, shared, items)` yields function(*shared, item) for every item, in the order in which results come.
+
+    Raises:
+        SilodpError: As `Workers.open`.
+    """
+    if workers is None:
+        yield lambda function, shared, items: (function(*shared, item) for item in items)
+        return
+    with workers.connect() as ray:
+        call = ray.remote(num_cpus=1, num_gpus=workers.gpus, max_retries=_RETRIES)(_call_alone)
+
+        def compute(function: Callable[..., T], shared: Sequence[Any], items: Iterable[Any]) -> Iterator[T]:
+            common, waiting, asked = [ray.put(one) for one in shared], iter(items), list[Any]()
+            while True:
+                # No more at once than there are workers: what they return is kept until somebody wants it.
+                more = islice(waiting, workers.count - len(asked))
+                asked += [call.remote(function, item, *common) for item in more]
+                if not asked:
+                    return
+                (done, *_), asked = ray.wait(asked)
+                yield ray.get(done)
+
+        yield compute
 
 
 class OpenWorkers:
