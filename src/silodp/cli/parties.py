@@ -117,7 +117,7 @@ def silo(
         consortium = take_copy(public, folder)
 
         from silodp.deploy.certificates import ExpiryWatch, load_context
-        from silodp.deploy.https import HttpsClient
+        from silodp.deploy.https import HttpsClient, find_proxy
         from silodp.deploy.silo import open_silo  # torch, after what is refused without it
         from silodp.deploy.sockets import SiloSocket
         from silodp.deploy.status import STATUS, StatusFile
@@ -131,8 +131,9 @@ def silo(
             # At a socket there is no TLS: messages are signed by keys that do not end.
             expiry = ExpiryWatch(consortium.folder, service.name)
             expiry.check()
+            address = url or consortium.sealed.url
             client = HttpsClient(
-                url or consortium.sealed.url,
+                address,
                 load_context(consortium.folder, service.name, folder),
                 service.identity,
                 consortium.digest,
@@ -141,6 +142,7 @@ def silo(
                 count_answers=lambda: service.answers,
                 keep=keep,
                 on_problem=lambda problem: file.try_write(error=problem),
+                proxy=find_proxy(folder, address),
             )
             file = StatusFile(
                 folder / STATUS,

@@ -9,6 +9,8 @@ __all__ = ["Reply", "Request", "ask_silo", "give_reply", "take_request"]
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 """Files in the folder of a party: its keys; a silo's policy and audit log; and what its process locks."""
+SETTINGS = "silo.toml"
+"""In the folder of a silo: how its machine reaches the server; its operator writes it where that is needed."""
 STORE, LEDGERS = "store", "ledgers"
 """Folders in the folder of a silo: the durable memory of all runs, and one ledger for each run."""
 AUTHORITY, CERTIFICATES = "ca.pem", "certificates"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import silodp
 from silodp.deploy import IDENTITY, POLICY
 from silodp.deploy.certificates import ExpiryWatch, load_context
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.https import listen_at
+from silodp.deploy.https import Proxy, explain_failure, find_proxy, listen_at, make_client
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import check_participation, find_name, load_identity
@@ -131,38 +130,53 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
         yield Finding("limits", True, "all rounds of the run fit in lifetime_epsilon, after all earlier runs")
 
 
+def _report_reached(url: str, proxy: Proxy | None) -> Iterator[Finding]:
+    """Yield that the server's port was reached, and the proxy on the way."""
+    if proxy is not None:
+        login = f"; user and password are in {proxy.login_source}" if proxy.login else ""
+        yield Finding("proxy", True, f"{proxy.url} lets connections through (set in {proxy.source}{login})")
+    yield Finding("port", True, f"{url} can be reached")
+
+
+def _locate_failure(told: str, code: str, url: str, proxy: Proxy | None) -> Iterator[Finding]:
+    """Yield how far a connection came, as `explain_failure` found."""
+    name = {"deploy.address": "port", "deploy.proxy": "proxy", "deploy.proxy_login": "proxy"}.get(code, "tls")
+    if name == "tls":
+        yield from _report_reached(url, proxy)
+    yield Finding(name, False, told)
+
+
 def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> Iterator[Finding]:
-    """Yield what can be seen of the server from here."""
+    """Yield what can be seen of the server from here, through the same proxy as the silo."""
     tls = load_context(consortium.folder, name, folder)
     try:
-        host, port = httpx.URL(url).host, httpx.URL(url).port or 443
-        socket.create_connection((host, port), timeout=_SECONDS).close()
-    except (OSError, httpx.InvalidURL) as error:
-        reason = getattr(error, "strerror", None) or error
-        told = "check that the server is running, its name or address, and the firewalls of both sides"
-        yield Finding("port", False, f"{url} cannot be reached ({reason}): {told}")
+        proxy = find_proxy(folder, url)
+        client = make_client(url, tls, proxy, _SECONDS)
+    except SilodpError as error:
+        yield Finding("port" if error.field == "url" else "proxy", False, f"{error} [{error.code}]")
         return
-    yield Finding("port", True, f"{url} can be reached")
     try:
         # /health says nothing private, and is answered to every party with a certificate.
-        with (
-            httpx.Client(verify=tls, timeout=_SECONDS, trust_env=False) as client,
-            client.stream("GET", f"{url}/health") as reply,
-        ):
+        with client, client.stream("GET", "/health") as reply:
             # The first bytes alone: a reply that is longer, or does not end, is no JSON then.
-            body = next(reply.iter_raw(_MAX_REPLY), b"")
-            stated, date = parse_json(body), parsedate_to_datetime(reply.headers["Date"])
-            version, theirs = str(stated["version"]), str(stated.get("digest"))
-    except (httpx.HTTPError, *UNSOUND) as error:
+            body, date = next(reply.iter_raw(_MAX_REPLY), b""), reply.headers.get("Date", "")
+    except httpx.HTTPError as error:
+        failure = explain_failure(error, url, tls, proxy)
+        yield from _locate_failure(f"{failure} [{failure.code}]", failure.code, url, proxy)
+        return
+    yield from _report_reached(url, proxy)
+    try:
+        stated, theirs_date = parse_json(body), parsedate_to_datetime(date)
+        version, theirs = str(stated["version"]), str(stated.get("digest"))
+    except UNSOUND as error:
         told = (
-            f"the server at {url} does not answer as one of this consortium ({shorten(str(error))}): check that it has "
-            "this public folder, that the name in the address is the one that was sealed, and the clock here"
+            f"the server at {url} does not answer as one of silodp ({shorten(str(error))}): check the address"
         )
         yield Finding("tls", False, told)
         return
     yield Finding("tls", True, "both ends have a certificate of this consortium")
     # The header Date has whole seconds, which is exact enough here.
-    off = date.timestamp() - time.time()
+    off = theirs_date.timestamp() - time.time()
     told = f"the server's clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     yield _judge("clock", abs(off) <= _MAX_CLOCK_SECONDS, told, told + ": set both by a time server")
     yield _judge(

@@ -5,6 +5,7 @@ Its folder, which its operator alone may enter, holds:
     identity.key   seed of the long-term Ed25519 key; secret
     tls.key        private key of the TLS certificate; secret
     policy.toml    what the operator allows
+    silo.toml      how this machine reaches the server, where it needs a proxy
     store/         durable memory of all runs; secret
     ledgers/       one ledger for each run; the policy's limits hold for all of them together
     audit.jsonl    everything that left this silo

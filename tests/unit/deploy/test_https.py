@@ -98,6 +98,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         max_pause=0.2,
         count_answers=changes.get("count_answers", lambda: 0),
         on_problem=changes.get("on_problem", lambda problem: None),
+        proxy=changes.get("proxy"),
     )
     stop = threading.Event()
     thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
@@ -495,7 +496,7 @@ def test_a_certificate_of_another_authority_does_not_connect(
         _, failures = server.ask({"north": b"1"})
         assert failures["north"].kind == "offline"
     assert endpoint.asked == []
-    assert "check that the server has this consortium's public folder" in caplog.text
+    assert "[deploy.intercepted]" in caplog.text
 
 
 def test_an_expired_certificate_does_not_connect(

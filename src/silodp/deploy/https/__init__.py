@@ -15,6 +15,8 @@ from silodp.text import name_extra
 try:
     from silodp.deploy.https._client import HttpsClient
     from silodp.deploy.https._connections import listen_at
+    from silodp.deploy.https._outgoing import explain_failure, make_client
+    from silodp.deploy.https._proxy import Proxy, find_proxy
     from silodp.deploy.https._server import HttpsServer
 except ImportError as error:
     raise SilodpError(
@@ -22,4 +24,4 @@ except ImportError as error:
         code="deploy.not_installed",
     ) from None
 
-__all__ = ["HttpsClient", "HttpsServer", "listen_at"]
+__all__ = ["HttpsClient", "HttpsServer", "Proxy", "explain_failure", "find_proxy", "listen_at", "make_client"]

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
 import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy.https import _protocol
+from silodp.deploy.https._outgoing import explain_failure, make_client
+from silodp.deploy.https._proxy import Proxy
 from silodp.deploy.mailbox import answer_request
 from silodp.errors import CODES, SilodpError
 from silodp.parsing import parse_texts
@@ -26,6 +27,8 @@ from silodp.wire.transport import Endpoint
 
 _log = logging.getLogger(__name__)
 
+_SILENCE_SECONDS = 60.0
+"""Silence after which a call fails: a server that has taken a long answer over a slow line replies late."""
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -96,6 +99,7 @@ class HttpsClient:
         count_answers: Returns how many answers have left the silo.
         keep: Whether the silo goes on when the server says that the run is over.
         on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
+        proxy: The proxy of the silo's network; None: connect directly.
     """
 
     url: str
@@ -108,45 +112,37 @@ class HttpsClient:
     count_answers: Callable[[], int] = lambda: 0
     keep: bool = False
     on_problem: Callable[[str | None], None] = lambda problem: None
+    proxy: Proxy | None = None
 
     def __post_init__(self) -> None:
         self._token = ""
         self._seen: float | None = None
         if not self.url.startswith("https://"):
-            raise self._refuse_url("give an address that begins with https://")
-        # The server holds a call for POLL_SECONDS while there is no request: silence of that length is no failure.
-        timeout = httpx.Timeout(_protocol.POLL_SECONDS + 40, connect=10)
-        plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
-        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
-        try:
-            # Variables of the environment name no proxy and no certificates here (trust_env).
-            self._client = httpx.Client(
-                base_url=self.url,
-                verify=self.tls,
-                timeout=timeout,
-                trust_env=False,
-                headers=plain,
-                cookies=none,
+            raise SilodpError(
+                f"url = {shorten(self.url)}: give an address that begins with https://.",
+                code="argument.value",
+                field="url",
             )
-        except httpx.InvalidURL as error:
-            raise self._refuse_url(f"{error}; write an IPv6 address in brackets") from None
-
-    def _refuse_url(self, problem: str) -> SilodpError:
-        return SilodpError(f"url = {shorten(self.url)}: {problem}.", code="argument.value", field="url")
+        self._client = make_client(self.url, self.tls, self.proxy, _SILENCE_SECONDS)
 
     def seconds_since_seen(self) -> float | None:
         """Return the seconds since the server's last reply; None before the first one."""
         return None if self._seen is None else time.monotonic() - self._seen
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again."""
+        """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again.
+
+        Raises:
+            SilodpError: The proxy does not accept user and password (code deploy.proxy_login).
+        """
         pause = 0.1
         with self._client:
             while not stop.is_set():
                 try:
                     if not self._token:
                         self._connect()
-                        _log.info("connected to %s", self.url)
+                        way = "" if self.proxy is None else f" through the proxy at {self.proxy.url}"
+                        _log.info("connected to %s%s", self.url, way)
                         self.on_problem(None)
                     self._seen = time.monotonic()
                     self._serve_one()
@@ -163,28 +159,30 @@ class HttpsClient:
                     if isinstance(error, _RefusedError) and error.status == 401:
                         continue  # the server was restarted: connect again at once
                     problem = self._describe_problem(error)
-                    is_refused = isinstance(error, _RefusedError)
-                    reason = "" if is_refused else f" ({str(error) or type(error).__name__})"
-                    _log.warning("%s%s; trying again in %.1f s", problem, reason, pause)
                     self.on_problem(problem)
+                    _log.warning("%s; trying again in %.1f s", problem, pause)
                     # The pause is random, so that the silos of a restarted server do not come back all at once.
                     stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))
                     pause = min(2 * pause, self.max_pause)
 
     def _describe_problem(self, error: Exception) -> str:
-        """Return what keeps the silo from its server, and what its operator can do."""
+        """Return what keeps the silo from its server, and what its operator can do.
+
+        Raises:
+            SilodpError: To try again could do harm (code deploy.proxy_login).
+        """
         if isinstance(error, _RefusedError):
             code = error.stated if error.stated in CODES else shorten(error.stated)
             known = CODES.get(code, "an unknown reason")
             advice = _protocol.ADVICE.get(code, "ask its operator")
             return f"the server refused the connection: {known}; {advice} [{code}]"
-        advice = "that it is running and that this address can be reached from here"
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            advice = (
-                "that the server has this consortium's public folder, the name in its address is the one that was "
-                "sealed, and the clock here is right"
-            )
-        return f"the server at {self.url} cannot be reached; check {advice}"
+        failure = explain_failure(error, self.url, self.tls, self.proxy)
+        problem = f"{str(failure).removesuffix('.')} [{failure.code}]"
+        # Many networks lock an account after a few wrong passwords.
+        if failure.code == "deploy.proxy_login":
+            self.on_problem(problem)
+            raise failure
+        return problem
 
     def _connect(self) -> None:
         name = self.identity.name
