@@ -6,6 +6,7 @@ Every run ends as the one that nothing happened to, or stops with a code, and no
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from pathlib import Path
 from random import Random
@@ -85,6 +86,25 @@ def test_a_network_that_fails_and_comes_back_changes_nothing(fault: str, tmp_pat
         check_the_end(processes, simulated)
         if fault in ("cut", "lost"):
             assert "cannot be reached" in processes.log("silo-2")
+        proxy.close()
+
+
+def test_a_firewall_that_forgets_idle_connections_costs_a_bounded_delay_once(tmp_path: Path) -> None:
+    """It says nothing to either end. The silo behind it waits while another one computes, three times."""
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        proxy = Proxy(Consortium.load(processes.public).sealed.port)
+        proxy.forget_after(3.0)
+        start_with(processes, "silo-2", proxy.port)
+        for round_ in (2, 4, 6):
+            wait_for_round(processes, round_)
+            processes.running["silo-3"].send_signal(signal.SIGSTOP)
+            time.sleep(8)
+            processes.running["silo-3"].send_signal(signal.SIGCONT)
+        check_the_end(processes, simulated)
+        # Its first two waits were too long for the firewall: 20 seconds, and 5.
+        assert 1 <= proxy.forgotten <= 4
+        assert processes.log("silo-2").count("cannot be reached") <= 2
         proxy.close()
 
 

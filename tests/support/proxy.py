@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
 import secrets
 import socket
 import ssl
@@ -25,12 +26,21 @@ from support.consortium import Processes
 _BUFFER = 1 << 12
 
 
+@dataclass
+class _Use:
+    """When a connection was last used, in either direction, and whether it was forgotten."""
+
+    last: float
+    is_forgotten: bool = False
+
+
 class Proxy:
     """Forwards TCP connections to a port of this machine, with the faults of a network.
 
     Attributes:
         port: to connect to.
         cuts: number of connections that were cut in the middle of a message.
+        forgotten: number of connections that were forgotten, since nobody used them.
     """
 
     def __init__(self, to: int) -> None:
@@ -40,6 +50,8 @@ class Proxy:
         self.cuts = 0
         self._cut_after: int | None = None
         self._delay, self._loses, self._refuses = 0.0, False, False
+        self._memory = math.inf
+        self.forgotten = 0
         self._open = threading.Event()
         self._open.set()
         self._sockets: list[socket.socket] = []
@@ -60,6 +72,13 @@ class Proxy:
     def lose(self) -> None:
         """Drop what the connections of now send, without closing them, as a firewall that was restarted does."""
         self._loses = True
+
+    def forget_after(self, seconds: float) -> None:
+        """Drop what a connection sends, in both directions and for ever, once it was silent for so long.
+
+        Nobody is told: so do firewalls that keep a table of the connections in use.
+        """
+        self._memory = seconds
 
     def refuse(self) -> None:
         """Close all connections, and every new one."""
@@ -97,17 +116,22 @@ class Proxy:
                 silo.close()  # the server does not listen
                 continue
             self._sockets += [silo, server]
+            use = _Use(time.monotonic())
             for source, target, is_up in ((silo, server, True), (server, silo, False)):
-                threading.Thread(target=self._forward, args=(source, target, is_up), daemon=True).start()
+                threading.Thread(target=self._forward, args=(source, target, is_up, use), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, is_up: bool, use: _Use) -> None:
         sent, is_lost = 0, False
         with contextlib.suppress(OSError):
             while data := source.recv(_BUFFER):
                 time.sleep(self._delay)
                 self._open.wait()
+                if not use.is_forgotten and time.monotonic() > use.last + self._memory:
+                    use.is_forgotten = True
+                    self.forgotten += 1
+                use.last = time.monotonic()
                 is_lost = is_lost or self._loses
-                if is_lost:
+                if is_lost or use.is_forgotten:
                     continue
                 if is_up and self._cut_after is not None and sent + len(data) > self._cut_after:
                     target.sendall(data[: max(self._cut_after - sent, 0)])
@@ -116,6 +140,8 @@ class Proxy:
                     break
                 sent += len(data)
                 target.sendall(data)
+        if use.is_forgotten:
+            return  # not even the end of a forgotten connection gets through
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -27,11 +27,12 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.crypto.keys import Identity
 from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
-from silodp.deploy.https import HttpsClient, HttpsServer
+from silodp.deploy.https import HttpsClient, HttpsServer, _protocol
 from silodp.deploy.https._protocol import format_connect_text
 from silodp.errors import SilodpError
 from support.echo import Echo
 from support.ports import find_free_port
+from support.proxy import Proxy
 
 DIGEST = "d" * 64
 SILOS = {name: Identity.fresh(name) for name in ("north", "south")}
@@ -207,6 +208,41 @@ def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> N
         for request in (b"1", b"2"):
             with parties.server(port, answer_timeout=60) as server:
                 assert server.ask({"north": request}) == ({"north": request}, {})
+
+
+@pytest.mark.timeout(60)
+def test_a_silo_waits_for_less_time_where_a_firewall_forgets_silent_connections(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two waits that were too long, 8 and 2 seconds, no connection is silent for long enough to be forgotten."""
+    monkeypatch.setattr(_protocol, "POLL_SECONDS", 8)
+    monkeypatch.setattr(_protocol, "MARGIN_SECONDS", 1)
+    told: list[str | None] = []
+    with parties.server() as server:
+        firewall = Proxy(server.port)
+        firewall.forget_after(1.5)
+        with serving(parties, firewall.port, "north", Echo(), on_problem=told.append):
+            wait_until(lambda: told.count(None) == 3)
+            time.sleep(4)
+            assert server.ask({"north": b"12"}, timeout=1)[0] == {"north": b"21"}
+            assert firewall.forgotten == 2
+            assert told.count(None) == 3
+        firewall.close()
+
+
+def test_a_connection_that_was_idle_while_the_silo_computed_is_not_used_again(parties: Parties) -> None:
+    """A firewall may have forgotten it, and the answer would be sent in vain."""
+
+    def compute(data: bytes) -> bytes:
+        time.sleep(3)
+        return data
+
+    with parties.server() as server:
+        firewall = Proxy(server.port)
+        firewall.forget_after(2.5)
+        with serving(parties, firewall.port, "north", Echo(compute)):
+            assert server.ask({"north": b"12"}, timeout=10)[0] == {"north": b"12"}
+        firewall.close()
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -17,7 +17,7 @@ import httpx
 import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy.https import _protocol
-from silodp.deploy.https._outgoing import explain_failure, make_client
+from silodp.deploy.https._outgoing import CONNECT_SECONDS, explain_failure, make_client
 from silodp.deploy.https._proxy import Proxy
 from silodp.deploy.mailbox import answer_request
 from silodp.errors import CODES, SilodpError
@@ -117,6 +117,7 @@ class HttpsClient:
     def __post_init__(self) -> None:
         self._token = ""
         self._seen: float | None = None
+        self._wait = _protocol.POLL_SECONDS
         if not self.url.startswith("https://"):
             raise SilodpError(
                 f"url = {shorten(self.url)}: give an address that begins with https://.",
@@ -207,16 +208,24 @@ class HttpsClient:
 
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""
-        with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.status_code == _protocol.OVER:
-                raise _RunIsOverError
-            if not reply.is_success or reply.status_code == _protocol.NO_REQUEST:
-                _read_short_reply(reply)
-                return None
-            exchange = reply.headers.get(_protocol.EXCHANGE, "")
-            if _EXCHANGE_ID.fullmatch(exchange) is None:
-                raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            return exchange, _read_reply(reply, self.max_bytes)
+        timeout = httpx.Timeout(self._wait + _protocol.MARGIN_SECONDS, connect=CONNECT_SECONDS)
+        headers = {**headers, _protocol.WAIT: str(self._wait)}
+        try:
+            with self._client.stream("POST", "/v1/next", headers=headers, timeout=timeout) as reply:
+                if reply.status_code == _protocol.OVER:
+                    raise _RunIsOverError
+                if not reply.is_success or reply.status_code == _protocol.NO_REQUEST:
+                    _read_short_reply(reply)
+                    return None
+                exchange = reply.headers.get(_protocol.EXCHANGE, "")
+                if _EXCHANGE_ID.fullmatch(exchange) is None:
+                    raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
+                return exchange, _read_reply(reply, self.max_bytes)
+        except httpx.ReadTimeout:
+            # A firewall may have forgotten the connection while it was silent: from now on it is silent for less time.
+            # Packets of TCP that keep a connection alive would not pass a proxy, and a shorter call does.
+            self._wait = max(1, self._wait // 4)
+            raise
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-POLL_SECONDS = 20.0
+POLL_SECONDS = 20
 """A call for the next request is answered after this time at the latest, with or without one."""
+MARGIN_SECONDS = 20
+"""A silo waits so much longer for the reply to such a call before it connects anew."""
+WAIT = "X-Silodp-Wait"
+"""Header: whole seconds after which a silo wants such a call to be answered, from 1 to POLL_SECONDS."""
 MAX_JSON = 4096
 """Bytes of a reply or a body that is no request or answer of a run."""
 NO_REQUEST, OVER = 204, 410

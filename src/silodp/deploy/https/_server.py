@@ -8,6 +8,7 @@ import hmac
 import io
 import logging
 import math
+import re
 import secrets
 import ssl
 import threading
@@ -315,7 +316,7 @@ class HttpsServer(Mailbox):
         if exchange is None and not self._is_over:
             connection.arrived.clear()  # a request after the look above sets it again, later in this thread
             with suppress(TimeoutError):
-                await asyncio.wait_for(connection.arrived.wait(), _protocol.POLL_SECONDS)
+                await asyncio.wait_for(connection.arrived.wait(), _find_wait(request))
             exchange = self._find_exchange(connection)
         if self._is_over:
             connection.knows_the_end = True
@@ -398,6 +399,13 @@ def _make_uvicorn(app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Server:
 def _make_stopped_error() -> HTTPException:
     """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
     return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
+
+
+def _find_wait(request: Request) -> int:
+    """Return the seconds for which a call of a silo is held while there is no request for it."""
+    stated = request.headers.get(_protocol.WAIT, "")
+    wait = int(stated) if re.fullmatch(r"[0-9]{1,3}", stated) else _protocol.POLL_SECONDS
+    return max(1, min(wait, _protocol.POLL_SECONDS))
 
 
 def _find_host(request: Request) -> str:
