@@ -1,4 +1,4 @@
-"""Real parties whose network has one way out, an HTTP proxy: the model of the simulation, and what keeps them from it."""
+"""Real parties whose network has one way out, an HTTP proxy: the model of the simulation, and what gets in the way."""
 
 from __future__ import annotations
 
