@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NEWEST ?= .venv-newest
 FLOWER ?= .venv-flower
+NVFLARE ?= .venv-nvflare
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
@@ -12,7 +13,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -31,6 +32,10 @@ test-deploy: $(DEVELOPED)
 # Messages over Flower, which has an environment of its own; without it these tests are skipped.
 test-flower: $(DEVELOPED) $(FLOWER)/.installed
 	SILODP_FLOWER=$(FLOWER) $(PYTEST) -m slow tests/end_to_end/test_flower.py
+
+# Messages over NVIDIA FLARE, likewise; one after the other, since its processes carry the messages of several tests.
+test-nvflare: $(DEVELOPED) $(NVFLARE)/.installed
+	SILODP_NVFLARE=$(NVFLARE) $(PYTEST) -n 0 -m slow tests/end_to_end/test_nvflare.py
 
 # Logs by TensorBoard and MLflow; where MLflow is not installed, its tests are skipped.
 test-trackers: $(DEVELOPED)
@@ -124,5 +129,13 @@ $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 	$(FLOWER)/bin/python $(PIP) --no-deps --editable .
 	touch $(FLOWER)/.installed
 
+$(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
+	@$(CHECK)
+	@echo "Installing NVFlare into $(NVFLARE): 44 packages ..."
+	$(PYTHON) -m venv $(NVFLARE)
+	$(NVFLARE)/bin/python $(PIP) --constraint constraints-nvflare.txt nvflare
+	$(NVFLARE)/bin/python $(PIP) --no-deps --editable .
+	touch $(NVFLARE)/.installed
+
 clean:
-	rm -rf $(VENV) $(NEWEST) $(FLOWER) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(FLOWER) $(NVFLARE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
