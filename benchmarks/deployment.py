@@ -1,8 +1,8 @@
-"""Seconds and bytes of a round in one process, between processes over TLS, and over Flower, for the same run.
+"""Seconds and bytes of a round in one process, between processes over TLS, and over other networks, for the same run.
 
-python benchmarks/deployment.py [DATA] [--flower ENVIRONMENT]: four hospitals of heart_disease; DATA is the folder of
-the data sets, and ENVIRONMENT the one of `make test-flower`. The ways follow each other on the same machine, so
-compare within a row. The first round, with the set-up, is left out.
+python benchmarks/deployment.py [DATA] [--flower ENVIRONMENT] [--nvflare ENVIRONMENT]: four hospitals of heart_disease;
+DATA is the folder of the data sets, and ENVIRONMENT the one of `make test-flower` or `make test-nvflare`. The ways
+follow each other on the same machine, so compare within a row. The first round, with the set-up, is left out.
 
 python benchmarks/deployment.py --exchange: seconds that HTTPS adds to an exchange with four silos that answer at once.
 """
@@ -18,7 +18,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from support.consortium import Processes
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "silodp.cli.main"]
@@ -44,7 +50,8 @@ epochs = 50
 batch_size = 4
 """
 RUNS = (("plain", "uniform", 20, 5), ("masked", "uniform", 20, 5), ("lattice", "records", 6, 4))
-"""Aggregator, weights, rounds, rounds over Flower."""
+"""Aggregator, weights, rounds, rounds over other networks."""
+NETWORKS = ("flower", "nvflare")
 
 
 def measure_rounds(run: Path) -> tuple[float, int, int]:
@@ -67,26 +74,42 @@ def run_over_https(folder: Path, config: Path) -> Path:
     return folder / "many" / "server" / "run"
 
 
-def run_over_flower(folder: Path, config: Path) -> Path:
-    """Run the parties as processes between which Flower carries messages; return the run's directory."""
-    sys.path.insert(0, str(ROOT / "tests"))
+def run_over_network(network: str, folder: Path, config: Path) -> Path:
+    """Run the parties as processes between which Flower or NVFlare carries messages; return the run's directory."""
     from support.consortium import Processes
-    from support.flower import start_flower
 
-    _execute("deploy", "init", str(config), "--local", "--out", str(folder / "flower-parties"))
-    processes = Processes(folder / "flower-parties")
+    home = folder / network
+    home.mkdir()
+    _execute("deploy", "init", str(config), "--local", "--out", str(home / "parties"))
+    processes = Processes(home / "parties")
     try:
         for name in processes.names:
-            processes.start(name, "--socket", str(folder / f"{name}.sock"))
-        options = ("--socket", str(folder / "server.sock"), "--repeat", "120", "--patience", "500")
+            processes.start(name, "--socket", str(home / f"{name}.sock"))
+        options = ("--socket", str(home / "server.sock"), "--repeat", "120", "--patience", "500")
         processes.start("server", *options)
-        with start_flower(folder, processes):
+        with _start_network(network, home, processes):
             if processes.wait_for_server(1200):
                 sys.exit(processes.log("server"))
     finally:
         for name in list(processes.running):
             processes.kill(name)
     return processes.run
+
+
+@contextmanager
+def _start_network(network: str, folder: Path, processes: Processes) -> Iterator[None]:
+    """Start what carries the messages between the sockets in a folder."""
+    if network == "flower":
+        from support.flower import start_flower
+
+        with start_flower(folder, processes):
+            yield
+    else:
+        from support.nvflare import start_federation
+
+        with start_federation(folder, processes.names) as federation:
+            federation.carry()
+            yield
 
 
 def _execute(*arguments: str) -> None:
@@ -141,31 +164,34 @@ def main() -> None:
     """Print a line for each aggregator."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", nargs="?")
-    parser.add_argument("--flower")
+    for network in NETWORKS:
+        parser.add_argument(f"--{network}")
     parser.add_argument("--exchange", action="store_true")
     options = parser.parse_args()
     if options.exchange:
         found = sorted(measure_exchanges())
         print(f"{len(found)} exchanges: median {found[len(found) // 2]:.3f} s, longest {found[-1]:.3f} s")
         return
-    if options.flower:
-        os.environ["SILODP_FLOWER"] = str(Path(options.flower).resolve())
+    networks = [network for network in NETWORKS if getattr(options, network)]
+    sys.path.insert(0, str(ROOT / "tests"))
+    for network in networks:
+        os.environ[f"SILODP_{network.upper()}"] = str(Path(getattr(options, network)).resolve())
     root = f'root = "{Path(options.data).resolve()}"' if options.data else ""
-    print(
-        f"{'aggregator':<12}{'in process s':>14}{'https s':>10}{'flower s':>10}{'bytes down':>14}{'bytes up':>12}"
-    )
-    for aggregator, weighting, rounds, over_flower in RUNS:
+    columns = ["in process s", "https s", *(f"{network} s" for network in networks), "bytes down", "bytes up"]
+    print(f"{'aggregator':<12}" + "".join(f"{column:>14}" for column in columns))
+    for aggregator, weighting, rounds, fewer in RUNS:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             config, short = folder / "speed.toml", folder / "short.toml"
-            for path, length in ((config, rounds), (short, over_flower)):
+            for path, length in ((config, rounds), (short, fewer)):
                 path.write_text(
                     CONFIG.format(aggregator=aggregator, weighting=weighting, rounds=length, root=root)
                 )
             one, _, _ = measure_rounds(run_in_one(folder, config))
             many, down, up = measure_rounds(run_over_https(folder, config))
-            flower = f"{measure_rounds(run_over_flower(folder, short))[0]:.1f}" if options.flower else "–"
-            print(f"{aggregator:<12}{one:>14.3f}{many:>10.3f}{flower:>10}{down:>14,}{up:>12,}", flush=True)
+            others = [measure_rounds(run_over_network(network, folder, short))[0] for network in networks]
+            seconds = "".join(f"{one:>14.3f}" for one in (one, many, *others))
+            print(f"{aggregator:<12}{seconds}{down:>14,}{up:>14,}", flush=True)
 
 
 if __name__ == "__main__":
