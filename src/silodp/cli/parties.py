@@ -123,6 +123,10 @@ def silo(
         from silodp.deploy.status import STATUS, StatusFile
         from silodp.wire.transport import SERVER, SIGNED_BYTES
 
+        address = url or consortium.sealed.url
+        proxy = (
+            None if socket is not None else find_proxy(folder, address)
+        )  # a mistake in it before the records
         with open_silo(folder, consortium) as service:
             max_bytes = service.max_bytes + SIGNED_BYTES
             if socket is not None:
@@ -131,7 +135,6 @@ def silo(
             # At a socket there is no TLS: messages are signed by keys that do not end.
             expiry = ExpiryWatch(consortium.folder, service.name)
             expiry.check()
-            address = url or consortium.sealed.url
             client = HttpsClient(
                 address,
                 load_context(consortium.folder, service.name, folder),
@@ -142,7 +145,7 @@ def silo(
                 count_answers=lambda: service.answers,
                 keep=keep,
                 on_problem=lambda problem: file.try_write(error=problem),
-                proxy=find_proxy(folder, address),
+                proxy=proxy,
             )
             file = StatusFile(
                 folder / STATUS,

@@ -29,6 +29,7 @@ from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.https import HttpsClient, HttpsServer, _protocol
 from silodp.deploy.https._protocol import format_connect_text
+from silodp.deploy.https._server import _find_wait as find_wait
 from silodp.errors import SilodpError
 from support.echo import Echo
 from support.ports import find_free_port
@@ -214,20 +215,40 @@ def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> N
 def test_a_silo_waits_for_less_time_where_a_firewall_forgets_silent_connections(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After two waits that were too long, 8 and 2 seconds, no connection is silent for long enough to be forgotten."""
-    monkeypatch.setattr(_protocol, "POLL_SECONDS", 8)
+    """After one wait that was too long, 4 seconds, no connection is silent for long enough to be forgotten."""
+    monkeypatch.setattr(_protocol, "POLL_SECONDS", 4)
     monkeypatch.setattr(_protocol, "MARGIN_SECONDS", 1)
     told: list[str | None] = []
     with parties.server() as server:
         firewall = Proxy(server.port)
-        firewall.forget_after(1.5)
+        firewall.forget_after(2.0)
         with serving(parties, firewall.port, "north", Echo(), on_problem=told.append):
-            wait_until(lambda: told.count(None) == 3)
-            time.sleep(4)
+            wait_until(lambda: told.count(None) == 2)
+            time.sleep(3)
             assert server.ask({"north": b"12"}, timeout=1)[0] == {"north": b"21"}
-            assert firewall.forgotten == 2
-            assert told.count(None) == 3
+            assert firewall.forgotten == 1
+            assert told.count(None) == 2
         firewall.close()
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [
+        ("5", 5),
+        ("1", 1),
+        ("0", 1),
+        ("20", 20),
+        ("900", 20),
+        ("", 20),
+        ("-1", 20),
+        ("nan", 20),
+        ("9" * 5000, 20),
+        ("٣", 20),
+    ],
+)
+def test_a_silo_states_how_long_its_call_is_held_within_bounds(stated: str, seconds: int) -> None:
+    scope = {"type": "http", "headers": [(b"x-silodp-wait", stated.encode("utf-8"))]}
+    assert find_wait(Request(scope)) == seconds
 
 
 def test_a_connection_that_was_idle_while_the_silo_computed_is_not_used_again(parties: Parties) -> None:
