@@ -123,7 +123,7 @@ $(DOCUMENTED): $(INSTALLED)
 
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 	@$(CHECK)
-	@echo "Installing Flower into $(FLOWER): 54 packages ..."
+	@echo "Installing Flower into $(FLOWER): 53 packages ..."
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python $(PIP) --constraint constraints-flower.txt flwr
 	$(FLOWER)/bin/python $(PIP) --no-deps --editable .

@@ -18,6 +18,7 @@ import pytest
 from silodp.deploy.sockets import ServerSocket, SiloSocket, SocketOptions
 from support.consortium import Processes, start_consortium
 from support.deployed import AVG, assert_same_run, config, simulate, wait_for_round
+from support.echo import Echo
 from support.nvflare import BIN, SERVER, Federation, start_federation
 
 pytestmark = [
@@ -64,16 +65,9 @@ def test_four_silos_train_the_model_of_the_simulation_over_nvflare(
         assert None not in state["seconds_since_seen"].values()
 
 
-class Echo:
-    """A silo whose answer is the request."""
-
-    def receive(self, data: bytes) -> bytes:
-        return data
-
-
 def test_messages_of_10_megabytes_arrive_as_they_were_sent(federation: Federation) -> None:
     folder, size, stop = federation.home.parent, 10**7, threading.Event()
-    sent = {name: bytes([number]) * size for number, name in enumerate(NAMES)}
+    sent = {name: bytes([number]) * (size - 1) + b"!" for number, name in enumerate(NAMES)}
     silos = [SiloSocket(folder / f"{name}.sock", Echo(), size) for name in NAMES]
     threads = [threading.Thread(target=silo.run, args=(stop,)) for silo in silos]
     options = SocketOptions(folder / "server.sock")
@@ -81,7 +75,7 @@ def test_messages_of_10_megabytes_arrive_as_they_were_sent(federation: Federatio
         thread.start()
     try:
         with ServerSocket(options, NAMES, answer_timeout=120, max_bytes=size) as server:
-            assert server.ask(sent) == (sent, {})
+            assert server.ask(sent) == ({name: data[::-1] for name, data in sent.items()}, {})
     finally:
         stop.set()
         for thread in threads:

@@ -7,6 +7,7 @@ from silodp.deploy import ask_silo
 from silodp_courier.parcels import unwrap, wrap
 
 app = ClientApp()
+SILO_SECONDS = 60.0
 
 
 @app.query("silo")
@@ -19,5 +20,5 @@ def state_name(message: Message, context: Context) -> Message:
 def answer(message: Message, context: Context) -> Message:
     """Have the silo answer one request; an exception is a lost message, and the request is offered again."""
     request, _ = unwrap(message.content)
-    reply = ask_silo(str(context.node_config["socket"]), request)
+    reply = ask_silo(str(context.node_config["socket"]), request, wait=SILO_SECONDS)
     return Message(wrap(reply.body, refused=reply.refused), reply_to=message)

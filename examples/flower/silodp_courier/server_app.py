@@ -49,13 +49,14 @@ class Courier:
             request = take_request(self._socket, wait=0.0)
         if any(one.silo not in self._nodes for one in self._held):
             self._find_nodes()
-        ready = [one for one in self._held if one.silo in self._nodes]
+        ready = [
+            (self._nodes[one.silo], one.exchange, one.body) for one in self._held if one.silo in self._nodes
+        ]
         self._held = [one for one in self._held if one.silo not in self._nodes]
         recent = self._find_recent()
-        for one in ready:
-            node = self._nodes[one.silo]
-            if (one.exchange, node) not in recent:  # else dropped: the silodp server will offer it again
-                self._send("train.answer", wrap(one.body), node, one.exchange, ANSWER_SECONDS)
+        # What was sent a moment ago is dropped: the silodp server will offer it again.
+        fresh = [one for one in ready if (one[1], one[0]) not in recent]
+        self._send("train.answer", fresh, ANSWER_SECONDS)
         self._receive()
 
     def _find_recent(self) -> set[tuple[str, int]]:
@@ -66,15 +67,22 @@ class Courier:
     def _find_nodes(self) -> None:
         """Ask every node for its silo, and again after a while if it has not answered."""
         now = time.monotonic()
-        for node in self._grid.get_node_ids():
-            if node not in self._nodes.values() and now > self._asked.get(node, 0.0):
-                self._asked[node] = now + QUERY_SECONDS
-                self._send("query.silo", wrap(b""), node, "", QUERY_SECONDS)
+        unknown = [node for node in self._grid.get_node_ids() if node not in self._nodes.values()]
+        asked = [node for node in unknown if now > self._asked.get(node, 0.0)]
+        self._asked.update(dict.fromkeys(asked, now + QUERY_SECONDS))
+        self._send("query.silo", [(node, "", b"") for node in asked], QUERY_SECONDS)
 
-    def _send(self, kind: str, content: object, node: int, exchange: str, seconds: float) -> None:
-        message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds)
-        for id_ in filter(None, self._grid.push_messages([message])):  # None: Flower did not take it
-            self._sent[id_] = exchange, time.monotonic() + seconds, node
+    def _send(self, kind: str, parcels: list[tuple[int, str, bytes]], seconds: float) -> None:
+        """Send the bytes of every node, exchange and body, all in one call."""
+        if not parcels:
+            return
+        messages = [
+            Message(wrap(body), dst_node_id=node, message_type=kind, ttl=seconds) for node, _, body in parcels
+        ]
+        # Flower returns None for a message that it did not take, and no list where all together were too long.
+        for id_, (node, exchange, _) in zip(self._grid.push_messages(messages), parcels, strict=False):
+            if id_ is not None:
+                self._sent[id_] = exchange, time.monotonic() + seconds, node
 
     def _receive(self) -> None:
         now = time.monotonic()

@@ -21,6 +21,7 @@ import io
 import json
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,19 +94,28 @@ def give_reply(path: str | Path, exchange: str, reply: Reply) -> bool:
     return answer.get("awaited") == "yes"
 
 
-def ask_silo(path: str | Path, body: bytes, timeout: float | None = None) -> Reply:
+def ask_silo(path: str | Path, body: bytes, timeout: float | None = None, wait: float = 0.0) -> Reply:
     """Have a silo answer a request.
 
     Args:
         path: Path of the silo's socket (`silodp silo --socket PATH`).
         body: `Request.body`, as it was taken at the server.
         timeout: Seconds to wait; None: until the silo answers.
+        wait: Seconds for which a silo that starts, or starts again, is tried again; the next offer of the request may
+            be much farther away.
 
     Raises:
         OSError: No silo listens, or the connection broke: try again, or leave it; the request is offered again.
     """
-    header, answer = _call(path, {"do": "answer"}, body, timeout)
-    return Reply(answer, header.get("refused", ""))
+    end = time.monotonic() + wait
+    while True:
+        try:
+            header, answer = _call(path, {"do": "answer"}, body, timeout)
+            return Reply(answer, header.get("refused", ""))
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.5)
 
 
 def _call(

@@ -133,6 +133,26 @@ def test_copies_of_a_request_do_not_pile_up_at_a_node(
     assert len(sent) == before + 1
 
 
+def test_requests_of_a_round_leave_in_one_call(server_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[list[int]] = []
+
+    def push(messages: list[Any]) -> list[str | None]:
+        pushed.append([message.dst_node_id for message in messages])
+        return ["1", None, "3"]  # Flower did not take the second one
+
+    names = ("north", "south", "west")
+    offered = [Request(f"to {name}", name, b"") for name in names]
+    monkeypatch.setattr(server_app, "take_request", lambda path, wait: offered.pop(0) if offered else None)
+    monkeypatch.setattr(server_app, "Message", lambda content, **fields: SimpleNamespace(**fields))
+    monkeypatch.setattr(server_app, "wrap", lambda *_, **__: None)
+    grid = SimpleNamespace(push_messages=push, pull_messages=lambda _: [])
+    courier = server_app.Courier(grid, "socket")
+    courier._nodes = {name: number for number, name in enumerate(names)}
+    courier.carry()
+    assert pushed == [[0, 1, 2]]
+    assert {id_: sent[0] for id_, sent in courier._sent.items()} == {"1": "to north", "3": "to west"}
+
+
 def test_a_node_that_answers_with_errors_is_not_asked_all_the_time(
     server_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

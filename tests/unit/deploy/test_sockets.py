@@ -81,6 +81,18 @@ def test_a_silo_answers_one_request_after_the_other(tmp_path: Path) -> None:
         ]
 
 
+def test_a_silo_that_starts_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with pytest.raises(FileNotFoundError):
+        ask_silo(path, b"request")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask_silo, path, b"request", wait=30.0)
+        time.sleep(0.2)
+        assert not asked.done()
+        with serving(path, Echo()):
+            assert asked.result() == Reply(b"tseuqer")
+
+
 def test_a_refusal_leaves_as_its_code_alone(tmp_path: Path) -> None:
     def refuse(data: bytes) -> bytes:
         if data.startswith(b"disk"):
