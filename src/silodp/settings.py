@@ -35,7 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from silodp.errors import SilodpError
-from silodp.text import name_class, shorten
+from silodp.text import join_names, name_class, shorten
 
 __all__ = [
     "Clip",
@@ -127,7 +127,7 @@ class Range:
             and (self.most is None or number <= self.most)
         )
         if wanted and not (math.isfinite(number) and holds):
-            remedy = f"set a finite {self.what} {' and '.join(wanted)}{self.tip and '; ' + self.tip}"
+            remedy = f"set a finite {self.what} {join_names(wanted)}{self.tip and '; ' + self.tip}"
             raise _refuse(name, value, remedy, "argument.value")
         if self.limit is not None and number > self.limit:
             raise _refuse(name, value, f"set a number of at most {self.limit:g}", "argument.out_of_range")
@@ -291,7 +291,7 @@ def _check_kinds(name: str, value: object, kinds: Sequence[Any]) -> None:
     if all(kind in _KINDS for kind in kinds):
         is_flag = isinstance(value, bool) and bool not in kinds  # True is not 1
         if is_flag or not isinstance(value, tuple(_KINDS[kind] for kind in kinds)):
-            names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+            names = join_names(("None" if kind is NoneType else kind.__name__ for kind in kinds), "or")
             raise _refuse(name, value, f"set a value of type {names}", "argument.type")
 
 
@@ -361,7 +361,7 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], example:
     """Check that a value is an instance of `kind`; `example` is code that makes one, for the message."""
     if isinstance(value, kind):
         return
-    kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = join_names((one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,))), "or")
     tip = f", for example {example}" if example else ""
     raise SilodpError(
         f"{name} is a {type(value).__name__}: set a {kinds}{tip}.", code="argument.type", field=name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import Repr
@@ -32,6 +32,12 @@ def format_duration(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"
+
+
+def join_names(names: Iterable[str], word: str = "and") -> str:
+    """Return "a, b and c", with another word before the last name if it is given; "" where there are no names."""
+    *first, last = [*names] or [""]
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def name_extra(extra: str) -> str:

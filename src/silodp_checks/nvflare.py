@@ -13,6 +13,7 @@ from typing import Any
 
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
+from silodp.text import join_names
 from silodp_checks import base
 
 _DEFAULTS = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1, "gamma": 1e-5}
@@ -65,7 +66,7 @@ class NvFlare(base.Framework):
             )
         if name != "SVTPrivacy":
             raise SilodpError(
-                f"filter = '{name}' is not known: use SVTPrivacy, {' or '.join(_WITHOUT_NOISE)}.",
+                f"filter = '{name}' is not known: use SVTPrivacy, {join_names(_WITHOUT_NOISE, 'or')}.",
                 code="argument.value",
                 field=_FILTER,
             )

@@ -36,7 +36,7 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.runtime.workers import Workers, open_pool
 from silodp.settings import Whole
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp_experiments.compare_page import format_table, render_comparison
@@ -261,7 +261,7 @@ def _summarize(
         "data": federation.name,
         "rounds": config.rounds,
         "delta": config.delta,
-        "accountant": " and ".join(accountants),
+        "accountant": join_names(accountants),
         "aggregator": config.aggregator,
         "seeds": seeds,
         "runs": count,

@@ -13,7 +13,7 @@ from silodp.report import plots
 from silodp.report.formatting import format_measure, render
 from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
 from silodp.report.page import Picture, PictureFolder
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 Fields = dict[str, Any]
 
@@ -141,7 +141,7 @@ def _list_missing(methods: Sequence[Mapping[str, Any]]) -> list[tuple[list[str],
             if method["private"] and method["reasons"][adversary]:
                 against.setdefault(method["reasons"][adversary], []).append(WHO[adversary])
         if against:
-            parts = (f"no guarantee against {' and '.join(who)}: {reason}" for reason, who in against.items())
+            parts = (f"no guarantee against {join_names(who)}: {reason}" for reason, who in against.items())
             found.setdefault("; ".join(parts), []).append(method["label"])
     return [(labels, text) for text, labels in found.items()]
 
@@ -150,9 +150,9 @@ def _describe_levels(result: Fields) -> str:
     """Return sentences on how methods without ε appear in a picture against ε."""
     levels = [format_label(method) for method in result["methods"] if is_level(method)]
     absent = [format_label(m) for m in result["methods"] if m["unit"] is None and not is_level(m)]
-    drawn = f" Dashed: the level at which {' and '.join(levels)} ends." if levels else ""
+    drawn = f" Dashed: the level at which {join_names(levels)} ends." if levels else ""
     return drawn + (
-        f" Not drawn, because it does not show the level without noise: {' and '.join(absent)}."
+        f" Not drawn, because it does not show the level without noise: {join_names(absent)}."
         if absent
         else ""
     )

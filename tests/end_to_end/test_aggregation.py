@@ -442,7 +442,7 @@ def test_a_rate_that_cells_cannot_give_is_one_sentence(
             )  # fmt: skip
             assert_sentence(done, said)
     with pytest.raises(
-        SilodpError, match=r"aggregation.hidden_sample is a setting of select and paillier and lattice"
+        SilodpError, match=r"aggregation.hidden_sample is a setting of select, paillier and lattice"
     ):
         load_config(config, ["aggregator=masked", settings])
 

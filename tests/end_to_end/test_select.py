@@ -13,6 +13,7 @@ from end_to_end.test_private_weighting import with_empty_silo
 from silodp.accounting.events import PoissonSampled, RevealedSample, SampledReplacement, Skellam
 from silodp.aggregators import _private_weights
 from silodp.aggregators.masked import Masked
+from silodp.crypto import homes, oblivious_transfer
 from silodp.crypto.homes import HomeParameters
 from silodp.data.federation import Federation
 from silodp.methods import roles
@@ -164,3 +165,19 @@ def test_more_silos_than_a_word_has_bits_are_refused():
     with refused("argument.value") as error:
         run(SELECT, HOME, federation=small_federation(silos=65))
     assert "64 at most" in str(error.value)
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_more_persons_than_transfers_compare_are_refused_before_anything_is_sent(fewer, wire, monkeypatch):  # noqa: F811
+    # As many transfers at once as 12 persons in 3 silos need, or fewer: 3 pairs of silos, 6 bits of an entry's number.
+    for module in (homes, oblivious_transfer):
+        monkeypatch.setattr(module, "MAX_TRANSFERS", 12 * 3 * 6 - fewer)
+    federation = small_federation(silos=3, users=12)
+    if not fewer:
+        run(SELECT, HOME, federation=federation)
+        return
+    with refused("argument.value") as error:
+        run(SELECT, HOME, federation=federation)
+    assert error.value.field == "aggregator"
+    assert "11 persons" in str(error.value)
+    assert not wire.received

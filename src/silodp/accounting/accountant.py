@@ -18,7 +18,7 @@ from silodp._lazy import Registry
 from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError
 from silodp.settings import MAX_REAL, Delta, check_value
-from silodp.text import name_class, shorten
+from silodp.text import join_names, name_class, shorten
 
 MAX_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
@@ -172,7 +172,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
     # A text that is a name of silodp's own never leads to an import of somebody else's code.
     if isinstance(given, str) and given in ACCOUNTANTS:
         return _registered(given)
-    names = " or ".join(map(repr, ACCOUNTANTS))
+    names = join_names(map(repr, ACCOUNTANTS), "or")
     if not isinstance(given, Accountant):
         raise SilodpError(
             f"accountant = {shorten(given)}: set {names}, or an object of a class derived from silodp.Accountant.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from silodp.errors import SilodpError
+from silodp.text import join_names
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def count_kinds(event: Event) -> int | None:
     sizes = {len(inner.alternatives) for inner in list_nested(event) if isinstance(inner, WorstOf)}
     if len(sizes) > 1 or 0 in sizes:
         raise SilodpError(
-            f"an event names {' and '.join(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere.",
+            f"an event names {join_names(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere.",
             code="accounting.event",
         )
     return sizes.pop() if sizes else None

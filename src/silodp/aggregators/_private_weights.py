@@ -32,6 +32,7 @@ from silodp.mechanisms.clipping import Bounds, ClippedRowStream
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import roles
 from silodp.methods.base import Method
+from silodp.text import join_names
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, MessageSchedule, MessageSchema, MessageType
 
@@ -139,9 +140,9 @@ class PrivateWeighting(attempts.MaskedAggregator):
         if bounds is None or spec.method.weight_rule not in self.weight_rules:
             known = [f"'{name}'" for rule in self.weight_rules for name in _WEIGHTINGS[rule]]
             raise SilodpError(
-                f"aggregator = '{self.name}' computes and hides the weights {' and '.join(known)} alone, and "
-                f"{spec.method.name} as it is set has others or none: set weighting = {' or '.join(known)} (uldp-avg, "
-                "uldp-sgd), or aggregator = 'masked'.",
+                f"aggregator = '{self.name}' computes and hides the weights {join_names(known)} alone, and "
+                f"{spec.method.name} as it is set has others or none: set weighting = {join_names(known, 'or')} "
+                "(uldp-avg, uldp-sgd), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )

@@ -28,11 +28,11 @@ from silodp.aggregators._private_sampling import blame_silo, load_transfers
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import oblivious_transfer as ot
-from silodp.crypto.homes import MAX_SILOS, HomeParameters
+from silodp.crypto.homes import MAX_SILOS, HomeParameters, compute_max_users
 from silodp.crypto.keys import Session
 from silodp.crypto.products import MaskedRows, add_products
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits, compute_noise_variance
 from silodp.wire.messages import Message
@@ -81,15 +81,22 @@ class Select(_private_weights.PrivateWeighting):
     )
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse other weights, too few or too many silos, and a grid or a ring that does not exist."""
+        """Refuse other weights, too few or too many silos or persons, and a grid or a ring that does not exist."""
         self.check_min_silos(spec)
-        if spec.population.silos > MAX_SILOS:
-            raise SilodpError(
-                f"{spec.population.silos} silos: 'select' finds homes among {MAX_SILOS} at most; set aggregator = "
-                "'lattice' and weighting = 'records', or merge silos.",
-                code="argument.value",
-                field="aggregator",
-            )
+        silos, users = spec.population.silos, spec.population.users
+        if silos > MAX_SILOS:
+            limit = f"among {MAX_SILOS} at most"
+        elif users > compute_max_users(silos):
+            limit = f"for {compute_max_users(silos):,} persons at most among so many silos"
+        else:
+            limit = ""
+        require(
+            not limit,
+            f"{users:,} persons and {silos} silos: 'select' finds homes {limit}; set aggregator = 'lattice' and "
+            "weighting = 'records', or merge silos.",
+            code="argument.value",
+            field="aggregator",
+        )
         self.sampling_ratio(spec.method)
         self.ring(spec)
 

@@ -11,7 +11,7 @@ from typer import Option
 
 from silodp.cli._console import Json, Names, format_command, log, show
 from silodp.errors import SilodpError, require
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 if TYPE_CHECKING:
     from silodp.report.facts import Facts
@@ -121,7 +121,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
     if signed and not again and (outdated := _find_outdated(directory, record)):
         raise SilodpError(
             f"{directory} is signed ({', '.join(path.name for path in signed)}), and nothing was written: "
-            f"{' and '.join(outdated)} would change, and the signatures would hold no more; add --again to write them, "
+            f"{join_names(outdated)} would change, and the signatures would hold no more; add --again to write them, "
             "and have the report signed again.",
             code="report.signed",
         )

@@ -24,7 +24,7 @@ from silodp.config.plugins import check_own_name, find_plugin
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
 from silodp.settings import read_hints
-from silodp.text import name_class, shorten, suggest_name
+from silodp.text import join_names, name_class, shorten, suggest_name
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -120,7 +120,7 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
         if others:
             kept = ", ".join(f"{key} = {json.dumps(value)}" for key, value in accepted.items())
             raise SilodpError(
-                f"aggregation.{field} is a setting of {' and '.join(others)}, and the aggregator is {name}: take it "
+                f"aggregation.{field} is a setting of {join_names(others)}, and the aggregator is {name}: take it "
                 f"out of [aggregation], or replace that table by --set 'aggregation={{{kept}}}'.",
                 code="config.unknown_field",
                 field=f"aggregation.{field}",

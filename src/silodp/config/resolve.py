@@ -27,6 +27,7 @@ from silodp.methods import METHODS, Method
 from silodp.methods.evaluation import place_groups
 from silodp.runtime.prepare import describe_model, prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
+from silodp.text import join_names
 
 if TYPE_CHECKING:
     from silodp.config.budgets import BudgetDistribution
@@ -174,7 +175,7 @@ def _format_methods_for(unit: Unit) -> str:
     """Return the names of the methods that keep budgets of every such unit, for messages."""
     names = [name for name, maker in METHODS.items() if maker.budgets_of == unit]
     with_table = " with [method.personal]" if unit == "user" else ""
-    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
+    return join_names(names, "or") + with_table
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ResolvedRun:

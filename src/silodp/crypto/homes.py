@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lookup import Lookup
+from silodp.crypto.oblivious_transfer import MAX_TRANSFERS
 from silodp.crypto.shares import FirstSilo, ShareParameters, ShareServer, SiloShares
 from silodp.crypto.streams import KEY_BYTES, Bytes, Words, derive_key, draw_words
 from silodp.errors import require
@@ -32,6 +33,14 @@ MAX_SILOS = 64  # one bit of a word for each
 _COMPARISONS, _HOMES = 0, 1  # the transfer counters of the set-up
 
 Bits = NDArray[np.bool_]
+
+
+def compute_max_users(silos: int) -> int:
+    """Return for how many users homes can be found among S silos: all pairs of silos are compared at once."""
+    # A comparison is one lookup among CLASSES² entries: a transfer for each bit of the index. The lookups of homes,
+    # ⌈log₂ S⌉ transfers for each silo, are fewer.
+    levels = (CLASSES**2 - 1).bit_length()
+    return MAX_TRANSFERS // (levels * (silos * (silos - 1) // 2))
 
 
 def classify_counts(counts: NDArray[np.integer]) -> Bytes:

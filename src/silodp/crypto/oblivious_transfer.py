@@ -43,7 +43,7 @@ _CHECK = 160  # bits; one of 2¹³ pairs of different columns passes as equal wi
 _POINT = 32
 OFFER_BYTES = _POINT
 REPLY_BYTES = SECURITY * _POINT
-_MAX_TRANSFERS = 1 << 23  # sums of bits stay exact in float32
+MAX_TRANSFERS = 1 << 23  # sums of bits stay exact in float32
 _ENDED = (1 << 64) - 1  # counter of base transfers that no one may use again
 
 
@@ -330,7 +330,7 @@ def _challenge(domain: bytes, counter: int, count: int, difference: bytes) -> By
 
 def _fold(bits: Bytes, challenge: Bytes) -> Bytes:
     """Return each row times the challenge over GF(2), masked by the row's last _CHECK bits: shape (rows, _CHECK)."""
-    # A float product is the fastest one numpy has, and exact: sums stay below 2^24 (see _MAX_TRANSFERS).
+    # A float product is the fastest one numpy has, and exact: sums stay below 2^24 (see MAX_TRANSFERS).
     product = bits[:, :-_CHECK].astype(np.float32) @ challenge.astype(np.float32)
     return (product.astype(np.int32) & 1).astype(np.uint8) ^ bits[:, -_CHECK:]
 
@@ -357,8 +357,8 @@ def _row_keys(domain: bytes, counter: int, rows: Bytes) -> Bytes:
 def _stream_size(count: int) -> int:
     """Return the bytes of a column: one bit per transfer, filled to a byte, and the mask."""
     require(
-        0 < count <= _MAX_TRANSFERS,
-        f"Oblivious transfer: {count} transfers at once; ask for 1 to {_MAX_TRANSFERS}.",
+        0 < count <= MAX_TRANSFERS,
+        f"Oblivious transfer: {count} transfers at once; ask for 1 to {MAX_TRANSFERS}.",
         code="argument.value",
     )
     return (count + 7) // 8 + _CHECK // 8

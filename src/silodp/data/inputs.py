@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
+from silodp.text import join_names
 
 Categories = int | Sequence[int] | Mapping[str, int | Sequence[int]] | None
 """The public number of categories of ids: of all of them, of each column, or by the name of the array."""
@@ -218,4 +219,4 @@ def _refuse_categories(reason: str) -> SilodpError:
 
 
 def _format_kind(kind: Sequence[tuple[str, tuple[int, ...], str]]) -> str:
-    return " and ".join(f"{name + ' ' if name else ''}{dtype}{list(shape)}" for name, shape, dtype in kind)
+    return join_names(f"{name + ' ' if name else ''}{dtype}{list(shape)}" for name, shape, dtype in kind)

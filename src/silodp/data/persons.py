@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from silodp.data.tables.columns import text_of
 from silodp.data.tables.schema import Schema
-from silodp.text import shorten
+from silodp.text import join_names, shorten
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PersonKey:
             "identity_digest": "another identity profile",
             "list_digest": "another list of persons",
         }
-        return " and ".join(
+        return join_names(
             told for field, told in changes.items() if getattr(earlier, field) != getattr(self, field)
         )
 

@@ -26,7 +26,7 @@ from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method,
 from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch, draw_batch
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ def read_per_client(method: object) -> dict[str, tuple[Any, ...]]:
         if isinstance(value, tuple | list | np.ndarray)  # a list, as a config has it
     }
     if len({len(values) for values in found.values()}) > 1 or () in found.values():
-        counts = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
+        counts = join_names(f"{name} has {len(values)}" for name, values in found.items())
         raise SilodpError(
             f"{counts} values: give one for each client, or one number for all.", code="argument.shape"
         )

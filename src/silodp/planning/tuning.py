@@ -34,7 +34,7 @@ from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.report.formatting import make_environment
 from silodp.runtime.workers import Pool, Workers, open_pool
 from silodp.settings import check_choice
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
@@ -282,7 +282,7 @@ class _Tuner:
                 found.append(weighting)
         if not found:
             raise SilodpError(
-                f"no weighting of uldp-sgd has an ε against {' and '.join(map(repr, self.limits))}: {reason}",
+                f"no weighting of uldp-sgd has an ε against {join_names(map(repr, self.limits))}: {reason}",
                 code="plan.no_candidate",
                 field="method.weighting",
             )

@@ -22,7 +22,7 @@ from silodp.report.formatting import format_accuracy, format_lower_limit
 from silodp.report.guarantee_text import WHO
 from silodp.report.rederive import is_covered
 from silodp.runtime.run_files import ATTACK, RUN_SPEC
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 FORMAT = 1
 """Of attack.json."""
@@ -252,7 +252,7 @@ class AttackRecord:
         groups: dict[AttackedView, list[str]] = {}
         for view in self.adversaries:
             groups.setdefault(replace(view, adversary="released"), []).append(WHO[view.adversary])
-        return [(" and ".join(names), view) for view, names in groups.items()]
+        return [(join_names(names), view) for view, names in groups.items()]
 
     def describe_views(self) -> list[str]:
         """Return what was measured against each adversary, for readers without statistics."""

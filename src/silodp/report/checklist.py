@@ -24,7 +24,7 @@ from silodp.errors import SilodpError, require
 from silodp.parsing import parse_toml, refuse_unsound
 from silodp.report.facts import Assumption
 from silodp.report.guarantee_text import WHO
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 from silodp.wire.files import write_durably
 
 FORMAT = 1
@@ -111,7 +111,7 @@ def list_statements(assumptions: Iterable[Assumption]) -> tuple[Statement, ...]:
             # Two texts of one kind, and texts that silodp does not know, get ids of their own by their content.
             id=f"{name}-{_digest(one.text)}" if name == _DECLARED[0] or names[name] > 1 else name,
             text=one.text,
-            against="every adversary" if one.is_shared else " and ".join(WHO[a] for a in one.against),
+            against="every adversary" if one.is_shared else join_names(WHO[a] for a in one.against),
             known_by=known_by,
         )
         for one, (name, known_by) in zip(found, known, strict=True)

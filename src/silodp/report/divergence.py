@@ -7,7 +7,7 @@ from typing import Any
 
 from silodp.report.formatting import as_number
 from silodp.runtime.run_files import REFUSED_SUM
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 _DIVERGED = 10.0
 """A run has diverged where its last loss is so many times that of the untrained model."""
@@ -53,7 +53,7 @@ def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lost = [name for name in expected if get_measure(last, name) is None]
     if lost:
         what = "a finite number" if len(lost) == 1 else "finite numbers"
-        return [f"{' and '.join(lost)} {when}: not {what}. {_REMEDY}"]
+        return [f"{join_names(lost)} {when}: not {what}. {_REMEDY}"]
     # A loss that is a little worse than untrained is what noise does; ten times as large is what a step too long does.
     before, after = get_measure(untrained, "loss"), get_measure(last, "loss")
     if before is not None and after is not None and after > _DIVERGED * before > 0:

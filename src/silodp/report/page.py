@@ -29,6 +29,7 @@ from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import REPORT, MetricsRow
+from silodp.text import join_names
 from silodp.wire.files import write_durably
 
 MAX_ROWS = 26
@@ -190,7 +191,7 @@ def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], li
     for one in assumptions:
         (everyone if one.is_shared else groups.setdefault(one.against, [])).append(one.text)
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
-    return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
+    return everyone, [(join_names(WHO[a] for a in against), texts) for against, texts in widest_first]
 
 
 def _tell_list(facts: Facts) -> str:

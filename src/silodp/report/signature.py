@@ -52,7 +52,7 @@ from silodp.runtime.run_files import (
     digest_file,
     list_signatures,
 )
-from silodp.text import pluralize, shorten
+from silodp.text import join_names, pluralize, shorten
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
 FORMAT = 1
@@ -248,7 +248,7 @@ def sign_report(
     outdated = find_outdated(directory, facts.run) if facts.run.audit is not None else []
     require(
         not outdated,
-        f"{' and '.join(outdated)} in {directory}: not as silodp writes it from the other files of the run; run "
+        f"{join_names(outdated)} in {directory}: not as silodp writes it from the other files of the run; run "
         f"'{write}', read it again, and then sign.",
         code="report.contradicted",
     )

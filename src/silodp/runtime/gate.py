@@ -37,7 +37,7 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.base import common_digest, model_and_sample, state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
@@ -385,8 +385,8 @@ class Gate:
             self._refuse(
                 "gate.release",
                 f"was asked for release {release + 1} of round {request.round + 1}, and may be asked for release "
-                f"{' or '.join(str(one + 1) for one in allowed)}: values that were opened are not masked again, since "
-                "two sums that differ by one silo would show that silo's part",
+                f"{join_names((str(one + 1) for one in allowed), 'or')}: values that were opened are not masked "
+                "again, since two sums that differ by one silo would show that silo's part",
             )
 
     def _admit_open(self, request: Message, state: State) -> State:

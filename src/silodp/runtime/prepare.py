@@ -31,6 +31,7 @@ from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports
 from silodp.methods.evaluation import Evaluation, place_groups
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
+from silodp.text import join_names
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -218,7 +219,7 @@ def _make(maker: type[T], given: T | Mapping[str, Any] | None, name: str, exampl
         if set(given) - set(known) or set(required) - set(given):
             others = ", ".join(sorted(set(known) - set(required)))
             raise SilodpError(
-                f"{name} has the fields {sorted(given)}: set {' and '.join(required)}, and if need be any of {others}.",
+                f"{name} has the fields {sorted(given)}: set {join_names(required)}, and if need be any of {others}.",
                 code="argument.value",
                 field=name,
             )
@@ -314,7 +315,7 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
     known = task.loss.labels or (data.labels,)
     if data.labels not in ("classes", *known):
         raise SilodpError(
-            f"the loss '{task.loss.name}' is for labels of the kind {' or '.join(known)}, and these are "
+            f"the loss '{task.loss.name}' is for labels of the kind {join_names(known, 'or')}, and these are "
             f"'{data.labels}': use {suggest_loss(data.labels)}.",
             code="loss.wrong_labels",
             field="task.loss",
@@ -350,7 +351,7 @@ def describe_unmeasured(
     if not missing:
         return None
     return (
-        f"evaluation by sums estimates {' and '.join(known)} alone: {' and '.join(missing)} will not be measured "
+        f"evaluation by sums estimates {join_names(known)} alone: {join_names(missing)} will not be measured "
         '(task.metrics); evaluation.across = "local" measures every metric within each silo'
     )
 

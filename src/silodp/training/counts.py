@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.settings import Settings, Whole
+from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ class CountTable(Settings):
             # The largest of more outputs might be in no cell, or in one of another class.
             raise SilodpError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(targets)} records, and evaluation "
-                f"by sums needs {' or '.join(map(str, widths))} for each: end the model in a layer of that width, or "
-                'set evaluation.across = "local" or "none".',
+                f"by sums needs {join_names(map(str, widths), 'or')} for each: end the model in a layer of that width, "
+                'or set evaluation.across = "local" or "none".',
                 code="evaluation.outputs",
                 field="evaluation.across",
             )

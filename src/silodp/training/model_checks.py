@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
-from silodp.text import describe_exception
+from silodp.text import describe_exception, join_names
 from silodp.training import model_state
 from silodp.training.losses import Loss, loss_error
 from silodp.training.model_structure import RefuseLookups, describe_layer
@@ -336,7 +336,7 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
 def _describe_failed_run(batch: Any, problem: BaseException) -> SilodpError:
     """Return the error about a model that raises on made-up records."""
     inputs, kinds = list_arrays(batch), get_kind(batch)
-    shapes = " and ".join(f"{name} {shape}".strip() for name, shape, _ in kinds)
+    shapes = join_names(f"{name} {shape}".strip() for name, shape, _ in kinds)
     reason = describe_exception(problem)
     if "Long" in reason and any(kind == "torch.int64" for _, _, kind in kinds):
         reason += "; look ids (int64) up in an nn.Embedding, or give numbers as float32"

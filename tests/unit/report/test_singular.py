@@ -12,10 +12,16 @@ from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError
 from silodp.methods import UserBudgets
 from silodp.methods.ddp import PER_CLIENT, expand_per_client
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 from support.commands import Silodp
 
 WRONG = re.compile(r"(?<![\d.,/])1 (?!is\b|has\b|was\b)[a-z]{2,}s\b")
+
+
+def test_lists_of_names() -> None:
+    lists = [[], ["a"], ["a", "b"], ["a", "b", "c"]]
+    assert [join_names(names) for names in lists] == ["", "a", "a and b", "a, b and c"]
+    assert join_names(iter("abc"), "or") == "a, b or c"
 
 
 def test_counts() -> None:

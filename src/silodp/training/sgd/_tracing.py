@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
+from silodp.text import join_names
 from silodp.training.gradients import Gradient
 from silodp.training.model_state import seed_torch
 from silodp.training.sgd._planning import measure_cost
@@ -115,7 +116,7 @@ class TracedGradient:
             _log.info(
                 "training steps on records %s run untraced, with the same results but slower, because the model cannot "
                 "be traced: %s",
-                " and ".join(str(tuple(x.shape)) for x in list_arrays(data[0]).values()),
+                join_names(str(tuple(x.shape)) for x in list_arrays(data[0]).values()),
                 str(reason).strip().partition("\n")[0],
             )
             return None
