@@ -12,8 +12,9 @@ import pytest
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.views import Adversary
-from silodp.aggregators import Masked, Plain, RunSpec
-from silodp.aggregators.registry import AGGREGATORS
+from silodp.aggregators import Aggregator, Masked, Plain, RunSpec
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
+from silodp.aggregators.select import Select
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
@@ -425,7 +426,7 @@ def test_hidden_samples_are_planned_asked_for_and_run_alike(
     assert said["server"]["epsilon"] == said["released"]["epsilon"] > 0
     assert any("who was sampled in every round" in assumption for assumption in said["server"]["assumptions"])
     page = Path("a/report.html").read_text()
-    assert "only the noisy weighted sum, and which silos answered" in page
+    assert "only the noisy weighted sum; which silos answered" in page
     assert "whom it sampled" not in page
 
 
@@ -458,6 +459,12 @@ def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: P
     assert "With the aggregator <code>masked</code>" in page
     for sight in Masked().visibility:
         assert f'<th scope="row">{sight.party}</th>' in page
+    # Every person takes part in every round with the same weight, and nothing speaks of samples and weights.
+    section = page.partition('id="visibility"')[2].partition("</section>")[0]
+    assert "single persons&#39; record counts" in section
+    assert "weights" not in section
+    assert "sampled" not in section
+    assert "the server follows the protocol" not in page
     rows = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
     for row in rows[1:]:
         assert format_bytes(row["bytes"]["up"]) in page
@@ -493,6 +500,26 @@ def test_the_guarantee_names_the_aggregator_of_a_run_from_python(silodp: Silodp,
     assert "Who saw what" not in page(None)
     assert "<code>masked</code>" in page({"name": "masked", "min_silos": 2})
     assert "Who saw what" not in page({"name": "of a later version"})
+
+
+@pytest.mark.parametrize("aggregator", [maker() for maker in AGGREGATORS.values()], ids=list(AGGREGATORS))
+def test_who_saw_what_leaves_out_what_a_run_does_not_have(aggregator: Aggregator) -> None:
+    record = AggregatorRecord.from_aggregator(aggregator)
+    assert record.list_visibility(weighted=True, sampled=True) == aggregator.visibility
+    for weighted, sampled in ((False, True), (True, False), (False, False)):
+        rows = record.list_visibility(weighted, sampled)
+        texts = [f"{row.sees}; {row.not_seen}" for row in rows]
+        assert any("weights" in text for text in texts) <= weighted
+        assert any("sampled" in text for text in texts) == sampled
+        assert all(row.sees and row.not_seen for row in rows)
+        own = replace(record, registered=False)  # what the author of a plug-in states is shown as it is
+        assert own.list_visibility(weighted, sampled) == aggregator.visibility
+
+
+def test_a_run_with_select_is_described_by_what_it_adds_up() -> None:
+    server = Select().visibility[0]
+    assert "that of their home silo" in server.sees
+    assert "weight" not in f"{server.sees} {server.not_seen}"
 
 
 def test_every_aggregator_is_described() -> None:

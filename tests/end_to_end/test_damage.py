@@ -378,7 +378,7 @@ FIRST = (
 def test_a_directory_of_the_first_version_is_read(silodp: Silodp, directory: Path) -> None:
     path = directory / "guarantee.json"
     said = json.loads(path.read_text())
-    assert (said.pop("format"), said.pop("simulation")) == (3, True)
+    assert (said.pop("format"), said.pop("simulation")) == (4, True)
     for guarantee in said["guarantees"]:
         guarantee["assumptions"] = [*FIRST, "the server does not collude with a silo"]
         guarantee.setdefault("any_dropouts", None)

@@ -157,7 +157,7 @@ def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) ->
     config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
     consortium = Consortium.load(make_parties(tmp_path, config) / "public")
     lines = format_agreement(describe_agreement(consortium))
-    assert any(line.startswith("  assumes     against a malicious server no ε is promised") for line in lines)
+    assert any(line.startswith("  assumes     the server is not malicious") for line in lines)
 
 
 @pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])

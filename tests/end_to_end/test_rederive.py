@@ -26,6 +26,7 @@ from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
 from silodp.report.audit import UNBOUND, AuditResult
+from silodp.report.rederive import _EARLIER_WORDS
 from silodp.report.run_record import read_run
 from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_files import RUN_SPEC
@@ -143,6 +144,20 @@ def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
     if kind == "persons":
         assert any("not below 1/U" in text for text in whole[0]["assumptions"])
     assert all((OTHER_CODE in said["assumptions"]) == (kind == "own code") for said in whole)
+
+
+def test_earlier_words_of_a_text_are_read(copy: Ran) -> None:
+    directory = copy("persons")
+    whole = told(directory)
+    found = [now for now, _ in _EARLIER_WORDS if now in json.dumps(whole, ensure_ascii=False)]
+    assert NOT_COVERED[2] in found
+    assert len(found) > 1
+    for now, earlier in _EARLIER_WORDS:
+        for said in whole:
+            for name in ("assumptions", "not_covered"):
+                said[name] = [text.replace(now, earlier) for text in said[name]]
+    tell(directory, whole)
+    audit(directory)
 
 
 @pytest.mark.parametrize("text", NOT_COVERED)

@@ -436,7 +436,7 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
         "the server does not collude with a silo",
         "What the guarantee means",
         "Technical assumptions",
-        "attacks on the low bits of floating-point noise",
+        "attacks the low bits of the noise",
         "Not covered by any ε above",
     ]
     assert [text.index(place) for place in places] == sorted(text.index(place) for place in places)

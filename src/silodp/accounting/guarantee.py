@@ -8,9 +8,10 @@ from typing import Any
 
 from silodp.accounting.views import Adversary, Unit, View
 
-FORMAT = 3
+FORMAT = 4
 """Version of guarantee.json.
 
+4: the fields "weighted" and "sampled", and other words in assumptions (`report.rederive` knows the earlier ones).
 3: the fields "sample_known" and "linkage", and assumptions on samples that silos draw. 2: assumptions worded as below,
 and the field "simulation". 1, or no "format": assumptions worded as at commit 9d96a47.
 """
@@ -134,7 +135,7 @@ NOT_COVERED: tuple[str, ...] = (
     "metrics computed on private records, held-out ones included, and everything chosen by looking at them: the best "
     "round, early stopping, tuning",
     "further runs on the same people: each adds its own ε",
-    "how long rounds took and how many updates were not finite, which metrics.jsonl and the report tell",
+    "how long rounds took, which metrics.jsonl tells, and how many updates were not finite, which the report tells too",
     ON_THE_LIST,
     HELD_OUT,
 )
@@ -163,8 +164,7 @@ TECHNICAL = "technical: "
 
 
 FLOATING_POINT_NOISE = (
-    TECHNICAL
-    + "noise is drawn and added in floating point: attacks on the low bits of floating-point noise are not excluded"
+    TECHNICAL + "nobody attacks the low bits of the noise, which is drawn and added in floating point"
 )
 SHARED_ROUNDING = (
     TECHNICAL
@@ -196,6 +196,20 @@ SECRET_SAMPLE = (
     "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
     "whether, when and with what error a silo fails depends on no sample"
 )
+SUM_UNSEEN = "whoever sees the models sees no single silo's updates"
+SUM_AND_SAMPLE_UNSEEN = (
+    "whoever sees the models sees neither single silos' updates nor who was sampled in a round"
+)
+SERVER_FOLLOWS = (
+    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
+    "weights only, and cannot check that a person's add to at most 1 over all silos)"
+)
+"""Of aggregators with masks; a guarantee leaves it out where nothing is sampled and weights are public."""
+SERVER_CHOOSES_HOMES = (
+    "the server follows the protocol: it draws samples as the method says, and chooses each person's row from their "
+    "home alone (a silo cannot check what is chosen in another one)"
+)
+UNTIMED = "nobody measures how long a silo takes, which may tell how many persons have records in it"
 COINS = (
     TECHNICAL
     + "who was sampled stays unknown as long as nobody breaks X25519, Ed25519, HMAC-SHA256 or AES-256"
@@ -208,6 +222,7 @@ def list_assumptions(
     *,
     public_index: bool = True,
     samples_users: bool = False,
+    is_sampled: bool = True,
     separate: bool = False,
 ) -> tuple[str, ...]:
     """Return the assumptions of a guarantee against this adversary under any method.
@@ -217,6 +232,7 @@ def list_assumptions(
         integers: whether noise is added to integers.
         public_index: whether the run needs a public list of ids.
         samples_users: whether users are sampled.
+        is_sampled: whether users, records or silos are sampled.
         separate: whether every person (or record) is computed alone.
     """
     common = (
@@ -228,11 +244,7 @@ def list_assumptions(
         "the run's directory was never copied or restored and continued twice",
     )
     own = {
-        "released": (
-            "whoever sees the models sees no single silo's updates"
-            if view.knows_sample
-            else "whoever sees the models sees neither single silos' updates nor who was sampled in a round",
-        ),
+        "released": (SUM_AND_SAMPLE_UNSEEN if is_sampled and not view.knows_sample else SUM_UNSEEN,),
         "server": (
             "the server does not collude with a silo",
             *((SECRET_SAMPLE, COINS) if samples_users and not view.knows_sample else ()),

@@ -44,31 +44,11 @@ Noise = dict[str, np.ndarray]
 _WEIGHTINGS: dict[roles.WeightRule, tuple[str, ...]] = {"shares": ("records", "present"), "home": ("home",)}
 """The weightings of a configuration, by rule."""
 
-_EACH_SILO = base.Visibility(
-    "Each silo",
-    "the global models",
-    "other silos' record counts, sums and records; the weights; who was sampled",
-)
-_SAMPLE_DRAWN_BY_SERVER = (
-    base.Visibility(
-        "The server",
-        "only the noisy weighted sum, and whom it sampled",
-        "record counts, not even whether a person has any; weights; any single silo's sum; records",
-    ),
-    _EACH_SILO,
-)
-_SAMPLE_UNKNOWN = (
-    base.Visibility(
-        "The server",
-        "only the noisy weighted sum, and which silos answered",
-        "who was sampled; record counts, not even whether a person has any; weights; any single silo's sum; records",
-    ),
-    _EACH_SILO,
-    base.Visibility(
-        "Silo 0 (the first)",
-        "the same; it also takes from the server, and passes to the other silos, what they multiply with",
-        "the same: whether that counts a person in or out is encrypted, or shared with the server",
-    ),
+_UNSEEN = f"{base.COUNTS_OF_PERSONS}, not even whether somebody has any; any single silo's sum; records"
+_SAMPLE_UNKNOWN = base.Visibility(
+    "Silo 0 (the first)",
+    "the same; it also takes from the server, and passes to the other silos, what they multiply with",
+    "the same: whether that counts a person in or out is encrypted, or shared with the server",
 )
 
 
@@ -87,6 +67,8 @@ class PrivateWeighting(attempts.MaskedAggregator):
     """The rules by which weights are found without anybody's knowing them."""
     protocol_assumptions: tuple[str, ...]
     """The assumptions under which the counts stay hidden."""
+    sum_seen = "only the noisy weighted sum"
+    weights_unseen = "weights"
     first_silo: tuple[base.Visibility, ...] = ()
     """What silo 0 sees in addition to the other silos, where the server draws the sample."""
 
@@ -104,9 +86,19 @@ class PrivateWeighting(attempts.MaskedAggregator):
     @property
     def visibility(self) -> tuple[base.Visibility, ...]:
         """Nobody sees counts or weights; the server sees the sample where it draws it."""
-        if self.sampled_by == "nobody":
-            return (*_SAMPLE_UNKNOWN, base.RECIPIENT)
-        return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, base.RECIPIENT)
+        is_unknown = self.sampled_by == "nobody"
+        seen = "which silos answered" if is_unknown else "who was sampled"
+        unseen = f"who was sampled; {self.weights_unseen}" if is_unknown else self.weights_unseen
+        return (
+            base.Visibility("The server", f"{self.sum_seen}; {seen}", f"{unseen}; {_UNSEEN}"),
+            base.Visibility(
+                "Each silo",
+                "the global models",
+                f"{base.OTHER_SILOS}; {self.weights_unseen}; who was sampled",
+            ),
+            *((_SAMPLE_UNKNOWN,) if is_unknown else self.first_silo),
+            base.RECIPIENT,
+        )
 
     def sampling_ratio(self, method: Method) -> SamplingRatio | None:
         """Return k and P of the hidden sample (rate k/P); None where the server draws the sample."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.accounting.guarantee import TECHNICAL
+from silodp.accounting.guarantee import SERVER_FOLLOWS, TECHNICAL
 from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
@@ -44,15 +44,16 @@ _PROGRESS = "progress"
 MIN_SUM = 3
 """Silos in a sum: of two, each can subtract its own part and sees the other's."""
 
-MASKING_ASSUMPTIONS = (
+KEYS_COMPARED = (
     "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
-    "all)",
-    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
-    "weights only, and cannot check that a person's add to at most 1 over all silos)",
+    "all)"
+)
+UNBROKEN = (
     TECHNICAL
     + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
-    "project, and hides no timing",
+    "project, and hides no timing"
 )
+MASKING_ASSUMPTIONS = (KEYS_COMPARED, SERVER_FOLLOWS, UNBROKEN)
 
 
 class MaskedAggregator(base.Aggregator):

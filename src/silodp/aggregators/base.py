@@ -176,13 +176,15 @@ class Visibility:
     not_seen: str
 
 
+COUNTS_OF_PERSONS = "single persons' record counts"
+OTHER_SILOS = f"other silos' sums and records, and {COUNTS_OF_PERSONS} there"
 DISCLOSED_COUNTS = (
     "where weights are not uniform, each person's record counts or, with 'present', their silos"
 )
 RECIPIENT = Visibility(
     "Whoever gets the models",
     "the global models, as many as were handed on",
-    "any silo's part in them; who was sampled in a round; record counts",
+    "any silo's part in them; who was sampled in a round; " + COUNTS_OF_PERSONS,
 )
 
 
@@ -333,7 +335,7 @@ class Aggregator(Settings, ABC):
                 "Each silo",
                 "the global models; who was sampled; where weights are not uniform, what its weights say of its "
                 "persons' records in other silos",
-                "other silos' sums, records and separate counts",
+                OTHER_SILOS,
             ),
             RECIPIENT,
         )

@@ -21,7 +21,7 @@ import numpy as np
 
 from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.guarantee import TECHNICAL
+from silodp.accounting.guarantee import TECHNICAL, UNTIMED
 from silodp.accounting.views import Adversary
 from silodp.aggregators import _reciprocal_shares, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
@@ -56,9 +56,9 @@ ASSUMPTIONS = (
     + "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
     "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
     "learn all counts",
-    "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
+    "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own "
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
-    "how long a silo takes may tell how many persons have records in it",
+    UNTIMED,
 )
 # Steps to the clip that ε is computed with while the grid is still unknown: integer noise has more of them (2^17), and
 # fewer steps cost more.

@@ -57,7 +57,7 @@ class Masked(attempts.MaskedAggregator):
             "Each silo",
             "the global models; which silos answered; who was sampled; where weights are not uniform, what its weights "
             "say of its persons' records in other silos",
-            "other silos' sums, records and separate counts",
+            base.OTHER_SILOS,
         ),
         base.RECIPIENT,
     )

@@ -45,7 +45,7 @@ ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
     TECHNICAL + "nobody but the server factors its Paillier modulus",
     "no silo tells the server the silos' common secret: together they would learn every count",
-    "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
+    "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own "
     "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
     "who was sampled in any round of its session",
 )

@@ -56,6 +56,24 @@ class AggregatorRecord:
             AGGREGATORS.get(aggregator.name) is type(aggregator),
         )
 
+    def list_visibility(self, weighted: bool, sampled: bool) -> tuple[Visibility, ...]:
+        """Return who saw what, without the clauses on weights and samples where the run has none.
+
+        Args:
+            weighted: Whether weights follow from record counts.
+            sampled: Whether persons, records or silos are sampled.
+        """
+        if not self.registered:
+            return self.visibility
+        absent = [word for word, has in (("weights", weighted), ("sampled", sampled)) if not has]
+
+        def shorten(text: str) -> str:
+            return "; ".join(one for one in text.split("; ") if not any(word in one for word in absent))
+
+        return tuple(
+            Visibility(row.party, shorten(row.sees), shorten(row.not_seen)) for row in self.visibility
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of guarantee.json.
 

@@ -10,7 +10,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.events import Event, find_costliest_event, remove_amplification, select_kind
+from silodp.accounting.events import (
+    Event,
+    find_costliest_event,
+    list_nested,
+    remove_amplification,
+    select_kind,
+)
 from silodp.accounting.views import Adversary, View, reads_round
 from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
@@ -226,6 +232,17 @@ class RunSpec:
             round_: counted from 0.
         """
         return {name: self.event(view) for name, view in self.views(survivors, round_).items()}
+
+    @cached_property
+    def is_sampled(self) -> bool:
+        """Whether chance decides which persons, records or silos take part in a round."""
+        events = (inner for event in self.round_events().values() for inner in list_nested(event))
+        method = self.method
+        return (
+            method.samples_users
+            or method.samples_silos
+            or any(hasattr(event, "sampling_probability") for event in events)
+        )
 
     @cached_property
     def varies_by_round(self) -> bool:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import TECHNICAL
+from silodp.accounting.guarantee import SERVER_CHOOSES_HOMES, TECHNICAL, UNTIMED
 from silodp.accounting.views import View
 from silodp.aggregators import _home_shares, _private_weights, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import blame_silo, load_transfers
-from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
+from silodp.aggregators.attempts import KEYS_COMPARED, UNBROKEN, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.homes import MAX_SILOS, HomeParameters, compute_max_users
@@ -40,11 +40,13 @@ from silodp.wire.schemas import Blob, MessageType
 from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
-    *MASKING_ASSUMPTIONS,
+    KEYS_COMPARED,
+    SERVER_CHOOSES_HOMES,
+    UNBROKEN,
     TECHNICAL + "oblivious transfer over ristretto255 hides choices",
     "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
     "learn where every person is at home",
-    "how long a silo takes may tell how many persons have records in it",
+    UNTIMED,
 )
 PRODUCTS = "server chooses among a silo's streams"  # purpose of the base transfers
 _BASE = "product base"  # the message that makes them
@@ -72,6 +74,8 @@ class Select(_private_weights.PrivateWeighting):
     name = "select"
     protocol_assumptions = ASSUMPTIONS
     weight_rules = ("home",)
+    sum_seen = "only the noisy sum of one row for each person, that of their home silo"
+    weights_unseen = "where persons are at home"
     first_silo = (
         base.Visibility(
             "Silo 0 (the first)",

@@ -44,6 +44,9 @@ Across = Literal["none", "local", "sums"]
 
 NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
+KNOWN_BY_ONE_ID = "a silo knows all held-out records of a person by one id"
+HELD_OUT_COUNTS = "how many held-out records each silo has is public"
+
 _UNUSED: Mapping[str, Any] = {"by": (), "by_silo": False, "least_group": 30, "categories": (), "ranges": ()}
 """Settings of later versions, as they are where they are not used."""
 
@@ -252,14 +255,7 @@ class EvaluationSums(EvaluationMethod):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions under which the charge of an evaluation holds."""
-        whose = (
-            "a silo knows all held-out records of a person by one id"
-            if self.unit == "user"
-            else "how many held-out records each silo has is public"
-        )
-        found = [
-            f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics"
-        ]
+        found = [KNOWN_BY_ONE_ID if self.unit == "user" else HELD_OUT_COUNTS]
         if self.by_silo:
             found.append(
                 "whoever gets the metrics sees noisy counts of the held-out records of every silo, although single "

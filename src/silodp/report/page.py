@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, ON_THE_LIST
 from silodp.accounting.views import Adversary
+from silodp.aggregators.base import Visibility
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.attack_plots import plot_noise, plot_roc
@@ -123,6 +124,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         attacks=run.attacks,
         to_sign=list_statements(facts.assumptions),
         technical=_group_assumptions(one for one in facts.assumptions if one.is_technical),
+        visibility=_list_visibility(run),
         not_covered=_list_not_covered(facts),
         diverged=find_divergence(run.rows),
         refused=describe_refused(run.rows),
@@ -192,6 +194,15 @@ def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], li
         (everyone if one.is_shared else groups.setdefault(one.against, [])).append(one.text)
     widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
     return everyone, [(join_names(WHO[a] for a in against), texts) for against, texts in widest_first]
+
+
+def _list_visibility(run: RunRecord) -> tuple[Visibility, ...]:
+    """Return who saw what, by the aggregator; () where it is not known, or a plug-in's author states nothing."""
+    if run.aggregator is None:
+        return ()
+    # Runs of earlier versions do not state whether they had weights or samples.
+    weighted, sampled = (run.summary.get(name, True) for name in ("weighted", "sampled"))
+    return run.aggregator.list_visibility(weighted, sampled)
 
 
 def _tell_list(facts: Facts) -> str:

@@ -232,10 +232,12 @@ def _check_directory(directory: Path) -> None:
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
 
-    "simulation" is missing in files of format 1, whose runs all were simulations.
+    "simulation" is missing in files of format 1, whose runs all were simulations, and "weighted" and "sampled" in those
+    before format 4.
     """
     texts = [summary.get(name, "") for name in ("method", "settings", "stopped", "evaluation")]
-    if not all(isinstance(text, str) for text in texts) or type(summary.get("simulation", True)) is not bool:
+    answers = (summary.get(name, True) for name in ("simulation", "weighted", "sampled"))
+    if not all(isinstance(text, str) for text in texts) or not all(type(one) is bool for one in answers):
         raise ValueError
 
 

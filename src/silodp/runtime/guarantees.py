@@ -17,6 +17,7 @@ from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.guarantee import (
     OTHER_CODE,
     PUBLIC_VALUES,
+    SERVER_FOLLOWS,
     Guarantee,
     list_assumptions,
     list_not_covered,
@@ -197,16 +198,19 @@ class DerivedGuarantee:
             spec.aggregator.adds_integers and spec.bounds is not None,
             public_index=spec.has_public_index,
             samples_users=spec.method.samples_users,
+            is_sampled=spec.is_sampled,
             separate=spec.separate,
         )
         by_profile = spec.data.identity_digest and spec.needs_common_index
+        asks_server = spec.is_sampled or spec.method.needs_counts
+        protocol = [one for one in spec.aggregator.assumptions if asks_server or one != SERVER_FOLLOWS]
         # Code from outside silodp is an assumption: silodp's tests do not cover it.
         plugins = (spec.method, spec.aggregator, self.charges.accountant)
         has_plugin = any(not type(one).__module__.startswith("silodp.") for one in plugins)
         return (
             *common,
             *((ASSUMES_INDEX_BY_PROFILE,) if by_profile else ()),
-            *(spec.aggregator.assumptions if self.adversary != "released" else ()),
+            *(protocol if self.adversary != "released" else ()),
             *spec.method.assumptions,
             *(() if evaluation is None else evaluation.method.assumptions),
             *spec.data.assumptions,

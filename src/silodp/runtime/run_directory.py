@@ -229,6 +229,8 @@ class RunDirectory:
             "rounds": released.rounds,
             "stopped": stopped,
             "private": released.private,
+            "weighted": method.needs_counts,
+            "sampled": spec.is_sampled,
             "run": spec.run,
             "starts": _read_starts(self.path / STARTS),
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
