@@ -31,7 +31,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Update
 from silodp.runtime.local_work import Block, LocalRecords, Release, Run
 from silodp.settings import Range, Settings, Whole
-from silodp.text import describe_exception, first_line
+from silodp.text import describe_exception, first_line, name_extra
 from silodp.training.task import LruCache, Task
 
 T = TypeVar("T")
@@ -292,7 +292,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError:
         raise SilodpError(
-            "workers need Ray, which is not installed: pip install 'silodp[ray]'.",
+            f"workers need Ray, which is not installed: {name_extra('ray')}.",
             code="workers.not_installed",
             field="workers",
         ) from None
