@@ -16,7 +16,7 @@ import pytest
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
 from silodp.errors import SilodpError
-from silodp.report.attacks import CANNOT_SHOW, LEAKS, OTHER_NOISE
+from silodp.report.attacks import CANNOT_SHOW, EVALUATION, LEAKS, OTHER_NOISE, describe_for_card, parse_attack
 from silodp.report.formatting import format_lower_limit
 from silodp.report.run_record import read_guarantees, read_run
 from support.attacked import make_attack, make_noise, make_view, write_attack
@@ -72,8 +72,20 @@ def test_an_attack_that_found_nothing(silodp: Silodp, directory: Path) -> None:
     assert section.count("<figure") == 2
     assert {"attack.svg", "noise.svg"} <= {path.name for path in (directory / "plots").iterdir()}
     assert "1,500 made-up persons" in section
-    assert "66.4 % of 1,500 pairs" in section
-    assert "more than 22 %" in section
+    # The upper limit is above the promise, and the page says why that contradicts nothing.
+    for text in (
+        "66.4 %",
+        "1,500 pairs",
+        "over 22 %",
+        "only a lower limit above the promise",
+    ):
+        assert text in section
+    assert re.search(r"<small>6\d\.\d to \d\d\.\d</small>", section)
+    assert "right guesses" not in section.lower()
+    for text in (section, card, printed):
+        assert "evaluation" not in text
+    for text in (section, card):
+        assert "a linear model on made-up records, and not the model of the run" in text
     for sentence in CANNOT_SHOW:
         assert sentence in section
     assert "a silo that drops out" in section.lower()
@@ -85,6 +97,19 @@ def test_an_attack_that_found_nothing(silodp: Silodp, directory: Path) -> None:
     for text in (section, card, printed):
         assert not [word for word in TOO_MUCH if re.search(rf"\b{word}\b", text, re.IGNORECASE)]
     assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize(("tests", "how"), [([], "was not attacked"), (["noise"], "was attacked by itself")])
+def test_the_card_names_the_epsilon_that_was_attacked(directory: Path, tests: list[str], how: str) -> None:
+    """An evaluation by sums makes the ε of the run larger than that of the rounds, which alone are attacked."""
+    made = make_attack(directory, model="config")
+    named = [{**made["noise"][0], "test": f"{EVALUATION}{test}"} for test in tests]
+    record = parse_attack({**made, "noise": [*made["noise"], *named]})
+    card = describe_for_card(record, record.rounds, evaluated=True)
+    assert f"that of the rounds of training, without the evaluation, which {how}" in card
+    assert "Nothing contradicts that ε" in card
+    assert "with the model of the run on made-up records" in card
+    assert "evaluation" not in describe_for_card(record, record.rounds, evaluated=False)
 
 
 def test_adversaries_that_see_the_same_share_a_row(silodp: Silodp, directory: Path) -> None:

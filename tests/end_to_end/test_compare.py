@@ -16,8 +16,11 @@ from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
+from silodp.report.attack_plots import plot_noise
+from silodp.report.attacks import NoiseTest
 from silodp.report.divergence import get_measure
 from silodp.report.figures import choose_log_ticks, render_svg
+from silodp.report.held_out import CalibrationBin
 from silodp.runtime.train import run, train
 from silodp_experiments import compare as module
 from silodp_experiments.compare import compare_methods
@@ -529,3 +532,16 @@ def test_a_warning_stands_in_every_result(tmp_path: Path) -> None:
     assert warning.startswith("default, without noise, ends at a larger loss")
     assert f"Warning: {warning}" in (tmp_path / "compare.md").read_text()
     assert warning in (tmp_path / "compare.html").read_text()
+
+
+def test_a_single_mark_is_no_picture() -> None:
+    one = plots.Curve("one", [1], [0.7], [0.0], [1.0])
+    assert plots.plot_comparison([one], "loss") is None
+    assert plots.plot_epsilon_comparison([one]) is None
+    assert plots.plot_comparison([one, plots.Curve("two", [1], [0.6], [0.0], [1.0])], "loss") is not None
+    step = CalibrationBin(0.5, 0.4, 10.0, 0.1)
+    assert plots.plot_calibration([step], "yes") is None
+    assert plots.plot_calibration([step, step], "yes") is not None
+    test = NoiseTest("noise", True, 1.0, 0.9, 1.1, 1.0)
+    assert plot_noise([test]) is None
+    assert plot_noise([test, test]) is not None

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from silodp.accounting.events import Skellam
+from silodp.accounting.guarantee import ON_THE_LIST
+from silodp.aggregators import Aggregator
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.select import Select
 from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -90,6 +93,12 @@ def test_plan_run_and_report_agree(silodp: Silodp, evaluated: Path) -> None:
         "malignant",
     ]
     assert silodp("report", "run").status == 0
+    # ε covers the metrics of this run: page and card speak of other ones.
+    for text in (page, Path("run/MODEL_CARD.md").read_text()):
+        assert "other metrics computed on private records" in text
+        assert not re.search("[^r] metrics computed on private records", text)
+        assert text.index("Not protected: ") < text.index("further runs on the same people")
+        assert text.count(ON_THE_LIST.replace("'", "&#39;" if text is page else "'")) == 1
 
 
 def test_a_report_refuses_another_evaluation_than_that_of_the_ledger(silodp: Silodp, evaluated: Path) -> None:
@@ -260,10 +269,11 @@ def test_edges_of_times_are_refused_where_labels_are_classes() -> None:
     prepare_run(small_federation(held_out=20), logistic_task(), AVG, rounds=1, evaluation=EXACT)
 
 
-def test_counts_are_masked_wherever_updates_are_hidden() -> None:
+@pytest.mark.parametrize(("aggregator", "weighting"), [(LATTICE, "records"), (Select(), "home")])
+def test_counts_are_masked_wherever_updates_are_hidden(aggregator: Aggregator, weighting: Any) -> None:
     settings = {"rounds": 1, "evaluation": replace(EXACT, noise_multiplier=1.0)}
-    federation, records = small_federation(held_out=20), replace(AVG, weighting="records")
-    spec = prepare_run(federation, logistic_task(), records, aggregator=LATTICE, **settings)  # type: ignore[arg-type]
+    federation, method = small_federation(held_out=20), replace(AVG, weighting=weighting)
+    spec = prepare_run(federation, logistic_task(), method, aggregator=aggregator, **settings)  # type: ignore[arg-type]
     derived = spec.evaluation_spec
     assert derived is not None
     assert isinstance(derived.aggregator, Masked)

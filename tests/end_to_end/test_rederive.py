@@ -17,7 +17,14 @@ from test_edges import TABLES
 from test_record_methods import DDP
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import DROPOUTS, HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
+from silodp.accounting.guarantee import (
+    DROPOUTS,
+    DROPOUTS_WITHOUT_SAMPLES,
+    HELD_OUT,
+    NOT_COVERED,
+    OTHER_CODE,
+    format_epsilon,
+)
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.cli.main import main
@@ -430,7 +437,8 @@ def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) 
 
 
 OLD_WORDING = {
-    DROPOUTS: "silos and server follow the protocol, and whether a silo drops out does not depend on its records"
+    text: "silos and server follow the protocol, and whether a silo drops out does not depend on its records"
+    for text in (DROPOUTS, DROPOUTS_WITHOUT_SAMPLES)
 }
 
 

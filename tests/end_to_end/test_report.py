@@ -430,6 +430,8 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
     places = [
         "This run was a simulation in one process.",
         "is protected by",
+        "and nothing else of it",
+        "Not protected: ",
         '<th scope="row">The server',
         "Assumptions that somebody must sign",
         "silos and server follow the protocol",

@@ -158,6 +158,7 @@ DROPOUTS = (
     "silos and server follow the protocol, and whether a silo drops out does not depend on its records nor on the "
     "models, nor on who was sampled and what noise was drawn"
 )
+DROPOUTS_WITHOUT_SAMPLES = DROPOUTS.replace("who was sampled and ", "")
 TECHNICAL = "technical: "
 """Prefix of an assumption about arithmetic or cryptography. The report lists all assumptions without it under
 "Assumptions that somebody must sign"."""
@@ -237,7 +238,7 @@ def list_assumptions(
     """
     common = (
         PUBLIC_INDEX if public_index else LOCAL_INDEX,
-        DROPOUTS,
+        DROPOUTS if is_sampled else DROPOUTS_WITHOUT_SAMPLES,
         SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
         # Integer noise is added exactly, so it has no low bits to attack.
         *(() if integers else (FLOATING_POINT_NOISE,)),

@@ -28,8 +28,9 @@ from silodp.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_u
 from silodp.errors import SilodpError, lookup, require
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
+from silodp.methods.roles import WeightRule
 from silodp.methods.statistics import Statistics
-from silodp.report.attacks import FORMAT
+from silodp.report.attacks import EVALUATION, FORMAT
 from silodp.report.guarantee_text import WHO
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
@@ -251,6 +252,14 @@ PRIVATE_WEIGHTS = (
     "private weights at their worst: canaries have one record in one silo, so a silo sees half of what it was charged "
     "for, and weights n/(n + 1) move sums half as far as was charged."
 )
+HOMES_THAT_MOVE = (
+    "rows that move from one home to another: canaries have records in one silo alone, so a silo sees half of what it "
+    "was charged for."
+)
+_UNTESTED_WEIGHTS: Mapping[WeightRule | None, tuple[str, ...]] = {
+    "shares": (PRIVATE_WEIGHTS,),
+    "home": (HOMES_THAT_MOVE,),
+}
 
 
 def play(
@@ -372,13 +381,13 @@ def _attack(
 
 def _list_evaluation_tests(result: AttackResult) -> list[NoiseTest]:
     """Return the tests of an evaluation's noise, and how well each adversary guessed, as further tests of a run."""
-    found = [replace(test, test=f"evaluation: {test.test}") for test in result.noise]
+    found = [replace(test, test=f"{EVALUATION}{test.test}") for test in result.noise]
     for row in result.rows:
         if row.measured is not None and row.claim is not None:
             seen, passed = row.measured, row.verdict != "violation"
             limits = seen.auc, seen.auc_lower, seen.auc_upper
             found.append(
-                NoiseTest(f"evaluation: AUC of {WHO[row.adversary]}", *limits, row.claim.auc, passed)
+                NoiseTest(f"{EVALUATION}AUC of {WHO[row.adversary]}", *limits, row.claim.auc, passed)
             )
     return found
 
@@ -608,7 +617,11 @@ def _summarize(
         untested=(
             *([few] if played < claimed else []),
             *gaps,
-            *([PRIVATE_WEIGHTS] if spec.aggregator.weights_privately else []),
+            *(
+                _UNTESTED_WEIGHTS.get(spec.method.weight_rule, ())
+                if spec.aggregator.weights_privately
+                else ()
+            ),
             *target.untested,
         ),
     )

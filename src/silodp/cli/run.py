@@ -356,7 +356,8 @@ def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list
         return []
     found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
     return [
-        f"Metrics by noisy sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
+        f"Metrics by noisy sums, which {describe_cover(is_private)}. Standard error of their noise: {found} (a 95 % "
+        "interval is twice as wide to each side)."
     ]
 
 

@@ -73,10 +73,10 @@ def plot_noise(tests: Sequence[NoiseTest]) -> Figure | None:
     Tests whose claim is 0 have no share: they are in the table alone.
 
     Returns:
-        A figure; None where there is nothing to draw.
+        A figure; None where there are fewer than two tests to draw.
     """
     shown = [one for one in tests if one.expected and None not in (one.value, one.low, one.high)]
-    if not shown:
+    if len(shown) < 2:
         return None
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 0.9 + 0.27 * len(shown)), layout="constrained")

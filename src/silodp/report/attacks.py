@@ -26,6 +26,8 @@ from silodp.text import join_names, pluralize
 
 FORMAT = 1
 """Of attack.json."""
+EVALUATION = "evaluation: "
+"""How the names of tests of an evaluation begin."""
 MAX_POINTS = 60
 """Of a ROC curve."""
 LEAKS = "The program leaks more than it promises: do not release models of this version."
@@ -136,6 +138,16 @@ class Measurement:
         """Share of the pairs that were won."""
         return self.wins / self.pairs
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Lower and upper limit of the share in percent, rounded outwards."""
+        return math.floor(1000 * self.auc_lower) / 10, math.ceil(1000 * self.auc_upper) / 10
+
+    @property
+    def least_cut(self) -> int | None:
+        """Percent of the noise; a program that leaves out more is found with 95 % probability. None: not known."""
+        return None if self.detectable is None else math.ceil(100 * (1 - self.detectable) - 1e-9)
+
 
 @dataclass(frozen=True)
 class AttackedView:
@@ -162,6 +174,14 @@ class AttackedView:
             self.verdict == "no guarantee" and self.claim is not None
         ):
             raise ValueError("a verdict on a promise that was not tested")
+
+    @property
+    def remark(self) -> str:
+        """What a reader has to know beside the numbers, a clause; "" where they say everything."""
+        if self.verdict in ("consistent", "violation"):
+            return f"the promise is that of {self.reason}" if self.reason else ""
+        what = "nothing is promised" if self.verdict == "no guarantee" else "nothing was measured"
+        return f"{what}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +267,19 @@ class AttackRecord:
         """Probability that a limit holds, in percent."""
         return f"{100 * (1 - self.level):.4g} %"
 
+    @property
+    def stand_in(self) -> str:
+        """What was trained in the rehearsal."""
+        if self.model == "canary":
+            return "a linear model on made-up records, and not the model of the run"
+        return "the model of the run on made-up records"
+
+    def describe_evaluation(self) -> str:
+        """Return which ε of a run with an evaluation by sums was attacked, as a sentence."""
+        is_attacked = any(one.test.startswith(EVALUATION) for one in self.noise)
+        how = "was attacked by itself" if is_attacked else "was not attacked"
+        return f"The ε attacked here is that of the rounds of training, without the evaluation, which {how}."
+
     def group_views(self) -> list[tuple[str, AttackedView]]:
         """Return the attacks with the names of their adversaries; those who see the same share an entry."""
         groups: dict[AttackedView, list[str]] = {}
@@ -261,31 +294,31 @@ class AttackRecord:
     def _describe_view(self, view: AttackedView) -> str:
         measured, claim = view.measured, view.claim
         if measured is None:
-            what = "nothing is promised" if view.verdict == "no guarantee" else "nothing was measured"
-            return f"{what}: {view.reason}."
-        low, high = math.floor(1000 * measured.auc_lower) / 10, math.ceil(1000 * measured.auc_upper) / 10
+            return f"{view.remark}."
+        low, high = measured.limits
         shown = (
             f"{100 * measured.share:.1f} % of {pluralize(measured.pairs, 'pair')} "
             f"(lower and upper limit at {self.confidence}: {low:.1f} % and {high:.1f} %)"
         )
         if claim is None:
-            return f"nothing is promised: {view.reason}. Right guesses that were measured: {shown}."
+            return f"{view.remark}. The AUC that was measured: {shown}."
         text = (
-            f"the promise allows such an attacker at most {format_accuracy(claim.auc)} right guesses about which of "
-            f"two persons took part. Measured: {shown}."
+            f"the promise allows such an attacker an AUC of at most {format_accuracy(claim.auc)} (of pairs of persons, "
+            f"of whom one took part, that one ranks first). Measured: {shown}."
         )
-        if view.reason:
-            text = f"{text} The promise is that of {view.reason}."
+        if view.remark:
+            text = f"{text} {view.remark[0].upper()}{view.remark[1:]}."
         if measured.epsilon_lower is not None:
             leak = format_lower_limit(measured.epsilon_lower)
             text = f"{text} So at least ε = {leak} leaks, and {format_epsilon(claim.epsilon)} is promised."
         if view.verdict == "violation":
             return f"{text} This contradicts the promise."
-        if measured.detectable is None:
-            return f"{text} Nothing contradicts the promise."
+        text = f"{text} Nothing contradicts the promise: only a lower limit above it would"
+        if measured.least_cut is None:
+            return f"{text}."
         return (
-            f"{text} Nothing contradicts the promise; an error that had cut the noise by more than "
-            f"{math.ceil(100 * (1 - measured.detectable) - 1e-9)} % would have been found with 95 % probability."
+            f"{text}; an error that had cut the noise by more than {measured.least_cut} % would have been found with "
+            "95 % probability."
         )
 
 
@@ -386,7 +419,7 @@ def describe_result(record: AttackRecord) -> list[str]:
     failed = [one for one in record.noise if not one.passed]
     return [
         f"{record.method}, {record.aggregator}, {pluralize(record.silos, 'silo')}: {record.canaries:,} made-up {unit} "
-        f"were hidden in a rehearsal of {pluralize(record.rounds, 'round')}.",
+        f"were hidden in a rehearsal of {pluralize(record.rounds, 'round')} with {record.stand_in}.",
         *describe_scope(record, record.claimed_rounds),
         *record.describe_views(),
         f"Noise, shift and sampling: {len(record.noise) - len(failed)} of {len(record.noise)} tests passed.",
@@ -421,12 +454,13 @@ def describe_attack(record: AttackRecord | None, rounds: int, command: str) -> l
     return [*views, *describe_scope(record, rounds)]
 
 
-def describe_for_card(record: AttackRecord | None, rounds: int) -> str:
+def describe_for_card(record: AttackRecord | None, rounds: int, evaluated: bool) -> str:
     """Return what a model card says of an attack.
 
     Args:
         record: The attack; None where there was none.
         rounds: The number of rounds that the run was charged for.
+        evaluated: Whether the run has an evaluation by sums.
     """
     if record is None:
         return "**Attacked**: unknown; `silodp attack` measures how much the program leaks."
@@ -440,8 +474,11 @@ def describe_for_card(record: AttackRecord | None, rounds: int) -> str:
     if not leaks:
         return "**Attacked**: no leak could be measured."
     parts = [
-        f"**Attacked**: {pluralize(record.canaries, 'made-up person')} took part in a rehearsal, and nothing "
-        f"contradicts these ε. What was seen to leak, at {record.confidence}: {leaks}.",
+        f"**Attacked**: {pluralize(record.canaries, 'made-up person')} took part in a rehearsal of "
+        f"{pluralize(record.rounds, 'round')} with {record.stand_in}.",
+        *([record.describe_evaluation()] if evaluated else []),
+        f"Nothing contradicts {'that' if evaluated else 'these'} ε. What was seen to leak, at {record.confidence}: "
+        f"{leaks}.",
         "This tests the program, and proves no guarantee.",
         *describe_scope(record, rounds),
     ]

@@ -39,7 +39,7 @@ _OFFICERS = "the data-protection officers of the silos"
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (guarantee.PUBLIC_INDEX, "same-id-and-list", f"whoever gives persons their ids, and {_OFFICERS}"),
     (guarantee.LOCAL_INDEX, "same-id", f"whoever gives persons their ids, and {_OFFICERS}"),
-    (guarantee.DROPOUTS, "protocol-followed", _OPERATORS),
+    ("silos and server follow the protocol", "protocol-followed", _OPERATORS),
     ("the run's directory was never copied", "continued-once", "whoever administers the machines of the run"),
     ("whoever sees the models sees", "updates-unseen", f"{_OPERATORS}, and whoever hands on the models"),
     ("the server does not collude", "no-collusion", "the organizations behind the server and the silos"),

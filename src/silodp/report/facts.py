@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.guarantee import TECHNICAL, Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, ON_THE_LIST, TECHNICAL, Guarantee
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.config.schema import CardSection, parse_card
 from silodp.errors import SilodpError
@@ -29,6 +29,7 @@ RESPONSIBILITY = {
 }
 """What the owner declares in [card] for those who are responsible, with the names that readers see."""
 NOT_STATED = "not stated"
+_OTHER_METRICS = f"other {NOT_COVERED[0]} (noisy sums over the silos are covered)"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,15 @@ class Facts:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What no ε covers, one clause each."""
-        return tuple(collect_texts(self.private, "not_covered"))
+        found = collect_texts(self.private, "not_covered")
+        if self.run.summary.get("evaluation") == "sums" and self.released.private:
+            return tuple(_OTHER_METRICS if text == NOT_COVERED[0] else text for text in found)
+        return tuple(found)
+
+    @property
+    def has_public_list(self) -> bool:
+        """Whether ε does not hide who is on the list of ids; pages say so beside ε."""
+        return ON_THE_LIST in self.not_covered
 
     @property
     def responsibility(self) -> tuple[tuple[str, str], ...]:

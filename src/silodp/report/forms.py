@@ -16,7 +16,7 @@ from silodp.errors import lookup
 from silodp.report.checklist import refuse_existing
 from silodp.report.facts import Facts
 from silodp.report.formatting import render
-from silodp.report.guarantee_text import describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import IF_DEPLOYED, describe_guarantee, format_guarantees
 from silodp.runtime.run_files import ATTACK, GUARANTEE, digest_file
 from silodp.wire.files import write_durably
 
@@ -90,7 +90,5 @@ def _list_caveats(facts: Facts) -> list[str]:
             "Not for release: the noise came from a fixed seed. The ε are those of the same run with secret noise."
         )
     if facts.private and facts.run.summary.get("simulation", True):
-        found.append(
-            "A simulation: one program read all tables. The ε hold for a run with the parties on separate machines."
-        )
+        found.append(f"A simulation: whoever ran it could read every record. {IF_DEPLOYED}")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from silodp.accounting.guarantee import Guarantee, describe_reservations, format_epsilon
+from silodp.accounting.guarantee import ON_THE_LIST, Guarantee, describe_reservations, format_epsilon
 from silodp.accounting.trade_off import MembershipAttack, TradeOff
 from silodp.accounting.views import Adversary
 from silodp.report.formatting import as_number, format_accuracy, format_rate
@@ -19,6 +19,12 @@ WHO: dict[Adversary, str] = {
 """Each adversary within a sentence, after "against"."""
 
 CLAIMED = "claimed, not proven"
+NOT_PROTECTED = f"Not protected: {ON_THE_LIST}, which may say that they are a patient at all."
+IF_DEPLOYED = (
+    "The ε against the server and another silo hold once the same settings are deployed, with every party on a machine "
+    "of its own."
+)
+"""What a simulation lacks: its models are protected against whoever sees nothing else of it."""
 
 _MAX_LISTED = 5
 _EXCESS = 1e-6
@@ -155,7 +161,7 @@ def _describe_rates(attack: MembershipAttack | None) -> str:
     if attack is None or attack.auc is None or attack.tpr_1 is None or attack.tpr_01 is None:
         return ""
     return (
-        f" (AUC at most {format_epsilon(attack.auc)}; true positive rate at most {format_rate(attack.tpr_1)} at a "
+        f" (AUC at most {format_accuracy(attack.auc)}; true positive rate at most {format_rate(attack.tpr_1)} at a "
         f"false positive rate of 1 %, and {format_rate(attack.tpr_01)} at 0.1 %)"
     )
 

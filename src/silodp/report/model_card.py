@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.guarantee import HELD_OUT
+from silodp.accounting.guarantee import HELD_OUT, ON_THE_LIST
 from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
@@ -24,11 +24,19 @@ from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
-from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import (
+    IF_DEPLOYED,
+    NOT_PROTECTED,
+    WHO,
+    describe_cover,
+    describe_guarantee,
+    format_guarantees,
+)
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, GUARANTEE, MetricsRow
+from silodp.text import join_names
 from silodp.wire.files import write_durably
 
 MIN_PERSONS = 20
@@ -139,9 +147,15 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         "released": facts.released,
         "guarantees": _describe_guarantees(run),
         "is_private": bool(facts.private),
-        "attacked": describe_for_card(run.attack, facts.released.rounds),
+        "attacked": describe_for_card(
+            run.attack, facts.released.rounds, run.summary.get("evaluation") == "sums"
+        ),
         "assumptions": [_name_adversaries(one) + one.text for one in facts.assumptions],
-        "not_covered": [text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered],
+        "not_covered": [
+            text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered if text != ON_THE_LIST
+        ],
+        "not_protected": NOT_PROTECTED if facts.has_public_list else "",
+        "if_deployed": IF_DEPLOYED,
         "is_counted": any(one.text == ASSUMES_INDEX_FROM_TABLES for one in facts.assumptions),
         "covers": describe_cover(facts.released.private),
         "sums": _tabulate_sums(find_evaluation(run.rows)),
@@ -152,7 +166,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
 
 def _name_adversaries(one: Assumption) -> str:
     """Return the adversaries that an assumption is about; "" where these are all."""
-    return "" if one.is_shared else f"(against {', '.join(one.against)}) "
+    return "" if one.is_shared else f"(against {join_names(WHO[a] for a in one.against)}) "
 
 
 def _describe_model(described: ModelDescription) -> dict[str, Any]:

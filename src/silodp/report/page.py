@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, ON_THE_LIST
+from silodp.accounting.guarantee import HELD_OUT, ON_THE_LIST
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Visibility
 from silodp.errors import name_file
@@ -131,7 +131,6 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         versions=format_versions(),
         text=guarantee_text,
         who=WHO,
-        on_list=_tell_list(facts),
         estimated=format_estimate,
         unit=unit,
         ends=ends,
@@ -205,23 +204,12 @@ def _list_visibility(run: RunRecord) -> tuple[Visibility, ...]:
     return run.aggregator.list_visibility(weighted, sampled)
 
 
-def _tell_list(facts: Facts) -> str:
-    """Return what ε does not hide of the list of ids; "" where there is no list."""
-    return ON_THE_LIST if ON_THE_LIST in facts.not_covered else ""
-
-
 def _list_not_covered(facts: Facts) -> list[str]:
-    """Return what no ε covers; held-out records only where pooled ones measured the model."""
-    run = facts.run
-    measured = any(row.get("loss") is not None for row in run.rows)
+    """Return what no ε covers, without the list of ids; held-out records only where pooled ones measured the model."""
+    measured = any(row.get("loss") is not None for row in facts.run.rows)
     # Without a measurement on pooled records, there is no number about which a reader has to be warned.
-    found = [text for text in facts.released.not_covered if measured or text != HELD_OUT]
-    if run.summary.get("evaluation") == "sums":
-        found = [
-            f"{text} (the noised sums below are covered)" if text == NOT_COVERED[0] else text
-            for text in found
-        ]
-    return found
+    left_out = {ON_THE_LIST} if measured else {ON_THE_LIST, HELD_OUT}
+    return [text for text in facts.not_covered if text not in left_out]
 
 
 def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:

@@ -196,9 +196,9 @@ def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None
     """Draw the observed share of a class against its predicted probability, with 95 % intervals.
 
     Returns:
-        A figure; None where there is nothing to draw.
+        A figure; None where there are fewer than two steps to draw: a table says as much as a single mark.
     """
-    if not bins:
+    if len(bins) < 2:
         return None
     figure, axes = make_panel(f"predicted probability of {shorten_label(name, 18)}", "observed share")
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.4, linestyle=":")
@@ -281,7 +281,7 @@ def plot_comparison(
             axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
             drawn += mean.tolist()
             has_curve = True
-    if not has_curve:
+    if not has_curve or len(drawn) < 2:
         return None
     if untrained is not None:
         axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
@@ -324,12 +324,17 @@ def _draw_epsilon(
         lines.setdefault(points, (style, []))[1].append(name)
     if not lines:
         return None
-    figure, axes = make_panel("round", "ε spent so far")
     last = [points[-1][1] for points in lines]
     wide = max(last) > WIDE_RATIO * min(last)
-    for points, (style, names) in lines.items():
-        # A logarithmic axis has no place for the ε = 0 of the untrained model.
-        kept = thin([point for point in points if point[1] > 0 or not wide])
+    # A logarithmic axis has no place for the ε = 0 of the untrained model.
+    shown = [
+        (line, thin([point for point in points if point[1] > 0 or not wide]))
+        for points, line in lines.items()
+    ]
+    if sum(len(kept) for _, kept in shown) < 2:  # one mark says no more than the number
+        return None
+    figure, axes = make_panel("round", "ε spent so far")
+    for (style, names), kept in shown:
         marker = "o" if len(kept) == 1 else None
         axes.plot(*zip(*kept, strict=True), marker=marker, label="\n= ".join(names), **style)
     if wide:

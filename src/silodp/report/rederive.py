@@ -17,6 +17,8 @@ from typing import Any
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import (
+    DROPOUTS,
+    DROPOUTS_WITHOUT_SAMPLES,
     NOT_COVERED,
     SERVER_CHOOSES_HOMES,
     SERVER_FOLLOWS,
@@ -58,6 +60,7 @@ _EARLIER_WORDS = (
         "nobody attacks the low bits of the noise, which is drawn and added in floating point",
         "noise is drawn and added in floating point: attacks on the low bits of floating-point noise are not excluded",
     ),
+    (DROPOUTS_WITHOUT_SAMPLES, DROPOUTS),
     (SUM_UNSEEN, SUM_AND_SAMPLE_UNSEEN),
     (SERVER_CHOOSES_HOMES, SERVER_FOLLOWS),
     (UNTIMED, "how long a silo takes may tell how many persons have records in it"),
