@@ -221,7 +221,9 @@ def test_a_run_without_privacy_says_so_first(run_directory: Path) -> None:
 def test_a_seeded_run_is_not_for_release(run_directory: Path) -> None:
     write_guarantees(run_directory, [guarantee(a, 2.0, releasable=False) for a in ADVERSARIES])
     text = report(run_directory)
-    assert text.index("Not for release.") < text.index("is protected by")
+    assert text.index("Not for release.") < text.index("protected by")
+    assert "With secret noise, which this run does not have, each" in text
+    assert "is protected by" not in text
 
 
 def test_the_directory_alone_gives_the_same_text(run_directory: Path) -> None:
@@ -429,7 +431,7 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
     text = report(run_directory)
     places = [
         "This run was a simulation in one process.",
-        "is protected by",
+        "protected by",
         "and nothing else of it",
         "Not protected: ",
         '<th scope="row">The server',
