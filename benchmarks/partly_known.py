@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 
 import silodp
 from silodp.data.federation import Federation
-from silodp.methods import UldpAvg, roles
+from silodp.methods import UldpAvg, VerifiedIds
 from silodp.training import LocalTraining, Task, cross_entropy
 from silodp.training.metrics import roc_auc
 from silodp_experiments import benchmarks
@@ -31,30 +31,12 @@ NOISE, ROUNDS, STEPS = 11.8, 10, (1.0, 3.0)
 VERIFIED, SHARES = (0.5, 0.9), (0.5, 0.8, 0.95)
 
 
-@dataclass(frozen=True, repr=False)
-class SharedWeights(UldpAvg):
-    """`uldp-avg` with w = λ at home for persons whose ids are verified, and (1 − λ)/S in every silo for the others.
-
-    Attributes:
-        share: λ.
-        verified: The share of persons whose ids are verified; they are drawn.
-    """
-
-    share: float = 0.8
-    verified: float = 0.9
-
-    name: str = field(default="shared-weights", init=False)
-
-    def user_weights(self, counts: np.ndarray | None, population: roles.FederationSize) -> np.ndarray:
-        """Return w[s,u], (S, U) float64."""
-        assert counts is not None
-        is_verified = np.random.default_rng(7).random(population.users) < self.verified
-        alone = np.where(counts > 0, (1 - self.share) / population.silos, 0.0)
-        return roles.validate_weights(np.where(is_verified, self.share * roles.weigh_at_home(counts), alone))
-
-    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
-        """Check what every silo checks; those of "home" are other weights."""
-        return roles.UserWeights.check_weights(self, weights, counts)
+def verify_some(federation: Federation, part: float) -> tuple[Federation, int]:
+    """Return the federation with a drawn part of its users numbered first, and how many these are."""
+    verified = np.random.default_rng(7).random(federation.users) < part
+    number = np.argsort(np.argsort(~verified, kind="stable"))
+    silos = tuple(replace(silo, user=number[silo.user]) for silo in federation.silos)
+    return replace(federation, silos=silos), int(verified.sum())
 
 
 def measure(federation: Federation, seeds: int, **weights: Any) -> tuple[float, float]:
@@ -66,8 +48,7 @@ def measure(federation: Federation, seeds: int, **weights: Any) -> tuple[float, 
             torch.manual_seed(seed)
             model = torch.nn.Linear(federation.silos[0].x.shape[1], 2)
             task = Task(model, cross_entropy(), metrics={"roc_auc": roc_auc})
-            make = SharedWeights if "share" in weights else UldpAvg
-            method = make(NOISE, step=step, local=LocalTraining(0.1, 5), **weights)
+            method = UldpAvg(NOISE, step=step, local=LocalTraining(0.1, 5), **weights)
             result = silodp.train(federation, task, method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
             values.append(result.metrics[-1]["metrics"]["roc_auc"])
         found.append((float(np.mean(values)), float(np.std(values, ddof=1) / seeds**0.5)))
@@ -85,18 +66,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    kinds: dict[str, dict[str, Any]] = {name: {"weighting": name} for name in ("uniform", "present", "home")}
-    for verified in VERIFIED:
-        for share in SHARES:
-            settings = {"weighting": "home", "share": share, "verified": verified}
-            kinds[f"{verified:.0%}, λ = {share}"] = settings
-    print(f"| {given.data}, U = {given.users} | silos of a person | {' | '.join(kinds)} |")
-    print("|---" * (len(kinds) + 2) + "|", flush=True)
+    weightings = ("uniform", "present", "home")
+    kinds = [(part, share) for part in VERIFIED for share in SHARES]
+    names = [*weightings, *(f"{part:.0%}, λ = {share}" for part, share in kinds)]
+    print(f"| {given.data}, U = {given.users} | silos of a person | {' | '.join(names)} |")
+    print("|---" * (len(names) + 2) + "|", flush=True)
     for silos in given.silos:
         federation = getattr(benchmarks, given.data)(users=given.users, silos=silos)
-        cells = [
-            f"{m:.3f} ± {e:.3f}" for m, e in (measure(federation, given.seeds, **k) for k in kinds.values())
-        ]
+        found = [measure(federation, given.seeds, weighting=name) for name in weightings]
+        for part, share in kinds:
+            renumbered, users = verify_some(federation, part)
+            verified = VerifiedIds(users, share)
+            found.append(measure(renumbered, given.seeds, weighting="home", verified=verified))
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in found]
         spread = float((federation.counts() > 0).sum(0).mean())
         print(f"| S = {silos} | {spread:.1f} | {' | '.join(cells)} |", flush=True)
 

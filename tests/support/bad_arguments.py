@@ -17,7 +17,16 @@ from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Lattice, Masked, Paillier
 from silodp.data import load_profile
-from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, UserBudgets
+from silodp.methods import (
+    METHODS,
+    FederationSize,
+    ServerAdam,
+    ServerSgd,
+    TailAverage,
+    UldpAvg,
+    UserBudgets,
+    VerifiedIds,
+)
 from silodp.methods.evaluation import Evaluation
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
@@ -98,6 +107,7 @@ def list_calls(folder: Path) -> dict[str, Call]:
         "ServerAdam": (ServerAdam, {}),
         "ServerSgd": (ServerSgd, {}),
         "TailAverage": (TailAverage, {"last": 2}),
+        "VerifiedIds": (VerifiedIds, {"users": 2}),
         "UserBudgets": (UserBudgets, {"by": "clip", "rounds": 2, "largest_budget": 2.0}),
         "FederationSize": (FederationSize, {"silos": 3, "users": 12}),
         "compute_epsilon": (compute_epsilon, {"charges": [(Gaussian(5.0), 3)], "delta": 1e-5}),

@@ -180,6 +180,8 @@ def _check_sums(spec: RunSpec) -> None:
         why = f"'{method.name}' protects nobody"
     elif method.budgets.unit is not None:
         why = f"in '{method.name}' every {method.unit} has a privacy budget, and an evaluation would be charged to all"
+    elif method.allows_several_ids:
+        why = "a person may have several ids, and an evaluation would count each as a person"
     if why is not None:
         raise SilodpError(
             f'evaluation by sums of counts is not proven for this run: {why}; set evaluation.across = "local" or '

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from silodp.methods.rpdp.renyi_filter import RpdpFilter
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
     from silodp.methods.statistics import Statistics
-    from silodp.methods.uldp import UldpAvg, UldpSgd
+    from silodp.methods.uldp import UldpAvg, UldpSgd, VerifiedIds
     from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
     from silodp.methods.user_budgets import UserBudgets
 
@@ -71,6 +71,7 @@ __all__ = [
     "UnitBudgets",
     "UserBudgets",
     "UserWeights",
+    "VerifiedIds",
 ]
 
 __getattr__ = export_lazily(
@@ -83,7 +84,7 @@ __getattr__ = export_lazily(
         "rpdp.renyi_filter": ("RpdpFilter",),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "statistics": ("Statistics",),
-        "uldp": ("UldpAvg", "UldpSgd"),
+        "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),
         "uldp_baselines": ("Default", "UldpGroup", "UldpNaive"),
         "user_budgets": ("UserBudgets",),
     },

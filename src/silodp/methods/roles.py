@@ -152,6 +152,11 @@ class UserWeights:
         """
         return None
 
+    @property
+    def allows_several_ids(self) -> bool:
+        """Whether weights bound what several ids of one person add up to, so that a user is not always a person."""
+        return False
+
     def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
         """Return what a silo says of its counts where `needs_counts`: by default all of them.
 

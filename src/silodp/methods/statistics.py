@@ -30,7 +30,7 @@ from silodp.methods._count_rows import give_room, iterate_count_rows
 from silodp.methods.base import LocalContext
 from silodp.methods.roles import FederationSize
 from silodp.methods.server_optimizer import ServerOptimizer, State
-from silodp.methods.uldp import UldpAvg
+from silodp.methods.uldp import UldpAvg, VerifiedIds
 from silodp.methods.user_budgets import UserBudgets
 from silodp.settings import Count, NoiseMultiplier, Range
 from silodp.training.sgd import LocalTraining
@@ -98,6 +98,7 @@ class Statistics(UldpAvg):
     server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
     personal: UserBudgets | None = field(default=None, init=False, repr=False, compare=False)
     step: float | None = field(default=None, init=False, repr=False, compare=False)
+    verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)
     server_optimizer: ServerOptimizer | None = field(
         default=None, init=False, repr=False, compare=False, kw_only=True
     )

@@ -16,7 +16,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods import base, roles
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
-from silodp.settings import Clip, Help, NoiseMultiplier, Positive, Probability
+from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings
 from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
 
@@ -38,6 +38,49 @@ _DISCLOSED = {
     "records": "each person's record counts",
     "home": "each person's record counts",
 }
+
+
+@dataclass(frozen=True)
+class VerifiedIds(Settings, prefix="verified."):
+    """Weights where only some ids are known to be one person in all silos (docs/privacy.md, section 10).
+
+    A person may have one verified id, and beside it one other id in every silo that nobody links: their weights add to
+    λ + S·(1 − λ)/S = 1.
+
+    Attributes:
+        users: The number K of verified ids, public: the users 0 to K − 1.
+        share: λ, the weight of a verified id over all silos, below 1. Every other id weighs (1 − λ)/S in each silo.
+    """
+
+    users: Count
+    share: Probability = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share == 1:
+            raise base.conflict_error(
+                "verified.share = 1 leaves no weight for the other ids: take less than 1.", "verified.share"
+            )
+
+    def divide(self, weights: np.ndarray) -> np.ndarray:
+        """Return λ·w[s,u] for verified ids and (1 − λ)/S for the others.
+
+        Args:
+            weights: The weights w[s,u] of a rule, (S, U) float64.
+
+        Returns:
+            The weights (S, U) float64.
+        """
+        silos = len(weights)
+        # Rounded down, since a person's ids together must not weigh more than 1.
+        other = np.nextafter((1 - self.share) / silos, 0)
+        verified = np.arange(weights.shape[1]) < self.users
+        return np.where(verified, self.share * weights, other)
+
+    def check(self, weights: np.ndarray) -> str | None:
+        """Return what is wrong with a silo's weights (U,), as the end of a sentence; None: nothing."""
+        most = np.where(np.arange(len(weights)) < self.users, self.share, 1 - self.share)
+        return "is above what its id may weigh (verified.share)" if (weights > most).any() else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,6 +105,8 @@ class UldpAvg(base.Method):
         personal: How every person's own budget is met, by their own q_u or clip; None treats all alike.
         step: The longest move of the model in a round, in its parameters' units: that of a round for which all
             persons' updates have one direction. 1 if neither `step` nor `clip` is given.
+        verified: Which ids are one person in all silos, and their weight beside the ids that nobody links; None: a
+            person has one id.
 
     Source: ULDP-FL (Kato et al. 2024), Algorithms 3 and 4, weights by records: Eq. 3; .01 is the γ of AUTO-S (Bu et al.
     2023, Automatic Clipping). The events against silos and shares are not in the paper: docs/privacy.md, section 3.
@@ -76,6 +121,7 @@ class UldpAvg(base.Method):
     server_momentum: float = 0.0
     personal: UserBudgets | None = None
     step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
+    verified: VerifiedIds | None = field(default=None, metadata=base.OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -106,6 +152,23 @@ class UldpAvg(base.Method):
                 "every person has their own rate (their mean is personal.mean_sampling).",
                 "user_sampling",
             )
+        if self.verified is not None:
+            self._check_verified()
+
+    def _check_verified(self) -> None:
+        if self.weighting == "uniform":
+            raise base.conflict_error(
+                "verified and weighting = 'uniform': uniform weights need no verified ids; leave verified out, or take "
+                "weighting = 'home'.",
+                "verified",
+            )
+        # The ids of one person would have a coin, or a budget, each.
+        if self.user_sampling != 1 or self.personal is not None:
+            raise base.conflict_error(
+                f"verified and {'user_sampling' if self.personal is None else 'personal'}: a person with several ids "
+                "would be sampled, or have a budget, by each of them, which is not proven; leave one out.",
+                "verified",
+            )
 
     @property
     def _own_rates(self) -> bool:
@@ -113,7 +176,12 @@ class UldpAvg(base.Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions about who learns what of persons' budgets."""
+        """The assumptions about persons' budgets, and about their ids."""
+        if self.verified is not None:
+            return (
+                f"a person has at most one of the first {self.verified.users} ids, which are verified, and beside it "
+                "at most one other id in each silo",
+            )
         return () if self.personal is None else self.personal.assumptions
 
     # --- Budgets of single persons ---
@@ -134,7 +202,14 @@ class UldpAvg(base.Method):
         return replace(self, personal=None)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
-        """Check that the budgets to be met are there, and cover all rounds."""
+        """Check that there are as many ids as are verified, and that budgets to be met are there for all rounds."""
+        if self.verified is not None and data.users is not None and self.verified.users > data.users:
+            raise SilodpError(
+                f"verified.users = {self.verified.users}, and the federation has {data.users} users: take at most as "
+                "many.",
+                code="argument.value",
+                field="verified.users",
+            )
         if self.personal is None:
             return
         if data.user_budgets is None:
@@ -183,7 +258,7 @@ class UldpAvg(base.Method):
     @property
     def weight_rule(self) -> roles.WeightRule | None:
         """The rule of private weighting; weights by presence are by records of which each silo has one."""
-        if self.weighting == "uniform":
+        if self.weighting == "uniform" or self.verified is not None:
             return None
         return "home" if self.weighting == "home" else "shares"
 
@@ -203,15 +278,31 @@ class UldpAvg(base.Method):
                 code="method.not_set_up",
             )
         counted = self.count_for_weights(counts)
-        return roles.weigh_at_home(counted) if self.weighting == "home" else roles.weigh_by_records(counted)
+        by_rule = (
+            roles.weigh_at_home(counted) if self.weighting == "home" else roles.weigh_by_records(counted)
+        )
+        if self.verified is None:
+            return by_rule
+        return np.where(counts > 0, self.verified.divide(by_rule), 0.0)
+
+    @property
+    def allows_several_ids(self) -> bool:
+        """Whether a person may have other ids beside a verified one."""
+        return self.verified is not None
 
     def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
         problem = super().check_weights(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
             return "is for a person who has no record here"
+        if problem is not None:
+            return problem
+        if self.verified is not None:
+            problem = self.verified.check(weights)
+            # λ·1/λ is 1 for every λ in floating point.
+            weights = weights[: self.verified.users] / self.verified.share
         if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, 1.0)).all():
-            return "is neither 0 nor 1"
+            return "is neither 0 nor 1" if self.verified is None else "is neither 0 nor verified.share"
         return problem
 
     @property
@@ -323,6 +414,12 @@ class UldpAvg(base.Method):
             # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
             one = math.sqrt((in_sum + 3) / in_sum) if view.sees_shares else (in_sum + 1) / in_sum
             factors = {"two ids in one silo": one, "two ids in every silo": 2.0}
+        elif self.verified is not None:
+            share = self.verified.share
+            factors = {
+                "two verified ids": 1 + share,
+                "a verified id, and two others in every silo": 2 - share,
+            }
         else:
             factors = {f"{ids} ids over all silos": float(ids) for ids in (2, 3, 4)}
         several = [
