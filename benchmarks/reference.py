@@ -1,6 +1,6 @@
 """Local training beside a loop as in the reference code, and beside a non-private lower bound, measured in turn.
 
-python benchmarks/reference.py [heart] [tcga] [creditcard] [mnist] [--epochs Q]
+python benchmarks/reference.py [heart] [tcga] [creditcard] [mnist] [--epochs Q] [--profile]
 
 "us a record" are microseconds of silodp a record and epoch, "of records" the part of the computed record gradients that
 is no padding.
@@ -10,6 +10,8 @@ a Python loop over silos and users in which each user trains a copy of the model
 came with ULDP-FL does, written again here. "floor" is the same number of record gradients without any user: large
 batches of all records, convolutions with channels last, the fastest of three batch sizes. Where the reference takes
 long, it trains every n-th pair of silo and user and is scaled by records.
+
+With --profile it prints which of torch's operators silodp and the floor spend their time in, instead.
 
 The benchmarks' tables are needed: `silodp data fetch NAME`, and the variable SILODP_DATA.
 """
@@ -116,15 +118,44 @@ def measure_filling(task: Task, params: Tensor, silos: Silos, local: LocalTraini
     return local.epochs * sum(len(y) for _, y, _ in silos) / computed
 
 
-def measure(name: str, epochs: int | None = None) -> dict[str, Any]:
-    """Return one case: CPU seconds of silodp, reference and floor, and their ratios."""
-    source, model, loss, users, usual, batch, every, turns = CASES[name]
+def load_case(name: str, epochs: int | None) -> tuple[Task, LocalTraining, Silos]:
+    """Return the task, the local training and the silos of a case."""
+    source, model, loss, users, usual, batch, _, _ = CASES[name]
     federation = source(users=users)
     task, local = Task(model(), loss()), LocalTraining(0.01, epochs or usual, batch)
     silos = [
         (*task.tensors(silo.x, silo.y), torch.tensor(silo.user, dtype=torch.int64))
         for silo in federation.silos
     ]
+    return task, local, silos
+
+
+def profile(name: str, epochs: int | None = None) -> None:
+    """Print the operators that take the most time in one silo's training, and in the floor's."""
+    task, local, silos = load_case(name, epochs)
+    params, (x, y, _) = task.initial(0), silos[0]
+    ways = {
+        "silodp": lambda: train_all(task, params, silos[:1], local),
+        "floor": lambda: train_plainly(task, params, x, y, local.epochs, 4096),
+    }
+    for way, work in ways.items():
+        work()  # traces, and warms up
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            work()
+        events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
+        total = sum(event.self_cpu_time_total for event in events)
+        print(f"{name}, {way}: {total / 1e6:.2f} s; {total / len(y) / local.epochs:.0f} us a record")
+        for event in events[:10]:
+            part = event.self_cpu_time_total / total
+            print(
+                f"  {part:6.1%}  {event.self_cpu_time_total / len(y) / local.epochs:6.1f} us a record  {event.key}"
+            )
+
+
+def measure(name: str, epochs: int | None = None) -> dict[str, Any]:
+    """Return one case: CPU seconds of silodp, reference and floor, and their ratios."""
+    *_, users, _, batch, every, turns = CASES[name]
+    task, local, silos = load_case(name, epochs)
     x, y = (torch.cat([silo[part] for silo in silos]) for part in (0, 1))
     params, seconds = task.initial(0), dict[str, list[float]]()
     sizes = {"floor, 64": 64, "floor, 512": 512, "floor, 4096": 4096}
@@ -164,9 +195,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=[], help=f"some of {', '.join(CASES)}; all by default")
     parser.add_argument("--epochs", type=int, help="Q, instead of the case's")
+    parser.add_argument("--profile", action="store_true", help="print operators instead of times")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.cases or CASES:
+        if arguments.profile:
+            profile(name, arguments.epochs)
+            continue
         row = measure(name, arguments.epochs)
         print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else v for k, v in row.items()), flush=True)
 
