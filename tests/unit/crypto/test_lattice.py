@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.crypto.lattice import parameters as lattice_parameters
+from silodp.crypto.lattice import scheme
 from silodp.crypto.lattice._verification import VerifiedProducts
+from silodp.crypto.lattice.noise import add_flooding
 from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.ring import FourierTransform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
@@ -21,12 +23,12 @@ KINDS = ["random", "one coordinate", "one coordinate, minus", "spread", "spread,
 
 @given(
     st.integers(1, 3), st.integers(1, 40), st.integers(1, 700), st.sampled_from(KINDS),
-    st.sampled_from(["none", "cap", "any"]), st.booleans(), st.integers(0, 2**32 - 1),
+    st.sampled_from(["none", "cap", "any"]), st.booleans(), st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1),
 )  # fmt: skip
 @settings(deadline=None, max_examples=25)
-def test_the_sum_is_exact_bit_for_bit(silos, users, dimension, kind, count, sampled, seed):
+def test_the_sum_is_exact_bit_for_bit(silos, users, dimension, kind, count, sampled, packed, seed):
     rng = np.random.default_rng(seed)
-    parameters = toy(silos=silos, users=users, dimension=dimension)
+    parameters = toy(silos=silos, users=users, dimension=dimension, packed=packed)
     cap = parameters.count_cap
     counts = {"none": 0, "cap": cap}.get(count, rng.integers(0, cap + 1, (silos, users))) + np.zeros(
         (silos, users), int
@@ -64,6 +66,76 @@ def test_secure_lattices_are_exact_with_every_user_at_the_cap(parameters):
     noise = rng.integers(-(2**40), 2**40, (parameters.silos, parameters.dimension))
     found = round_of(parameters, counts, rows, weights, noise)
     np.testing.assert_array_equal(found, plain(parameters, counts, rows, weights, noise))
+
+
+# --- several users in a polynomial
+
+
+def multiply(one, other):
+    """The product of two polynomials modulo X^N + 1, by Python's integers."""
+    full = np.convolve(one.astype(object), other.astype(object))
+    low, high = full[: len(one)], full[len(one) :]
+    low[: len(high)] -= high
+    return low
+
+
+@pytest.mark.parametrize("packed", [1, 2, 4])
+def test_outputs_hold_weighted_sums_and_other_coefficients_one_row_with_anothers_weight(packed):
+    """Why the others must not leave: they have no noise, and a server that knows its weights would divide."""
+    parameters = toy(users=6, dimension=150, packed=packed)
+    rng = np.random.default_rng(1)
+    counts, rows = np.arange(6) + 1, rng.integers(-9, 10, (6, 150))
+    weights = rng.integers(1, 100, 6)
+    polynomials = scheme._pack(parameters, weights.astype(np.uint64)).astype(np.int64)
+    plaintexts = scheme.Plaintexts(parameters, counts)
+    total = np.zeros((parameters.blocks, parameters.ring_size), object)
+    order = np.random.default_rng(2).permutation(6)
+    for places, multipliers in plaintexts.batches(
+        [(order[:4], rows[order[:4]]), (order[4:], rows[order[4:]])]
+    ):
+        for place, blocks in zip(places, multipliers, strict=True):
+            shares = np.zeros(parameters.ring_size, np.int64)
+            shares[:packed] = polynomials[place]
+            for block, multiplier in enumerate(blocks):
+                total[block] += multiply(shares, multiplier)
+    outputs = scheme._take_outputs(parameters, total).reshape(-1)
+    assert outputs[:150].tolist() == ((weights * counts) @ rows).tolist()
+    assert not outputs[150:].any()
+    if packed > 1:
+        # The last block is not full, so nothing wraps around to X⁰: the weight of the first user of each polynomial
+        # times one number of its last user.
+        number = (parameters.blocks - 1) * parameters.outputs
+        firsts = [first for first in range(0, 6, packed) if first + packed <= 6]
+        lasts = [first + packed - 1 for first in firsts]
+        alone = sum(
+            weights[first] * counts[u] * rows[u, number] for first, u in zip(firsts, lasts, strict=True)
+        )
+        assert total[-1][0] == alone
+
+
+@pytest.mark.parametrize("packed", [1, 2, 4])
+def test_all_that_is_sent_of_c0_is_an_output_and_was_flooded(monkeypatch, packed):
+    parameters, flooded = toy(packed=packed), []
+
+    def flood(element, *others):
+        flooded.append(element.shape)
+        return add_flooding(element, *others)
+
+    monkeypatch.setattr(scheme, "add_flooding", flood)
+    answer = ask(parameters)
+    [(blocks, _, outputs)] = flooded
+    assert outputs == parameters.ring_size // packed
+    assert answer.shape[1] == blocks * (outputs + parameters.ring_size)
+    assert len(parameters.digits.to_bytes(answer)) == parameters.digits.size
+
+
+@pytest.mark.parametrize("packed", [2, 4])
+def test_a_polynomial_whose_users_come_in_several_batches_is_exact(monkeypatch, packed):
+    monkeypatch.setattr(lattice_parameters, "_BUFFER", 1)
+    parameters = toy(users=70 * packed, dimension=40, packed=packed)
+    assert parameters.batch_polynomials == 32
+    found = round_of(parameters, *case(parameters))
+    np.testing.assert_array_equal(found, plain(parameters, *case(parameters)))
 
 
 # --- exactness
@@ -126,7 +198,7 @@ def test_float_products_beyond_the_planning_rule_are_wrong_and_noticed():
 def test_many_users_are_taken_in_batches(monkeypatch):
     monkeypatch.setattr(lattice_parameters, "_BUFFER", 1)
     parameters = toy(users=70)
-    assert parameters.batch_users == 32
+    assert parameters.batch_polynomials == 32
     found = round_of(parameters, *case(parameters))
     np.testing.assert_array_equal(found, plain(parameters, *case(parameters)))
 

@@ -92,12 +92,16 @@ def test_the_prototypes_presets_are_refused(bits):
 @pytest.mark.parametrize(
     "scenario", [(20_000, 100, 50), (20_000, 100, 400), (10**6, 1_000, 50), (10**6, 1_000, 400)]
 )
-def test_the_search_finds_what_passes_within_25_bytes(scenario):
+def test_the_search_finds_what_passes_and_packs_users(scenario):
     dimension, users, cap = scenario
     found = search_parameters(dimension=dimension, users=users, count_cap=cap, **RUN)
     found.check()
     assert found.modulus_bits <= STANDARD_128[found.ring_size]
-    assert found.bytes_up <= 25
+    alone = replace(found, packed=1)
+    assert found.bytes < 0.53 * alone.bytes
+    assert alone.bytes_up <= 25  # without packing
+    assert found.planning_bits <= alone.planning_bits + 0.1
+    assert found.log2_tv <= alone.log2_tv
     assert found.clip_units >= 64 * dimension**0.5
     with pytest.raises(SilodpError, match=r"room|dropped"):
         replace(found, dropped=found.dropped + 1).check()  # it drops all it can
@@ -124,8 +128,8 @@ def test_pieces_reach_the_largest_multiplier(norm, pieces):
 
 def test_a_batch_of_multipliers_fits_in_memory():
     for parameters, *_ in TABLE:
-        held = 4 * parameters.batch_users * parameters.blocks * parameters.ring_size
-        assert parameters.batch_users % 32 == 0
+        held = 4 * parameters.batch_polynomials * parameters.blocks * parameters.ring_size
+        assert parameters.batch_polynomials % 32 == 0
         assert held <= 1 << 29
 
 

@@ -50,12 +50,12 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
     2012).
 
     Args:
-        element: limbs (..., K, N).
+        element: limbs (..., K, n) of n coefficients.
         ring: the ring that the element is in.
         bits: F.
         key: secret, of this use alone.
     """
-    shape = (*element.shape[:-2], ring.size)
+    shape = (*element.shape[:-2], element.shape[-1])
     for limb in range(-(-bits // ring.limb_bits)):
         # The last limb takes what is left of the bits, so that the whole is uniform below 2^bits.
         width = min(ring.limb_bits, bits - limb * ring.limb_bits)

@@ -23,7 +23,7 @@ MAX_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error m
 MIN_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
-MAX_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
+MIN_OUTPUTS = 64  # coefficients of a vector in a block: numbers are packed to bytes 64 at a time
 # A silo with many users goes through them in batches, each of which can be computed a second time.
 _BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
 
@@ -71,6 +71,7 @@ class LatticeParameters:
         limbs: K, the number of limbs of a coefficient; the modulus is 2^(w·K).
         plaintext_bits: T; plaintexts are integers modulo 2^T.
         dropped: The number of low limbs that a silo does not send.
+        packed: U₁, the number of users whose shares one polynomial holds: a power of two, at most N/64.
         insecure_for_tests: Whether the rules of security and planning are waived; those of correctness never are.
     """
 
@@ -89,6 +90,7 @@ class LatticeParameters:
     limbs: int
     plaintext_bits: int
     dropped: int
+    packed: int = 1
     insecure_for_tests: bool = False
 
     @property
@@ -97,9 +99,19 @@ class LatticeParameters:
         return self.limb_bits * self.limbs
 
     @property
+    def polynomials(self) -> int:
+        """⌈U/U₁⌉, the ciphertexts of all users' shares."""
+        return -(-self.users // self.packed)
+
+    @property
+    def outputs(self) -> int:
+        """N/U₁, the coefficients of a ciphertext that hold numbers of the vector: every U₁-th, from U₁ − 1 on."""
+        return self.ring_size // self.packed
+
+    @property
     def blocks(self) -> int:
-        """B, ciphertexts that hold the vector's d coefficients."""
-        return -(-self.dimension // self.ring_size)
+        """B, ciphertexts that hold the vector's d numbers."""
+        return -(-self.dimension // self.outputs)
 
     @property
     def sent_bits(self) -> int:
@@ -118,27 +130,32 @@ class LatticeParameters:
 
     @property
     def digits(self) -> LimbGroup:
-        """The group of what silos send: (block, c0 or c1, coefficient) in this order, modulo 2^sent_bits."""
-        return LimbGroup(self.sent_bits, 2 * self.blocks * self.ring_size)
+        """The group of what silos send: of each block c0 at its outputs, then all of c1, modulo 2^sent_bits."""
+        return LimbGroup(self.sent_bits, self.blocks * (self.outputs + self.ring_size))
 
     @property
     def bytes_up(self) -> float:
-        """Bytes that a silo sends per parameter: two polynomials a block."""
-        return 2 * self.sent_bits * self.ring_size * self.blocks / (8 * self.dimension)
+        """Bytes that a silo sends per parameter."""
+        return self.digits.size / self.dimension
 
     @property
     def request_bytes(self) -> dict[str, int]:
-        """Bytes of every part of the server's request: one polynomial a user and one of the public key.
+        """Bytes of every part of the server's request: one polynomial for U₁ users each, and one of the public key.
 
         The other halves follow from the nonce.
         """
         element = self.modulus_bits * self.ring_size // 8
-        return {"nonce": 32, "public key": element, "ciphertexts": self.users * element}
+        return {"nonce": 32, "public key": element, "ciphertexts": self.polynomials * element}
 
     @property
     def bytes_down(self) -> int:
         """Bytes that a silo is sent in a round."""
         return sum(self.request_bytes.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a silo sends and is sent in a round."""
+        return self.bytes_down + self.digits.size
 
     @property
     def noise_shift(self) -> int:
@@ -167,25 +184,30 @@ class LatticeParameters:
         return math.log2(self.users * clip + noise)
 
     @property
-    def multiplier_norm(self) -> int:
-        """n_max·C/g, which bounds ‖M_u‖₂ and every coefficient of M_u."""
+    def multiplier_bound(self) -> int:
+        """n_max·C/g, which bounds every coefficient of a multiplier M."""
         return self.count_cap * self.clip_units
 
     @property
-    def pieces(self) -> int:
-        """Balanced 14-bit pieces that hold every coefficient of M_u."""
-        return max(1, -(-((self.multiplier_norm - 1).bit_length() + 1) // PIECE_BITS))
+    def multiplier_norm(self) -> float:
+        """√U₁·n_max·C/g, which bounds ‖M‖₂: a multiplier holds the vectors of U₁ users."""
+        return math.sqrt(self.packed) * self.multiplier_bound
 
     @property
-    def batch_users(self) -> int:
-        """Users whose multipliers are held together, until their products are verified; a multiple of 32."""
+    def pieces(self) -> int:
+        """Balanced 14-bit pieces that hold every coefficient of a multiplier."""
+        return max(1, -(-((self.multiplier_bound - 1).bit_length() + 1) // PIECE_BITS))
+
+    @property
+    def batch_polynomials(self) -> int:
+        """Multipliers that are held together, until their products are verified; a multiple of 32."""
         fits = _BUFFER // (4 * self.blocks * self.ring_size)
-        return max(32, min(fits, self.users + 31) // 32 * 32)
+        return max(32, min(fits, self.polynomials + 31) // 32 * 32)
 
     @property
     def planning_bits(self) -> float:
-        """log2 of √U·n_max·(C/g)·2^w."""
-        return 0.5 * math.log2(self.users) + math.log2(self.multiplier_norm) + self.limb_bits
+        """log2 of √⌈U/U₁⌉·√U₁·n_max·(C/g)·2^w, about √U·n_max·(C/g)·2^w."""
+        return 0.5 * math.log2(self.polynomials) + math.log2(self.multiplier_norm) + self.limb_bits
 
     @property
     def check_bits(self) -> float:
@@ -207,9 +229,9 @@ class LatticeParameters:
 
     @property
     def log2_leakage(self) -> float:
-        """log2 of Σ_u N_cap[u]·(C/g)·‖ê_u‖_∞, which bounds the 2-norm of what the errors add to the sum."""
-        # ‖M·e‖₂ ≤ ‖M‖₂·‖ê‖_∞, by Parseval's identity; N_cap[u] = S·n_max.
-        return math.log2(self.users * self.silos * self.multiplier_norm * self.error_spectrum)
+        """log2 of Σ S·‖M‖₂·‖ê‖_∞ over all polynomials, which bounds the 2-norm of what the errors add to the sum."""
+        # ‖M·e‖₂ ≤ ‖M‖₂·‖ê‖_∞, by Parseval's identity, for each of S silos.
+        return math.log2(self.polynomials * self.silos * self.multiplier_norm * self.error_spectrum)
 
     @property
     def log2_tv(self) -> float:
@@ -217,9 +239,9 @@ class LatticeParameters:
 
         Source: docs/protocols.md, section 3, "Flooding"; the smudging lemma of Asharov et al. (EUROCRYPT 2012).
         """
-        # Uniform flooding of width 2^F, moved by s, is at total variation |s|/2^F. Over all coefficients the shifts
-        # add up in the 1-norm, which is at most √(N·B) times the 2-norm that `log2_leakage` bounds.
-        coefficients = 0.5 * math.log2(self.ring_size * self.blocks)
+        # Uniform flooding of width 2^F, moved by s, is at total variation |s|/2^F. Over all coefficients that are sent
+        # the shifts add up in the 1-norm, which is at most √(N/U₁·B) times the 2-norm that `log2_leakage` bounds.
+        coefficients = 0.5 * math.log2(self.outputs * self.blocks)
         return math.log2(self.attempts) + coefficients + self.log2_leakage - self.flooding_bits
 
     @property
@@ -243,10 +265,10 @@ class LatticeParameters:
 
     @property
     def log2_limb_row(self) -> float:
-        """log2 of the largest limb row of a batch, worst case: Σ_u‖M_u‖₁·2^(w−1)."""
+        """log2 of the largest limb row of a batch, worst case: Σ‖M‖₁·2^(w−1)."""
         # ‖M‖₁ ≤ √N·‖M‖₂, by Cauchy and Schwarz.
         norm1 = math.log2(self.multiplier_norm) + 0.5 * math.log2(self.ring_size)
-        return math.log2(self.batch_users) + norm1 + self.limb_bits - 1
+        return math.log2(self.batch_polynomials) + norm1 + self.limb_bits - 1
 
     def rules(self) -> tuple[Rule, ...]:
         """Return every inequality that these parameters must meet."""
@@ -266,7 +288,7 @@ class LatticeParameters:
             Rule("plaintext bits", self.plaintext_bits, 62, coarser, False),
             Rule("dropped bits", dropped, min(low_bits - 1, self.flooding_bits), fewer, False),
             Rule("decryption room, log2", self.room_bits, low_bits - 1 - 1e-9, fewer, False),
-            Rule("multipliers, log2", math.log2(self.multiplier_norm), 30.99, coarser, False),
+            Rule("multipliers, log2", math.log2(self.multiplier_bound), 30.99, coarser, False),
             Rule("limb rows, log2", self.log2_limb_row, 62.9, coarser, False),
         )
 
@@ -288,15 +310,15 @@ class LatticeParameters:
     def work(self) -> float:
         """Nanoseconds of one core for one silo's round: transforms, and the product over users (measured factors)."""
         rows = 2 * self.limbs
-        transforms = self.users * (rows + self.blocks + 64 // CHECK_PIECE_BITS) + rows * self.blocks
-        products = self.users * self.blocks * rows
+        transforms = self.polynomials * (rows + self.blocks + 64 // CHECK_PIECE_BITS) + rows * self.blocks
+        products = self.polynomials * self.blocks * rows
         return self.ring_size * (0.4 * math.log2(self.ring_size) * transforms + 0.27 * products)
 
 
 def search_parameters(clip_units: int | None = None, **constants: Any) -> LatticeParameters:
     """Return the cheapest encryption that meets every rule.
 
-    Encryptions of at most `MAX_BYTES_UP` come first; among these, the one of least work.
+    Of those that send at most a fifth more bytes than the one that sends the fewest, it is the one of least work.
 
     Args:
         clip_units: C/g. None: the finest grid C/g ≤ 2^17 for which there is an encryption, not below 64√d, so that the
@@ -329,7 +351,8 @@ def search_parameters(clip_units: int | None = None, **constants: Any) -> Lattic
         tried = list(_encryptions(replace(start, plaintext_bits=math.floor(start.sum_bits) + 2)))
         passing = [one for one in tried if all(rule.holds for rule in one.rules())]
         if passing:
-            return min(passing, key=lambda one: (one.bytes_up > MAX_BYTES_UP, one.work, one.bytes_up))
+            most = 1.2 * min(one.bytes for one in passing)
+            return min((one for one in passing if one.bytes <= most), key=lambda one: (one.work, one.bytes))
     nearest = min(tried, key=lambda one: sum(max(0.0, rule.value - rule.limit) for rule in one.rules()))
     broken = [
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
@@ -347,12 +370,21 @@ def _encryptions(start: LatticeParameters) -> Iterator[LatticeParameters]:
     for ring_size in (4096, 8192, 16384):
         for limb_bits in range(12, 25):
             for limbs in range(3, STANDARD_128[ring_size] // limb_bits + 1):
-                one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs)
+                one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs, packed=1)
                 if one.flooding_bits < 1:
                     continue
+                one = _pack_users(one)
                 # Dropping limbs saves traffic; each dropped limb adds to the error at decryption.
                 least = min(one.modulus_bits - one.plaintext_bits - 1, one.flooding_bits)
                 most = replace(one, dropped=least // limb_bits)
                 while most.dropped and most.room_bits >= one.modulus_bits - one.plaintext_bits - 1 - 1e-9:
                     most = replace(most, dropped=most.dropped - 1)
                 yield most
+
+
+def _pack_users(one: LatticeParameters) -> LatticeParameters:
+    """Return the parameters with the U₁ that sends the fewest bytes: more users in a polynomial are more blocks."""
+    most = min(one.ring_size // MIN_OUTPUTS, 1 << (one.users - 1).bit_length())
+    return min(
+        (replace(one, packed=1 << bits) for bits in range(most.bit_length())), key=lambda packed: packed.bytes
+    )

@@ -28,8 +28,8 @@ from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive
 from silodp.errors import require
 from silodp.settings import check_shape
 
-# Users encrypted together: the spectra of a group stay small, whatever U is.
-_USERS_AT_A_TIME = 32
+# Polynomials encrypted together: the spectra of a group stay small, whatever U is.
+_AT_A_TIME = 32
 
 Chunk = tuple[Integers, NDArray[Any]]
 """Owners (r,), and their rows (r, d) of grid units."""
@@ -83,7 +83,7 @@ class LatticeServer:
                 call draws afresh.
 
         Returns:
-            "nonce", "public key" and "ciphertexts" (c0 of every user), of `LatticeParameters.request_bytes`.
+            "nonce", "public key" and "ciphertexts" (c0 of every U₁ users), of `LatticeParameters.request_bytes`.
         """
         parameters, ring = self.parameters, self._ring
         _validate(shares, "shares", parameters.users)
@@ -94,13 +94,16 @@ class LatticeServer:
             ring.uniform(derive_key(seed, "public key"), 1), [self._error(errors, "public key")]
         )
         ciphertexts = []
-        for first in range(0, parameters.users, _USERS_AT_A_TIME):
-            users = range(first, min(first + _USERS_AT_A_TIME, parameters.users))
-            halves = np.stack([ring.uniform(derive_key(seed, user)) for user in users])
-            c0 = self._zero(halves, [self._error(errors, user) for user in users])
-            # The share stands in the highest T bits of the constant coefficient, above all errors.
-            constant = shares[users.start : users.stop].view(np.int64)[:, None]
-            ring.add_shifted(c0[:, :, :1], constant, parameters.modulus_bits - parameters.plaintext_bits)
+        packed = _pack(parameters, shares).view(np.int64)
+        for first in range(0, parameters.polynomials, _AT_A_TIME):
+            some = range(first, min(first + _AT_A_TIME, parameters.polynomials))
+            halves = np.stack([ring.uniform(derive_key(seed, place)) for place in some])
+            c0 = self._zero(halves, [self._error(errors, place) for place in some])
+            # Shares stand in the highest T bits of the first U₁ coefficients, above all errors.
+            low = c0[:, :, : parameters.packed]
+            ring.add_shifted(
+                low, packed[some.start : some.stop], parameters.modulus_bits - parameters.plaintext_bits
+            )
             ciphertexts.append(ring.to_bytes(ring.balance(c0)).tobytes())
         request["public key"] = ring.to_bytes(ring.balance(public)).tobytes()
         return request | {"ciphertexts": b"".join(ciphertexts)}
@@ -117,7 +120,7 @@ class LatticeServer:
         parameters, phase = self.parameters, self._phase(total)
         step_bits = parameters.sent_bits - parameters.plaintext_bits
         # To the nearest multiple of the step: add half of it, then floor.
-        half = np.ones((parameters.blocks, parameters.ring_size), np.int64)
+        half = np.ones((parameters.blocks, parameters.outputs), np.int64)
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
         digits = LimbGroup(parameters.sent_bits, half.size)
         numbers = digits.from_limbs(phase, parameters.limb_bits)
@@ -135,12 +138,13 @@ class LatticeServer:
         return ((plain << np.uint64(rest)).view(np.int64) >> np.int64(rest))[: parameters.dimension]
 
     def _phase(self, total: Words) -> Integers:
-        """Return c0 + c1·secret (B, K − drop, N): plaintext·2^(Q−T) plus errors, without dropped limbs; balanced."""
+        """Return c0 + c1·secret at the outputs, (B, K − drop, N/U₁): plaintext·2^(Q−T) plus errors; balanced."""
         parameters = self.parameters
-        shape = (parameters.blocks, 2, parameters.ring_size)
+        shape = (parameters.blocks, parameters.outputs + parameters.ring_size)
         limbs = parameters.kept.balance(parameters.digits.to_limbs(total, parameters.limb_bits, *shape))
-        products = self._transform.inverse(self._transform.forward(limbs[:, 1]) * self._secret)
-        return parameters.kept.balance(products + limbs[:, 0])
+        c0, c1 = limbs[..., : parameters.outputs], limbs[..., parameters.outputs :]
+        products = self._transform.inverse(self._transform.forward(np.ascontiguousarray(c1)) * self._secret)
+        return parameters.kept.balance(_take_outputs(parameters, products) + c0)
 
     def _zero(self, halves: NDArray[np.int32], errors: list[Integers]) -> Integers:
         """Return −c1·secret + e for every c1: c0 of encryptions of zero (u, K, N), carries left."""
@@ -162,7 +166,11 @@ class LatticeServer:
 
 @dataclass(frozen=True)
 class Plaintexts:
-    """The plaintexts M_u = n[s,u]·Δ_u of one silo in one round, in batches and within their public bounds.
+    """The plaintexts n[s,u]·Δ_u of one silo in one round, in batches and within their public bounds.
+
+    A multiplier M holds those of U₁ users: number j of user i of a polynomial stands at the coefficient
+    j·U₁ + U₁ − 1 − i. Multiplied by Σ_i a_i·X^i, it has Σ_i a_i·n_i·Δ_i[j] at j·U₁ + U₁ − 1: all other products fall on
+    other residues modulo U₁, also those that wrap around, since U₁ divides N.
 
     The flooding margin and the sensitivity rest on these bounds, so they are checked here, whoever else checked them.
 
@@ -188,20 +196,23 @@ class Plaintexts:
         )
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Integers, NDArray[np.int32]]]:
-        """Yield owners (b,) and their M (b, B, N), padded with zeros; each is valid until the next one is asked for.
+        """Yield places of polynomials (b,) and their M (b, B, N); each is valid until the next one is asked for.
+
+        A polynomial may come in several batches, each with other users: the product is linear.
 
         Raises:
             SilodpError: an owner is no user or comes twice; a row is not integer, not (d,), or longer than C/g.
         """
         parameters = self.parameters
-        # Zeros fill the last block; a batch reuses the same memory, which is why it is valid until the next one.
-        held = np.zeros((parameters.batch_users, parameters.blocks * parameters.ring_size), np.int32)
-        owners: list[int] = []
+        # A batch reuses the same memory, which is why it is valid until the next one.
+        numbers = parameters.blocks * parameters.outputs
+        held = np.zeros((parameters.batch_polynomials, numbers, parameters.packed), np.int32)
+        slots: dict[int, int] = {}  # by the place of the polynomial
         seen = np.zeros(parameters.users, bool)
 
         def batch() -> tuple[Integers, NDArray[np.int32]]:
-            shape = (len(owners), parameters.blocks, parameters.ring_size)
-            return np.array(owners, np.int64), held[: len(owners)].reshape(shape)
+            shape = (len(slots), parameters.blocks, parameters.ring_size)
+            return np.array([*slots], np.int64), held[: len(slots)].reshape(shape)
 
         for some, rows in chunks:
             require(
@@ -222,13 +233,16 @@ class Plaintexts:
                     f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero",
                     code="method.rows",
                 )
-                into = held[len(owners), : parameters.dimension]
-                np.multiply(row, self.counts[owner], out=into, dtype=np.int32, casting="unsafe")
-                owners.append(owner)
-                if len(owners) == len(held):
+                place, i = divmod(owner, parameters.packed)
+                if place not in slots and len(slots) == len(held):
                     yield batch()
-                    owners.clear()
-        if owners:
+                    slots.clear()
+                    held[:] = 0
+                into = held[
+                    slots.setdefault(place, len(slots)), : parameters.dimension, parameters.packed - 1 - i
+                ]
+                np.multiply(row, self.counts[owner], out=into, dtype=np.int32, casting="unsafe")
+        if slots:
             yield batch()
 
 
@@ -299,52 +313,69 @@ class LatticeSilo:
         key = secrets.token_bytes(KEY_BYTES)
         # c0 and c1 of the answer; `own` is the part of it that the silo computes in clear, modulo 2^64.
         total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
-        own = np.zeros((parameters.blocks, ring.size), np.uint64)
+        own, packed = np.zeros((parameters.blocks, parameters.outputs), np.uint64), _pack(parameters, shares)
 
         def public_key(_: slice) -> NDArray[np.int32]:
             sent = np.frombuffer(request["public key"], np.uint8)
             return np.concatenate([ring.from_bytes(sent), ring.uniform(derive_key(seed, "public key"))])[None]
 
         products = VerifiedProducts(parameters, derive_key(key, "tests"))
-        for owners, multipliers in batches:
-            ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
+        for places, multipliers in batches:
+            ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], places)
             products.add_to(total, multipliers, ciphertexts)
-            _add_own_part(own, shares[owners], multipliers)
+            _add_own_part(own, packed[places], multipliers)
         # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
-        fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
+        fresh = draw_ternary(derive_key(key, "ternary"), 1, parameters.blocks, ring.size).astype(np.int32)
         products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
         own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
+        # Only outputs of c0 ever leave: the others hold products of one user's row with another one's weight, which
+        # have no noise.
+        c0 = np.ascontiguousarray(_take_outputs(parameters, total[:, 0]))
         # What the silo knows itself is added in clear to c0, at the place of plaintexts.
-        ring.add_shifted(total[:, 0], own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
-        # Without flooding the low bits at decryption would be the errors times M_u, a function of single rows.
-        add_flooding(total[:, 0], ring, parameters.flooding_bits, derive_key(key, "flooding"))
+        ring.add_shifted(c0, own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
+        # Without flooding the low bits at decryption would be the errors times M, a function of single rows.
+        add_flooding(c0, ring, parameters.flooding_bits, derive_key(key, "flooding"))
         # Balanced limbs: to drop the low ones is to round to the nearest.
-        kept = ring.balance(total)[:, :, parameters.dropped :]
+        kept = ring.balance(np.concatenate([c0, total[:, 1]], axis=-1))[:, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
 
 
-@dataclass(frozen=True, repr=False)  # `owners` says who has records
+@dataclass(frozen=True, repr=False)  # `places` says who has records
 class _Ciphertexts:
-    """Both halves of the ciphertexts of some users, limb rows (u, 2K, N): c0 as sent, c1 from the seed."""
+    """Both halves of some ciphertexts, limb rows (b, 2K, N): c0 as sent, c1 from the seed."""
 
     ring: Ring
     seed: bytes
-    packed: bytes
-    owners: Integers
+    sent: bytes
+    places: Integers
 
-    def __call__(self, users: slice) -> NDArray[np.int32]:
-        ring, owners = self.ring, self.owners[users]
+    def __call__(self, some: slice) -> NDArray[np.int32]:
+        ring, places = self.ring, self.places[some]
         size = ring.limb_bits * ring.limbs * ring.size // 8
-        sent = np.frombuffer(self.packed, np.uint8).reshape(-1, size)[owners]
-        halves = np.stack([ring.uniform(derive_key(self.seed, owner)) for owner in owners.tolist()])
+        sent = np.frombuffer(self.sent, np.uint8).reshape(-1, size)[places]
+        halves = np.stack([ring.uniform(derive_key(self.seed, place)) for place in places.tolist()])
         return np.concatenate([ring.from_bytes(sent), halves], axis=1)
 
 
+def _pack(parameters: LatticeParameters, shares: Words) -> Words:
+    """Return the shares (U,) by polynomials, (⌈U/U₁⌉, U₁): 0 for users who do not exist."""
+    packed = np.zeros(parameters.polynomials * parameters.packed, shares.dtype)
+    packed[: parameters.users] = shares
+    return packed.reshape(-1, parameters.packed)
+
+
+def _take_outputs(parameters: LatticeParameters, element: Integers) -> Integers:
+    """Return the coefficients (..., N/U₁) of an element (..., N) that hold numbers of the vector."""
+    return element[..., parameters.packed - 1 :: parameters.packed]
+
+
 def _add_own_part(own: Words, shares: Words, multipliers: NDArray[np.int32]) -> None:
-    """Add Σ_u share_u·M_u modulo 2^64 to `own` (B, N) in place; shares (u,), multipliers (u, B, N)."""
+    """Add Σ_u share_u·n_u·Δ_u modulo 2^64 to `own` (B, N/U₁) in place; shares (b, U₁), multipliers (b, B, N)."""
+    backwards = shares[:, ::-1]  # as the numbers of U₁ users stand in a multiplier
     for block, part in enumerate(own):
-        part += np.einsum("u,un->n", shares, multipliers[:, block].astype(np.int64).view(np.uint64))
+        numbers = multipliers[:, block].astype(np.int64).view(np.uint64)
+        part += np.einsum("bi,bji->j", backwards, numbers.reshape(len(numbers), len(part), -1))
 
 
 def _validate(vector: NDArray[Any], name: str, size: int) -> None:
