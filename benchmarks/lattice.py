@@ -82,7 +82,7 @@ def vectors(
         yield np.array([owner]), row[None]
 
 
-def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[str, Any]:
+def round_of(dense: bool = False, **constants: Any) -> dict[str, Any]:
     """One round; a row of figures."""
     rng, clock, system = np.random.default_rng(1), Clock(), os.times().system
     parameters = search_parameters(
@@ -116,7 +116,7 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
         present = np.arange(users) if dense else np.flatnonzero(counts[s])
         rows = vectors(base, present, weights * counts[s].astype(np.uint64), expected, clock)
         with clock.phase("silos"):
-            answer = LatticeSilo(parameters, claim, workers).answer(
+            answer = LatticeSilo(parameters, claim).answer(
                 request, b"benchmark", counts[s], rows, silo_shares, noise
             )
         with clock.phase("server sum"):
@@ -132,6 +132,7 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
         "exact": exact,
         "d": dimension, "users": users, "silos": silos, "count_cap": parameters.count_cap, "pairs": pairs,
         "lattice": f"{lattice} w={parameters.limb_bits} C/g=2^{parameters.clip_units.bit_length() - 1}",
+        "users_a_polynomial": parameters.packed,
         "log2_tv": round(parameters.log2_tv, 1), "planning": round(parameters.planning_bits, 2),
         "bytes_up_per_parameter": round(parameters.bytes_up, 2), "bytes_down_per_silo": parameters.bytes_down,
         "cpu": round(cpu, 2), "wall": round(wall, 2),
@@ -142,14 +143,14 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
     }  # fmt: skip
 
 
-def measure(names: tuple[str, ...] = BY_DEFAULT, workers: int = 2) -> list[dict[str, Any]]:
+def measure(names: tuple[str, ...] = BY_DEFAULT) -> list[dict[str, Any]]:
     """A row for every case named."""
     cases = CASES | SIZES
-    return [{"case": name} | round_of(workers=workers, **cases[name]) for name in names]
+    return [{"case": name} | round_of(**cases[name]) for name in names]
 
 
 def measure_sizes() -> list[dict[str, Any]]:
-    """A row for every size of the table, from the smallest to the largest; two threads a silo."""
+    """A row for every size of the table, from the smallest to the largest."""
     return measure(tuple(SIZES))
 
 
@@ -160,8 +161,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         "persons U": lambda row: f"{row['users']:,}",
         "pairs": lambda row: f"{row['pairs']:,}",
         "lattice N/Q/T, limbs, grid": lambda row: row["lattice"],
-        "bytes per parameter up": lambda row: f"{row['bytes_up_per_parameter']:.1f}",
-        "MB down per silo": lambda row: f"{row['bytes_down_per_silo'] / 1e6:.1f}",
+        "persons a polynomial": lambda row: str(row["users_a_polynomial"]),
+        "MB up per silo": lambda row: f"{row['bytes_up_per_parameter'] * row['d'] / 1e6:.2f}",
+        "MB down per silo": lambda row: f"{row['bytes_down_per_silo'] / 1e6:.2f}",
         "CPU s": lambda row: f"{row['cpu']:.2f}",
         "wall s": lambda row: f"{row['wall']:.2f}",
     }
@@ -177,14 +179,13 @@ def main() -> None:
         default=BY_DEFAULT,
         help=f"of {', '.join(CASES)}, or a size of the table, such as 'd = 10^4, U = 100'",
     )
-    parser.add_argument("--workers", type=int, default=1, help="threads of a silo")
     parser.add_argument("--json", action="store_true", help="print rows as one JSON list")
     parser.add_argument("--table", action="store_true", help="the table of sizes instead of cases")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(measure_sizes()))
         return
-    rows = measure(tuple(arguments.cases), arguments.workers)
+    rows = measure(tuple(arguments.cases))
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return
