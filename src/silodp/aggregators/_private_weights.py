@@ -134,7 +134,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
             raise SilodpError(
                 f"aggregator = '{self.name}' computes and hides the weights {join_names(known)} alone, and "
                 f"{spec.method.name} as it is set has others or none: set weighting = {join_names(known, 'or')} "
-                "(uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+                "(uldp-avg, uldp-sgd, without verified), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )
