@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import silodp
+from silodp.accounting.guarantee import INDEX_VERIFIED_IN_PART, PUBLIC_INDEX
 from silodp.accounting.views import View
 from silodp.aggregators import Masked, Plain
 from silodp.config.resolve import load_config
@@ -109,6 +110,17 @@ def test_the_event_is_that_of_other_weights_that_depend_on_records():
     }
     assert noise["two verified ids"] == pytest.approx(5 / 1.9)
     assert noise["a verified id, and two others in every silo"] == pytest.approx(5 / 1.1)
+
+
+def test_a_guarantee_assumes_no_single_id_for_a_person():
+    """Who signs that every silo knows a person by the same id would sign what the run does not need, and is false."""
+    settings = {"weighting": "home", "verified": VerifiedIds(VERIFIED)}
+    task = Task(torch.nn.Linear(2, 1), squared_error())
+    result = silodp.train(federate(True), task, UldpSgd(5.0, **settings), rounds=1, seed=1)
+    assumed = result.guarantees["released"].assumptions
+    assert INDEX_VERIFIED_IN_PART in assumed
+    assert PUBLIC_INDEX not in assumed
+    assert any(f"the first {VERIFIED} ids" in text for text in assumed)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,10 @@ PUBLIC_INDEX = (
     "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos take "
     "part, and all settings of the run"
 )
+INDEX_VERIFIED_IN_PART = (
+    "every silo knows a person by a verified id, by an id of its own, or by both; anyone may learn whose ids are on "
+    "the list of ids, which silos take part, and all settings of the run"
+)
 LOCAL_INDEX = (
     "every silo knows a person by one id, the same in all silos; anyone may learn which silos take part, and all "
     "settings of the run"
@@ -222,6 +226,7 @@ def list_assumptions(
     integers: bool = False,
     *,
     public_index: bool = True,
+    several_ids: bool = False,
     samples_users: bool = False,
     is_sampled: bool = True,
     separate: bool = False,
@@ -232,12 +237,14 @@ def list_assumptions(
         view: of the adversary.
         integers: whether noise is added to integers.
         public_index: whether the run needs a public list of ids.
+        several_ids: whether a person may have several ids on it.
         samples_users: whether users are sampled.
         is_sampled: whether users, records or silos are sampled.
         separate: whether every person (or record) is computed alone.
     """
+    by_list = INDEX_VERIFIED_IN_PART if several_ids else PUBLIC_INDEX
     common = (
-        PUBLIC_INDEX if public_index else LOCAL_INDEX,
+        by_list if public_index else LOCAL_INDEX,
         DROPOUTS if is_sampled else DROPOUTS_WITHOUT_SAMPLES,
         SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
         # Integer noise is added exactly, so it has no low bits to attack.

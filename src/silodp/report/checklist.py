@@ -38,6 +38,11 @@ _OWNERS = "the owners of the records"
 _OFFICERS = "the data-protection officers of the silos"
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (guarantee.PUBLIC_INDEX, "same-id-and-list", f"whoever gives persons their ids, and {_OFFICERS}"),
+    (
+        guarantee.INDEX_VERIFIED_IN_PART,
+        "verified-id-and-list",
+        f"whoever gives persons their ids, and {_OFFICERS}",
+    ),
     (guarantee.LOCAL_INDEX, "same-id", f"whoever gives persons their ids, and {_OFFICERS}"),
     ("silos and server follow the protocol", "protocol-followed", _OPERATORS),
     ("the run's directory was never copied", "continued-once", "whoever administers the machines of the run"),

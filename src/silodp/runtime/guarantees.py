@@ -197,6 +197,7 @@ class DerivedGuarantee:
             self.view,
             spec.aggregator.adds_integers and spec.bounds is not None,
             public_index=spec.has_public_index,
+            several_ids=spec.method.allows_several_ids,
             samples_users=spec.method.samples_users,
             is_sampled=spec.is_sampled,
             separate=spec.separate,
