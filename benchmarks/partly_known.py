@@ -39,20 +39,27 @@ def verify_some(federation: Federation, part: float) -> tuple[Federation, int]:
     return replace(federation, silos=silos), int(verified.sum())
 
 
+def measure_auc(federation: Federation, seeds: int, **settings: Any) -> tuple[float, float]:
+    """Return the area under the ROC curve of the held-out records over seeds, and its standard error.
+
+    Args:
+        federation: Its records.
+        seeds: The number of runs.
+        settings: Of `UldpAvg`, beside noise and local training.
+    """
+    method, values = UldpAvg(NOISE, local=LocalTraining(0.1, 5), **settings), []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(federation.silos[0].x.shape[1], 2)
+        task = Task(model, cross_entropy(), metrics={"roc_auc": roc_auc})
+        result = silodp.train(federation, task, method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
+        values.append(result.metrics[-1]["metrics"]["roc_auc"])
+    return float(np.mean(values)), float(np.std(values, ddof=1) / seeds**0.5)
+
+
 def measure(federation: Federation, seeds: int, **weights: Any) -> tuple[float, float]:
-    """Return the area under the ROC curve of the held-out records, the best of `STEPS`, and its standard error."""
-    found = []
-    for step in STEPS:
-        values = []
-        for seed in range(seeds):
-            torch.manual_seed(seed)
-            model = torch.nn.Linear(federation.silos[0].x.shape[1], 2)
-            task = Task(model, cross_entropy(), metrics={"roc_auc": roc_auc})
-            method = UldpAvg(NOISE, step=step, local=LocalTraining(0.1, 5), **weights)
-            result = silodp.train(federation, task, method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
-            values.append(result.metrics[-1]["metrics"]["roc_auc"])
-        found.append((float(np.mean(values)), float(np.std(values, ddof=1) / seeds**0.5)))
-    return max(found)
+    """Return the best of `STEPS`, as `measure_auc` does."""
+    return max(measure_auc(federation, seeds, step=step, **weights) for step in STEPS)
 
 
 def main() -> None:

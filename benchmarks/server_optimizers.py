@@ -15,20 +15,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-import silodp
+from partly_known import measure_auc
 from silodp.data.federation import Federation
-from silodp.methods import ServerAdam, ServerOptimizer, ServerSgd, UldpAvg
+from silodp.methods import ServerAdam, ServerOptimizer, ServerSgd
 from silodp.methods.server_optimizer import State
 from silodp.settings import Momentum, Positive
-from silodp.training import LocalTraining, Task, cross_entropy
-from silodp.training.metrics import roc_auc
 from silodp_experiments import benchmarks
 
-NOISE, ROUNDS = 11.8, 10
 STEPS = (0.3, 1.0, 3.0, 10.0)
 TABLES: dict[str, Callable[[], Federation]] = {
     "heart": lambda: benchmarks.heart_disease(users=50),
@@ -93,21 +89,6 @@ GRIDS: dict[str, list[ServerOptimizer]] = {
 }
 
 
-def measure(
-    federation: Federation, optimizer: ServerOptimizer, step: float, seeds: int
-) -> tuple[float, float]:
-    """Return the area under the ROC curve of the held-out records over seeds, and its standard error."""
-    values = []
-    for seed in range(seeds):
-        torch.manual_seed(seed)
-        model = torch.nn.Linear(federation.silos[0].x.shape[1], 2)
-        task = Task(model, cross_entropy(), metrics={"roc_auc": roc_auc})
-        method = UldpAvg(NOISE, step=step, local=LocalTraining(0.1, 5), server_optimizer=optimizer)
-        result = silodp.train(federation, task, method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
-        values.append(result.metrics[-1]["metrics"]["roc_auc"])
-    return float(np.mean(values)), float(np.std(values, ddof=1) / seeds**0.5)
-
-
 def main() -> None:
     """Print the table of docs/results.md."""
     parser = argparse.ArgumentParser(
@@ -125,9 +106,10 @@ def main() -> None:
         for kind, optimizers in GRIDS.items():
             # Adam's moves do not depend on the length of the sum.
             steps = (1.0,) if kind == "Adam" else STEPS
-            found = [
-                (*measure(federation, *one, given.seeds), one) for one in itertools.product(optimizers, steps)
-            ]
+            found = []
+            for optimizer, step in itertools.product(optimizers, steps):
+                auc = measure_auc(federation, given.seeds, server_optimizer=optimizer, step=step)
+                found.append((*auc, (optimizer, step)))
             mean, error, (optimizer, step) = max(found, key=lambda one: one[0])
             cells.append(f"{mean:.3f} ± {error:.3f} ({optimizer}, step {step:g})")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

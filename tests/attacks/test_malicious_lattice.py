@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from silodp.aggregators._weight_shares import ServerShares
-from silodp.crypto.lattice.scheme import LatticeServer
+from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
+from support.lattice_rounds import CONTEXT, Seeds, toy
 from support.oracles import small_federation
 from support.private import LATTICE, RECORDS, Parties
 from support.refusals import refused
@@ -111,3 +112,34 @@ def test_a_malicious_server_reads_one_person_at_an_eighth_of_the_noise():
     )  # Σ_s n[s,0]·Δ[s,0] in clips, the others' parts taken out
     error = np.sqrt(5 * 2 / rounds) * 5 / 8  # of its norm, d = 5
     assert np.linalg.norm(part) > 3 * error
+
+
+@pytest.mark.parametrize("packed", [1, 4])
+def test_a_malicious_server_reads_one_row_without_noise_behind_the_vector(packed):
+    """The attack, not a defense: silos add noise to the d numbers of the vector, and the last block holds more.
+
+    The server puts a share of 1 for one user at X^(i + d·U₁) in place of X^i. So the row lies d numbers further back
+    (docs/protocols.md, section 6). Here one silo's answer is opened; of the sum of all silos it would be Σ_s n·Δ.
+    """
+    parameters = toy(dimension=20, users=5, packed=packed)
+    ring, victim, rng = parameters.ring, 3, np.random.default_rng(0)
+    server = LatticeServer(parameters)
+    request = server.request(np.zeros(5, np.uint64), CONTEXT)
+    place, i = divmod(victim, packed)
+    size = len(request["ciphertexts"]) // parameters.polynomials
+    sent = bytearray(request["ciphertexts"])
+    c0 = ring.from_bytes(np.frombuffer(bytes(sent[place * size :][:size]), np.uint8)).astype(np.int64)
+    elsewhere = np.zeros(ring.size, np.int64)
+    elsewhere[i + 20 * packed] = 1
+    ring.add_shifted(c0, elsewhere, parameters.modulus_bits - parameters.plaintext_bits)
+    sent[place * size : (place + 1) * size] = ring.to_bytes(ring.balance(c0)).tobytes()
+    rows, counts = rng.integers(-50, 50, (5, 20)), np.full(5, 2)
+    noise = rng.integers(-(2**20), 2**20, 20)
+    shares = np.zeros(5, np.uint64)
+    chunks = [(np.arange(5), rows)]
+    changed = request | {"ciphertexts": bytes(sent)}
+    answer = LatticeSilo(parameters, Seeds().claim).answer(changed, CONTEXT, counts, chunks, shares, noise)
+    server.parameters = replace(parameters, dimension=40)  # it reads on behind the vector
+    found = server.decrypt(answer)
+    assert (found[:20] == noise).all()
+    assert (found[20:] == 2 * rows[victim]).all()

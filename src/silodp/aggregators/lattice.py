@@ -152,7 +152,7 @@ class Lattice(EncryptedWeighting):
             **self.describe_grid(spec, p.clip_units),
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
-            "bytes up, per silo and round": round(p.bytes_up * spec.sum_size),
+            "bytes up, per silo and round": p.digits.size,
             "bytes down, per silo and round": p.bytes_down,
             **self.describe_sampling(spec, lookups=2),
             "exactness": "integers, every block verified",

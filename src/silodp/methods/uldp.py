@@ -72,7 +72,7 @@ class VerifiedIds(Settings, prefix="verified."):
             The weights (S, U) float64.
         """
         silos = len(weights)
-        # Rounded down, since a person's ids together must not weigh more than 1.
+        # Rounded down, so that rounding does not take a person's ids above 1.
         other = np.nextafter((1 - self.share) / silos, 0)
         verified = np.arange(weights.shape[1]) < self.users
         return np.where(verified, self.share * weights, other)
@@ -294,15 +294,14 @@ class UldpAvg(base.Method):
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
         problem = super().check_weights(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
-            return "is for a person who has no record here"
-        if problem is not None:
-            return problem
-        if self.verified is not None:
+            problem = "is for a person who has no record here"
+        whole, meaning = 1.0, "1"
+        if problem is None and self.verified is not None:
             problem = self.verified.check(weights)
-            # λ·1/λ is 1 for every λ in floating point.
-            weights = weights[: self.verified.users] / self.verified.share
-        if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, 1.0)).all():
-            return "is neither 0 nor 1" if self.verified is None else "is neither 0 nor verified.share"
+            weights = weights[: self.verified.users]
+            whole, meaning = self.verified.share, "verified.share"
+        if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, whole)).all():
+            problem = f"is neither 0 nor {meaning}"
         return problem
 
     @property

@@ -370,7 +370,7 @@ def _encryptions(start: LatticeParameters) -> Iterator[LatticeParameters]:
     for ring_size in (4096, 8192, 16384):
         for limb_bits in range(12, 25):
             for limbs in range(3, STANDARD_128[ring_size] // limb_bits + 1):
-                one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs, packed=1)
+                one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs)
                 if one.flooding_bits < 1:
                     continue
                 one = _pack_users(one)
@@ -383,7 +383,10 @@ def _encryptions(start: LatticeParameters) -> Iterator[LatticeParameters]:
 
 
 def _pack_users(one: LatticeParameters) -> LatticeParameters:
-    """Return the parameters with the U₁ that sends the fewest bytes: more users in a polynomial are more blocks."""
+    """Return the parameters with the U₁ that sends the fewest bytes before low limbs are dropped.
+
+    More users in a polynomial are fewer ciphertexts and more blocks.
+    """
     most = min(one.ring_size // MIN_OUTPUTS, 1 << (one.users - 1).bit_length())
     return min(
         (replace(one, packed=1 << bits) for bits in range(most.bit_length())), key=lambda packed: packed.bytes

@@ -1,8 +1,8 @@
 """One round of private weighting under ring-LWE: the server learns a weighted sum only.
 
-Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, as constant
-polynomials; a silo multiplies them by M_u = n[s,u]·Δ_u, which hold a vector in the coefficients of B polynomials, adds
-its own share's part and its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
+Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, U₁ users in a
+polynomial; a silo multiplies them by the vectors n[s,u]·Δ_u, which lie in the coefficients of B polynomials, adds its
+own share's part and its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
 aggregation. What the server decrypts is Σ_s (Σ_u v_u·n[s,u]·Δ[s,u] + noise_s) modulo 2^T, exactly.
 
 Sources: docs/protocols.md, section 3. Encryption: Lyubashevsky, Peikert and Regev, "On Ideal Lattices and Learning with
