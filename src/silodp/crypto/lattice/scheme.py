@@ -125,7 +125,7 @@ class LatticeServer:
         digits = LimbGroup(parameters.sent_bits, half.size)
         numbers = digits.from_limbs(phase, parameters.limb_bits)
         # The 8 bits below the plaintext: the error in units of 1/256 of a step, and the half step that was added above.
-        errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
+        errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64)[: parameters.dimension] - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
         require(
             np.abs(errors).max() <= 256 * 2**parameters.room_bits / step + 1,
@@ -332,10 +332,13 @@ class LatticeSilo:
         # Only outputs of c0 ever leave: the others hold products of one user's row with another one's weight, which
         # have no noise.
         c0 = np.ascontiguousarray(_take_outputs(parameters, total[:, 0]))
+        padding = parameters.blocks * parameters.outputs - parameters.dimension
         # What the silo knows itself is added in clear to c0, at the place of plaintexts.
         ring.add_shifted(c0, own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
         # Without flooding the low bits at decryption would be the errors times M, a function of single rows.
         add_flooding(c0, ring, parameters.flooding_bits, derive_key(key, "flooding"))
+        # Behind the d numbers, which have noise, a share at a wrong coefficient would put a row that has none.
+        c0[-1, :, parameters.outputs - padding :] = 0
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(np.concatenate([c0, total[:, 1]], axis=-1))[:, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
