@@ -428,9 +428,9 @@ def stored(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         with tarfile.open(HERE / "stored" / f"{name}.tar.xz") as packed:
-            # Python 3.11 has the filter from 3.11.4 on, and the archives are our own.
-            safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            packed.extractall(place, **safely)
+            # Python 3.11 has it from 3.11.4 on; an earlier one ignores the attribute, and the archives are our own.
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)
+            packed.extractall(place)
         found = {"report": reported(directory), "kept": kept_of(directory)}
         if (directory / "checkpoint" / "state.safetensors").exists():
             status, out = silodp("run", directory, "--resume", "--set", "rounds=3", "--json")

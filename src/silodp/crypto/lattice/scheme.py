@@ -123,9 +123,10 @@ class LatticeServer:
         half = np.ones((parameters.blocks, parameters.outputs), np.int64)
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
         digits = LimbGroup(parameters.sent_bits, half.size)
-        numbers = digits.from_limbs(phase, parameters.limb_bits)
+        # Behind the vector silos send zeros for c0, and there is nothing to decrypt.
+        numbers = digits.from_limbs(phase, parameters.limb_bits)[:, : parameters.dimension]
         # The 8 bits below the plaintext: the error in units of 1/256 of a step, and the half step that was added above.
-        errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64)[: parameters.dimension] - 128
+        errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
         require(
             np.abs(errors).max() <= 256 * 2**parameters.room_bits / step + 1,
@@ -135,10 +136,13 @@ class LatticeServer:
         plain = digits.bits_from(numbers, step_bits, parameters.plaintext_bits)
         rest = 64 - parameters.plaintext_bits
         # To the top of the word and back, so that the sign is copied.
-        return ((plain << np.uint64(rest)).view(np.int64) >> np.int64(rest))[: parameters.dimension]
+        return (plain << np.uint64(rest)).view(np.int64) >> np.int64(rest)
 
     def _phase(self, total: Words) -> Integers:
-        """Return c0 + c1·secret at the outputs, (B, K − drop, N/U₁): plaintext·2^(Q−T) plus errors; balanced."""
+        """Return c0 + c1·secret at the outputs, (B, K − drop, N/U₁), balanced.
+
+        It is plaintext·2^(Q−T) plus errors for the d numbers of the vector, and no plaintext behind them.
+        """
         parameters = self.parameters
         shape = (parameters.blocks, parameters.outputs + parameters.ring_size)
         limbs = parameters.kept.balance(parameters.digits.to_limbs(total, parameters.limb_bits, *shape))
@@ -332,13 +336,13 @@ class LatticeSilo:
         # Only outputs of c0 ever leave: the others hold products of one user's row with another one's weight, which
         # have no noise.
         c0 = np.ascontiguousarray(_take_outputs(parameters, total[:, 0]))
-        padding = parameters.blocks * parameters.outputs - parameters.dimension
         # What the silo knows itself is added in clear to c0, at the place of plaintexts.
         ring.add_shifted(c0, own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
         # Without flooding the low bits at decryption would be the errors times M, a function of single rows.
         add_flooding(c0, ring, parameters.flooding_bits, derive_key(key, "flooding"))
-        # Behind the d numbers, which have noise, a share at a wrong coefficient would put a row that has none.
-        c0[-1, :, parameters.outputs - padding :] = 0
+        # The last block has outputs behind the vector, without noise. A server that put a share at another
+        # coefficient would find a row there.
+        c0[-1, :, parameters.dimension - (parameters.blocks - 1) * parameters.outputs :] = 0
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(np.concatenate([c0, total[:, 1]], axis=-1))[:, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
