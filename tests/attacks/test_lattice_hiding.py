@@ -152,14 +152,9 @@ def test_dropped_limbs_are_rounded_after_everything_was_added(monkeypatch):
 
 
 def test_the_same_answer_is_never_sent_twice():
-    parameters = toy()
-    request = LatticeServer(parameters).request(np.zeros(5, np.uint64), CONTEXT)
-    first, second = (ask(parameters, request) for _ in range(2))
-    differs = (first != second).any(axis=0).reshape(parameters.blocks, -1)
-    c0, c1 = differs[:, : parameters.outputs].ravel(), differs[:, parameters.outputs :]
-    assert c0[: parameters.dimension].mean() > 0.99
-    assert not c0[parameters.dimension :].any()  # zeros behind the vector
-    assert c1.mean() > 0.99
+    request = LatticeServer(toy()).request(np.zeros(5, np.uint64), CONTEXT)
+    first, second = (ask(toy(), request) for _ in range(2))
+    assert (first != second).any(axis=0).mean() > 0.99
 
 
 def test_both_halves_get_fresh_errors(monkeypatch):

@@ -24,7 +24,7 @@ from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.ring import FourierTransform, LimbGroup, Ring
-from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret
+from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret, keystream
 from silodp.errors import require
 from silodp.settings import check_shape
 
@@ -123,8 +123,7 @@ class LatticeServer:
         half = np.ones((parameters.blocks, parameters.outputs), np.int64)
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
         digits = LimbGroup(parameters.sent_bits, half.size)
-        # Behind the vector silos send zeros for c0, and there is nothing to decrypt.
-        numbers = digits.from_limbs(phase, parameters.limb_bits)[:, : parameters.dimension]
+        numbers = digits.from_limbs(phase, parameters.limb_bits)
         # The 8 bits below the plaintext: the error in units of 1/256 of a step, and the half step that was added above.
         errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
@@ -136,13 +135,10 @@ class LatticeServer:
         plain = digits.bits_from(numbers, step_bits, parameters.plaintext_bits)
         rest = 64 - parameters.plaintext_bits
         # To the top of the word and back, so that the sign is copied.
-        return (plain << np.uint64(rest)).view(np.int64) >> np.int64(rest)
+        return ((plain << np.uint64(rest)).view(np.int64) >> np.int64(rest))[: parameters.dimension]
 
     def _phase(self, total: Words) -> Integers:
-        """Return c0 + c1·secret at the outputs, (B, K − drop, N/U₁), balanced.
-
-        It is plaintext·2^(Q−T) plus errors for the d numbers of the vector, and no plaintext behind them.
-        """
+        """Return c0 + c1·secret at the outputs, (B, K − drop, N/U₁): plaintext·2^(Q−T) plus errors; balanced."""
         parameters = self.parameters
         shape = (parameters.blocks, parameters.outputs + parameters.ring_size)
         limbs = parameters.kept.balance(parameters.digits.to_limbs(total, parameters.limb_bits, *shape))
@@ -332,7 +328,12 @@ class LatticeSilo:
         fresh = draw_ternary(derive_key(key, "ternary"), 1, parameters.blocks, ring.size).astype(np.int32)
         products.add_to(total, fresh, public_key)
         total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
-        own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
+        numbers = own.reshape(-1)
+        numbers[: parameters.dimension] += noise.view(np.uint64)
+        # The last block has outputs behind the vector. A server that put a share at another coefficient would find a
+        # row there, so they are made uniform.
+        behind = numbers[parameters.dimension :]
+        behind += keystream(derive_key(key, "behind"), behind.nbytes).view(np.uint64)
         # Only outputs of c0 ever leave: the others hold products of one user's row with another one's weight, which
         # have no noise.
         c0 = np.ascontiguousarray(_take_outputs(parameters, total[:, 0]))
@@ -340,9 +341,6 @@ class LatticeSilo:
         ring.add_shifted(c0, own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
         # Without flooding the low bits at decryption would be the errors times M, a function of single rows.
         add_flooding(c0, ring, parameters.flooding_bits, derive_key(key, "flooding"))
-        # The last block has outputs behind the vector, without noise. A server that put a share at another
-        # coefficient would find a row there.
-        c0[-1, :, parameters.dimension - (parameters.blocks - 1) * parameters.outputs :] = 0
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(np.concatenate([c0, total[:, 1]], axis=-1))[:, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
