@@ -98,11 +98,11 @@ class TrainedModel:
                 or a mapping of names to such arrays.
 
         Returns:
-            (n, K) probabilities of the classes, (n, 1) numbers in the unit of the label, or (n, 1) log hazards, of
-            which a larger one is a higher risk; the columns are `columns`. For k labels of a record, (n, k)
-            probabilities of yes, or numbers in the units of the labels. Where the loss is none of silodp's or
-            torch's, it is not known what outputs mean: (n, K) scores of classes, which are between 0 and 1 and sum to
-            1, or (n, 1) outputs as they are.
+            (n, K) probabilities of the classes, or (n, K, ...) where places have classes; (n, 1) numbers in the unit of
+            the label, or (n, 1) log hazards, of which a larger one is a higher risk; the columns are `columns`. For k
+            labels of a record, (n, k) probabilities of yes, or numbers in the units of the labels. Where the loss is
+            none of silodp's or torch's, it is not known what outputs mean: (n, K) scores of classes, which are between
+            0 and 1 and sum to 1, or (n, 1) outputs as they are.
 
         Raises:
             SilodpError: The table cannot be read or has a value that the schema refuses, the array does not fit, or
@@ -113,9 +113,10 @@ class TrainedModel:
         outputs = torch.from_numpy(self.compute_outputs(data)).double()
         shape, classes, targets = tuple(outputs.shape[1:]), len(described.classes), described.targets
         is_number = shape in ((), (1,))
-        is_logit = is_number and classes == 2  # of the second class
+        places = described.label_shape
+        is_logit = classes == 2 and shape in (places, (1, *places))  # of the second class
         if described.labels == "classes":
-            fits, expected = is_logit or shape == (classes,), "classes"
+            fits, expected = is_logit or shape == (classes, *places), "classes"
         elif targets is None:
             fits, expected = is_number, "one number"
         else:
@@ -129,7 +130,7 @@ class TrainedModel:
         if described.labels == "classes":
             if not is_logit:
                 return np.asarray(torch.softmax(outputs, dim=1).numpy())
-            positive = torch.sigmoid(flatten_outputs(outputs))
+            positive = torch.sigmoid(outputs.reshape(len(outputs), *places))
             return np.asarray(torch.stack([1 - positive, positive], dim=1).numpy())
         found = flatten_outputs(outputs)[:, None] if targets is None else outputs
         if described.labels == "multilabel" and described.predicts_labels:

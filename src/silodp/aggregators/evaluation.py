@@ -143,7 +143,7 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
             code="evaluation.labels",
             field="evaluation.across",
         )
-    kind = "scores" if data.classes == 2 else "classes"
+    kind = "places" if data.label_shape else "scores" if data.classes == 2 else "classes"
     return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]
 
 

@@ -204,7 +204,7 @@ class _Columns:
     @property
     def _labels(self) -> tuple[str, ...]:
         """The name of the label where it is a class."""
-        if self.data.labels != "classes":
+        if self.data.labels != "classes" or self.data.label_shape:
             return ()
         return ("label",) if self.schema is None else self.schema.label_columns
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ def build_task(
         public: The public facts of the data: shape of a record, number of classes, kind of label.
         dataset: The data set, which has defaults of model, loss and metrics.
         model: A name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
-            `classes`, `categories` (of ids) and `outputs` (number of labels, where there are several) if it takes them.
+            `record_shape`, `classes`, `categories` (of ids) and `outputs` (number of labels, where there are several)
+            if it takes them.
         options: Further arguments of that function.
         loss: A name in `LOSSES`, or a reference to a `Loss`, to a loss of `torch.nn` ("torch.nn:HuberLoss", or an
             object in a file), or to an f(outputs, targets) -> (n,).
@@ -68,6 +70,13 @@ def build_task(
         model = dataset.model if model is None else model
         loss = dataset.loss if loss is None else loss
         metrics = dataset.metrics if metrics is None else metrics
+    if model is None and public.label_shape:
+        raise SilodpError(
+            f"a record has classes for {math.prod(public.label_shape):,} places, and such labels have no default "
+            'model: set task.model = "unet" for images, or refer to a function of a file ("my_model.py:network").',
+            code="config.missing_field",
+            field="task.model",
+        )
     if model is None:
         model = name_linear_model(public.classes, public.has_codes)
     if not is_reference(model):
@@ -84,10 +93,13 @@ def build_task(
             round(size / _CHECKED_PER_SECOND, -1),
         )
     if loss is None and public.classes:
-        loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
+        is_logit = _count_outputs(network, public) == math.prod(public.label_shape)
+        loss = "binary_cross_entropy" if is_logit else "cross_entropy"
     elif loss is None:
         loss = DEFAULT_LOSSES[public.labels]
-    if metrics is None and public.classes:
+    if metrics is None and public.label_shape:
+        metrics = ("accuracy", "dice")
+    elif metrics is None and public.classes:
         metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
     elif metrics is None:
         # Of another loss than these it is not known whether the outputs predict the label itself.
@@ -107,8 +119,9 @@ def describe_standard_model(public: PublicData, dataset: Dataset, task: TaskSect
     is_image = name.startswith("cnn_")
     shape = public.record_shape
     fits = shape == (1, 28, 28) and public.classes if is_image else len(shape) == 1
+    has_one_label = public.targets is None and not public.label_shape
     # Whatever is not sure to be counted right by a formula is built, and counted.
-    if name not in SIZES or options or not given or not fits or public.inputs or 0 in shape or public.targets:
+    if name not in SIZES or options or not (given and fits and has_one_label) or public.inputs or 0 in shape:
         return None
     return ModelSpec(SIZES[name](shape[0], public.classes or 1))
 
@@ -202,6 +215,7 @@ def _build_model(
     builder = _find(name, MODELS, "task.model")
     public = {
         "features": data.feature_count,
+        "record_shape": data.record_shape,
         "classes": data.classes,
         "categories": data.categories,
         "outputs": data.targets,

@@ -18,6 +18,8 @@ DATASETS: Registry[Dataset] = Registry(
         "creditcard": "silodp_experiments.benchmarks.finance:CREDITCARD",
         "mnist": "silodp_experiments.benchmarks.images:MNIST",
         "fashion_mnist": "silodp_experiments.benchmarks.images:FASHION_MNIST",
+        "digit_masks": "silodp_experiments.benchmarks.images:DIGIT_MASKS",
+        "digit_volumes": "silodp_experiments.benchmarks.images:DIGIT_VOLUMES",
         "acs_income": "silodp_experiments.benchmarks.finance:ACS_INCOME",
         "embedded": "silodp_experiments.benchmarks.health:EMBEDDED",
         "tables": "silodp.data.tables.dataset:TABLES",

@@ -61,6 +61,7 @@ class Dataset:
         labels: "classes", "real", "survival" or "multilabel".
         classes: number of classes; None for the other kinds of label.
         targets: number of labels of a record, where it has several yes/no labels or numbers.
+        label_shape: the places of a record that have a class each (see `PublicData`).
         features: names of the features, or () where they have none.
         silos: names of the silos where they are fixed; () where the loader has an argument `silos`.
         users: U where it is fixed; None where it follows from the arguments, or is known only after loading.
@@ -91,6 +92,7 @@ class Dataset:
     origin: Origin | None = None
     inputs: tuple[Input, ...] = ()
     targets: int | None = None
+    label_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.loader):
@@ -130,7 +132,7 @@ class Dataset:
             "number of silos": (len(declared.silos), len(loaded.silos)),
             "users": (loaded.users if declared.users is None else declared.users, loaded.users),
         }
-        for name in ("record_shape", "inputs", "labels", "classes", "targets"):
+        for name in ("record_shape", "inputs", "labels", "classes", "targets", "label_shape"):
             facts[name] = getattr(declared, name), getattr(loaded, name)
         for name, (stated, found) in facts.items():
             if stated != found:
@@ -168,6 +170,7 @@ class Dataset:
             record_budgets=self.has_record_budgets(arguments),
             inputs=self.inputs,
             targets=self.targets,
+            label_shape=self.label_shape,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

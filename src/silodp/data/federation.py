@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.persons import PersonKey
 from silodp.data.public import LabelKind, PublicData, digest_user_index
-from silodp.data.silo_data import SiloData, check_budgets, find_label_kind
+from silodp.data.silo_data import SiloData, check_budgets, find_label_kind, find_wrong_class
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE, Settings
@@ -144,10 +144,9 @@ class Federation(Settings):
                 "numbers, or classes=None"
             )
         for labels in (silo.y, silo.held_out.y):
-            wrong = labels[(labels < 0) | (labels >= self.classes)]
-            if wrong.size:
+            if (wrong := find_wrong_class(labels, self.classes)) is not None:
                 raise self._make_error(
-                    f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; correct the label or the "
+                    f"silo {silo.name!r}: label {wrong} is outside 0..{self.classes - 1}; correct the label or the "
                     "public number of classes"
                 )
 
@@ -198,7 +197,13 @@ class Federation(Settings):
     @property
     def targets(self) -> int | None:
         """The number of labels of a record, where it has several yes/no labels or several numbers."""
-        return None if self.labels == "survival" or self.silos[0].y.ndim == 1 else self.silos[0].y.shape[1]
+        y = self.silos[0].y
+        return y.shape[1] if self.labels in ("real", "multilabel") and y.ndim == 2 else None
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The places of a record that have a class each; () where a record has one label, or several of its own."""
+        return tuple(self.silos[0].y.shape[1:]) if self.labels == "classes" else ()
 
     @property
     def persons(self) -> PersonKey:
@@ -237,6 +242,7 @@ class Federation(Settings):
             inputs=self.inputs,
             label_typical=None if self.schema is None else self.schema.label_typical,
             targets=self.targets,
+            label_shape=self.label_shape,
         )
 
     def counts(self) -> NDArray[np.int64]:

@@ -27,7 +27,10 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 
-_LATER_FACTS = ("identity_digest", "inputs", "label_typical", "targets")
+UNLABELED = -100
+"""The class number of a place without a label, such as the padding of a text; torch's losses leave it out, too."""
+
+_LATER_FACTS = ("identity_digest", "inputs", "label_shape", "label_typical", "targets")
 """Facts that `PublicData.to_dict` leaves out where they are empty."""
 
 LabelKind = Literal["classes", "real", "survival", "multilabel"]
@@ -63,6 +66,8 @@ class PublicData:
             categories.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they are as they came.
+        label_shape: the places of a record that have a class each, such as (28, 28) pixels or (64,) tokens; () where
+            the record has one.
 
     Raises:
         SilodpError: there are no silos.
@@ -85,6 +90,7 @@ class PublicData:
     inputs: tuple[Input, ...] = ()
     label_typical: Sequence[Any] | None = None
     targets: int | None = None
+    label_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -169,7 +175,7 @@ class PublicData:
         Returns:
             x (count, *record_shape) float32, standard normal with a fixed seed, or arrays like those of the silos with
             ids out of the public categories; y of the federation's kind: neighbors differ, and the first and the last
-            class are among them.
+            class are among them. Where places have classes, one place of the second record has none.
         """
         random = np.random.default_rng(0)
         arrays = {one.name: one.draw(count, random) for one in self.inputs or (Input("", self.record_shape),)}
@@ -182,7 +188,13 @@ class PublicData:
             classes = self.classes or 2
             # The first and the last class: a model with too few outputs fails on the last one.
             distinct = np.linspace(0, classes - 1, min(count, classes)).round().astype(np.int64)
-            return x, np.resize(distinct, count)
+            if not self.label_shape:
+                return x, np.resize(distinct, count)
+            # Shifted from record to record: places and neighbors differ.
+            shifted = np.add.outer(np.arange(count), np.arange(math.prod(self.label_shape)))
+            found = distinct[shifted % len(distinct)]
+            found[1, -1] = UNLABELED  # of private records nobody knows whether they have such places
+            return x, found.reshape(count, *self.label_shape)
         if self.labels == "multilabel":
             return x, (np.add.outer(np.arange(count), np.arange(self.targets or 2)) % 2).astype(np.float32)
         numbers = np.linspace(0, 1, count, dtype=np.float32)

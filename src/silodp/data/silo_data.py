@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays
-from silodp.data.public import LabelKind
+from silodp.data.public import UNLABELED, LabelKind
 from silodp.errors import SilodpError
 from silodp.settings import check_choice, check_list
 from silodp.text import shorten
@@ -30,8 +30,9 @@ class SiloData:
         x: (n, ...) float32 features, finite, which public constants have scaled already; or (n, ...) int64 ids of
             tokens or categories, whose number `Federation.categories` declares; or a mapping of names to such arrays,
             which the model gets as keyword arguments (kept as `NamedArrays`).
-        y: (n,) int64 class numbers, (n,) float32 real targets, (n, 2) float32 [event 0/1, time ≥ 0], or (n, k) float32
-            several labels, whose kind `labels` declares.
+        y: (n,) int64 class numbers, or (n, ...) one for each place of a record (pixels, voxels, tokens), where −100
+            marks a place without a label; (n,) float32 real targets, (n, 2) float32 [event 0/1, time ≥ 0], or (n, k)
+            float32 several labels, whose kind `labels` declares.
         user: (n,) int64, the number 0..U-1 of the user to whom each record belongs; the numbering is public. In
             test data, -1 marks a record that is assigned to no user.
         budget: (n,) float64, the ε that each record may be charged, finite and above 0; None if records have no
@@ -157,10 +158,11 @@ class SiloData:
         if self.labels is not None:
             check_choice("labels", self.labels, get_args(LabelKind))
         is_table = y.dtype == np.float32 and y.ndim == 2 and y.shape[1] >= 2
-        is_single = y.dtype == (np.int64 if self.labels == "classes" else np.float32) and y.ndim == 1
+        is_single = y.dtype == np.float32 and y.ndim == 1
+        are_classes = y.dtype == np.int64 and y.ndim >= 1 and 0 not in y.shape[1:]
         fits = {
-            None: (y.dtype in (np.int64, np.float32) and y.ndim == 1) or (is_table and y.shape[1] == 2),
-            "classes": is_single,
+            None: are_classes or is_single or (is_table and y.shape[1] == 2),
+            "classes": are_classes,
             "real": is_single or is_table,
             "survival": is_table and y.shape[1] == 2,
             "multilabel": is_table,
@@ -168,9 +170,9 @@ class SiloData:
         if not fits[self.labels]:
             declared = "" if self.labels is None else f" (labels='{self.labels}')"
             raise self._make_error(
-                f"y has shape {y.shape} and dtype {y.dtype}{declared}; give (n,) int64 classes, (n,) float32 targets, "
-                "(n, 2) float32 [event, time], or (n, k) float32 with labels='multilabel' (k labels of 0 and 1) or "
-                "labels='real' (k numbers)"
+                f"y has shape {y.shape} and dtype {y.dtype}{declared}; give (n,) or (n, ...) int64 classes, (n,) "
+                "float32 targets, (n, 2) float32 [event, time], or (n, k) float32 with labels='multilabel' (k labels "
+                "of 0 and 1) or labels='real' (k numbers)"
             )
         if user.dtype != np.int64 or user.ndim != 1:
             raise self._make_error(
@@ -228,7 +230,15 @@ class SiloData:
 
 def find_label_kind(y: NDArray[Any]) -> LabelKind:
     """Return the kind of labels whose kind nobody declared."""
-    return "survival" if y.ndim == 2 else "classes" if y.dtype == np.int64 else "real"
+    return "classes" if y.dtype == np.int64 else "survival" if y.ndim == 2 else "real"
+
+
+def find_wrong_class(y: NDArray[np.int64], classes: int) -> int | None:
+    """Return a class number that is none of 0..classes−1, nor marks a place without a label; None: all are right."""
+    known = (y >= 0) & (y < classes)
+    # The only label of a record cannot be left out: the record would be in no loss and in no count.
+    known |= (y == UNLABELED) & (y.ndim > 1)
+    return None if known.all() else int(y[~known][0])
 
 
 def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:

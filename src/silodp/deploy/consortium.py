@@ -51,7 +51,17 @@ _NO_CODE = (
 _CODE_MODULES = ("silodp.training.losses", "silodp.training.metrics", "silodp.training.models", "torch.nn")
 """Modules that a reference may name. What they define reads no file, and starts and imports nothing."""
 # Facts that are in data.json and follow from config.toml too: by them a silo reads its table.
-_FACTS = ("silos", "users", "record_shape", "inputs", "labels", "classes", "features", "identity_digest")
+_FACTS = (
+    "silos",
+    "users",
+    "record_shape",
+    "inputs",
+    "labels",
+    "label_shape",
+    "classes",
+    "features",
+    "identity_digest",
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from silodp.config.resolve import ResolvedRun
 from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData
-from silodp.data.silo_data import SiloData
+from silodp.data.silo_data import SiloData, find_wrong_class
 from silodp.data.tables.reader import read_person_index, read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
@@ -141,10 +141,10 @@ def _has_label(data: SiloData, public: PublicData) -> bool:
         return (data.labels, data.y.shape[1:]) == (public.labels, (public.targets,))
     if public.labels == "survival":
         return data.y.shape[1:] == (2,)
-    if data.y.shape[1:] != ():
+    if data.y.shape[1:] != public.label_shape:
         return False
-    is_class = data.y.dtype == np.int64 and np.isin(data.y, np.arange(public.classes or 0)).all()
-    return public.labels != "classes" or bool(is_class)
+    is_class = data.y.dtype == np.int64 and find_wrong_class(data.y, public.classes or 0) is None
+    return public.labels != "classes" or is_class
 
 
 def check_index(resolved: ResolvedRun, spec: RunSpec) -> Schema:

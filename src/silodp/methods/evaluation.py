@@ -338,15 +338,17 @@ class EvaluationSums(EvaluationMethod):
 
         outputs = predict_rows(context.task, context.params, context.x, separate=context.separate)
         cells = self.table.find_cells(outputs, context.y)  # comparisons, which round nothing
+        shares = self.table.find_shares(context.y)
         if self._parts.columns:
             arrays = {name: array.cpu().numpy() for name, array in list_arrays(context.x).items()}
             cells = self._parts.find_cells((arrays, context.y.cpu().numpy()), cells, self.table.size)
+            shares = None if shares is None else shares.repeat(1, self._parts.repetitions)
         if self.unit == "user":
             _, unit = torch.unique(context.user, return_inverse=True)
         else:
             unit = torch.arange(len(cells))
         spread = self.spread(context.population)
-        for owners, rows in iterate_count_rows(unit, cells, self.block_size):
+        for owners, rows in iterate_count_rows(unit, cells, self.block_size, shares):
             clipped = clip_rows(owners, rows, self.row_clip)
             # The weight is a public constant and becomes a part of the factor, so the server sends no weights.
             yield replace(clipped, factors=clipped.factors / spread, clip=self.row_clip / spread)

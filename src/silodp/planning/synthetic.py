@@ -62,11 +62,11 @@ def draw_federation(
         SilodpError: records are not rows of tables.
     """
     is_table = len(public.record_shape) == 1 and not public.inputs
-    if not is_table and not public.has_codes:
+    if (not is_table and not public.has_codes) or public.label_shape:
         raise SilodpError(
             f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
-            f"{public.record_shape}, or hold ids: leave --tune out, and begin with the settings of "
-            "docs/guides/settings.md.",
+            f"{public.record_shape}, hold ids, or have a class in every place: leave --tune out, and begin with the "
+            "settings of docs/guides/settings.md.",
             code="plan.no_table",
             field="data.source",
         )

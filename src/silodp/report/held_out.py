@@ -75,7 +75,8 @@ class HeldOut:
         persons: Number of persons whose records were held out.
         parts: Silos, then subgroups.
         classes: Names of the classes; () where labels are no classes.
-        confusion: Records by true and predicted class; () where labels are no classes.
+        confusion: Records by true and predicted class; () where labels are no classes. Where places have classes, those
+            of a record add up to 1.
         calibration: Calibration of the second class, where there are two; else ().
     """
 
@@ -109,7 +110,7 @@ def measure_held_out(
     # Imported here: a report, which reads what was measured, needs none of them.
     from silodp.data.tables.schema import name_classes
     from silodp.data.tables.subgroups import find_groups
-    from silodp.training.metrics import find_predicted_classes
+    from silodp.training.places import count_classes
 
     test, classes = federation.test, federation.classes
     if test is None or len(test.x) == 0:
@@ -125,18 +126,24 @@ def measure_held_out(
     persons = _count_persons([one.user for one in numbered])
     if classes is None:
         return HeldOut(rounds, persons, parts=tuple(parts))
-    inputs, _ = task.tensors(test.x, test.y)
-    outputs = task.predict(params, inputs).double().cpu().reshape(len(test.x), -1)
-    if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
+    inputs, targets = task.tensors(test.x, test.y)
+    outputs = task.predict(params, inputs).double().cpu()
+    if not federation.label_shape:
+        outputs = outputs.reshape(len(test.x), -1)
+    names = name_classes(federation.schema, classes)
+    try:
+        confusion = count_classes(outputs, targets.cpu())
+    except SilodpError:
+        confusion = None
+    if confusion is None or len(confusion) != classes:
         # Outputs of another shape predict no class: they are those of a loss of the user's own.
         return HeldOut(rounds, persons, parts=tuple(parts))
-    names = name_classes(federation.schema, classes)
-    confusion = np.zeros((classes, classes))
-    np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
+    counts = tuple(map(tuple, confusion.tolist()))
+    if federation.label_shape:
+        return HeldOut(rounds, persons, names, counts, parts=tuple(parts))
     # One output is the log-odds of the second class; of two, their difference is.
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
     calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
-    counts = tuple(map(tuple, confusion.tolist()))
     return HeldOut(rounds, persons, names, counts, calibration, parts=tuple(parts))
 
 

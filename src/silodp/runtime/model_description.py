@@ -91,6 +91,7 @@ class ModelDescription:
             where they were not.
         is_sealed: Whether the file has a digest of itself, which was checked; False for earlier versions.
         targets: Number of labels of a record, where it has several.
+        label_shape: Places of a record that have a class each; () where it has one.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # for `TypeAdapter`, which reads model.json
@@ -114,6 +115,7 @@ class ModelDescription:
     label_typical: _Scaling | tuple[_Scaling, ...] | None = None
     is_sealed: bool = True
     targets: Annotated[int, Field(strict=True, ge=2)] | None = None
+    label_shape: tuple[Annotated[int, Field(strict=True, ge=1)], ...] = ()
 
     @classmethod
     def of_run(
@@ -163,6 +165,7 @@ class ModelDescription:
             versions={"silodp": find_version(), "torch": version("torch"), "python": python_version()},
             label_typical=cast(Any, data.label_typical),
             targets=data.targets,
+            label_shape=data.label_shape,
         )
 
     def to_json(self) -> str:
@@ -175,8 +178,9 @@ class ModelDescription:
             "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
         }
         del fields["is_sealed"]
-        if self.targets is None:  # a record has one label
-            del fields["targets"]
+        for name in ("targets", "label_shape"):
+            if not fields[name]:  # a record has one label
+                del fields[name]
         return json.dumps(fields | {"digest": _digest(fields)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -257,6 +261,7 @@ class ModelDescription:
             or (source.source in ("file", "module") and not _SHA256.fullmatch(source.sha256))
             or (targets is None and labels == "multilabel")
             or (targets is not None and labels not in ("real", "multilabel"))
+            or (found.label_shape and labels != "classes")
             or (targets is not None and len(found.target) not in (0, targets))
             or (found.label_typical is not None and labels != "real")
             or (

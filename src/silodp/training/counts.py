@@ -2,9 +2,9 @@
 
 The cells are (true class, bin of the score) for two classes, (true class, predicted class) for more, and (bin of the
 time, event or censored, bin of the score) for survival. Where labels are numbers there are two rows of cells: bins of
-the error, and bins of the label. Accuracy, confusion matrix, area under the ROC curve, concordance and errors are
-functions of such counts. They may carry noise: every metric comes with the standard error that this noise causes, and
-with that of the sample.
+the error, and bins of the label. Where every place of a record has a class, its places share the record's 1. Accuracy,
+confusion matrix, area under the ROC curve, concordance, overlap and errors are functions of such counts. They may carry
+noise: every metric comes with the standard error that this noise causes, and with that of the sample.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from silodp._lazy import torch
@@ -19,11 +20,12 @@ from silodp.errors import SilodpError
 from silodp.settings import Settings, Whole
 from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
+from silodp.training.places import flatten_places, measure_overlap, predict_places, share_places
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TableKind = Literal["scores", "classes", "survival", "numbers"]
+TableKind = Literal["scores", "classes", "survival", "numbers", "places"]
 REACH = 4.0
 """Errors and labels beyond so many public spreads count as that many."""
 MIN_CERTAINTY = 3.0
@@ -55,7 +57,7 @@ class CountTable(Settings):
     """The public cells of a table of counts.
 
     Attributes:
-        kind: "scores" for two classes, "classes" for more, "survival", "numbers".
+        kind: "scores" for two classes, "classes" for more, "survival", "numbers", "places" for classes of places.
         classes: The number K of classes.
         bins: The number B of bins, which is even: equal steps of the probability 1/(1 + e^−score), or for numbers of
             −4 to 4 spreads, to which two bins for values beyond are added.
@@ -101,23 +103,33 @@ class CountTable(Settings):
 
     @property
     def entries(self) -> int:
-        """The number of cells e that every record falls into."""
+        """The number of cells e that every record adds 1 to."""
         return 2 if self.kind == "numbers" else 1
+
+    def find_shares(self, targets: Tensor) -> Tensor | None:
+        """Return what records add to their cells (`find_cells`), (n, e) float64; None: 1 to each.
+
+        What a record adds is not negative and sums to e, so the 2-norm of its row is at most √e.
+        """
+        return share_places(targets.cpu().flatten(1)) if self.kind == "places" else None
 
     def find_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cells of every record.
 
         Args:
             outputs: The logits (n,), (n, 1) or (n, K), or the log hazards or numbers (n,) or (n, 1); NaN counts as the
-                lowest.
-            targets: The class numbers (n,), the pairs [event, time], (n, 2), or the scaled numbers (n,).
+                lowest. For places (n, K, ...), or (n, ...) or (n, 1, ...) of the second of two classes.
+            targets: The class numbers (n,), the pairs [event, time], (n, 2), or the scaled numbers (n,); for places the
+                class numbers (n, ...).
 
         Returns:
-            (n, e) int64, in 0..k−1.
+            (n, e) int64, in 0..k−1; for places (n, P).
 
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
+        if self.kind == "places":
+            return self._find_place_cells(outputs, targets)
         widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,), "numbers": (1,)}[self.kind]
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
             # The largest of more outputs might be in no cell, or in one of another class.
@@ -151,6 +163,20 @@ class CountTable(Settings):
         )
         return ((times * 2 + (targets[:, 0] > 0)) * self.bins + bins)[:, None]
 
+    def _find_place_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits, true = flatten_places(
+            outputs.detach().double().cpu().nan_to_num(nan=-math.inf), targets.cpu()
+        )
+        width = logits.shape[1] if logits.dim() == 3 else 2
+        if width != self.classes:
+            raise SilodpError(
+                f"the model gives {width} outputs for every place, and evaluation by sums needs {self.classes}: end "
+                'the model in a layer of that width, or set evaluation.across = "local" or "none".',
+                code="evaluation.outputs",
+                field="evaluation.across",
+            )
+        return true.clamp(min=0) * self.classes + predict_places(logits)
+
     def _find_bins(self, values: Tensor) -> Tensor:
         """Return 0 or B + 1 for values beyond ±4 spreads, and 1 to B for bins between (NaN cannot occur)."""
         edges = torch.linspace(-REACH, REACH, self.bins + 1, dtype=torch.float64)
@@ -171,7 +197,7 @@ class CountTable(Settings):
         if self.kind in ("survival", "numbers"):
             return None
         table = counts.reshape(self.shape)
-        return table if self.kind == "classes" else table.reshape(2, 2, self.bins // 2).sum(2)
+        return table if self.kind != "scores" else table.reshape(2, 2, self.bins // 2).sum(2)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -184,8 +210,11 @@ class CountTable(Settings):
             return {"concordance": self._concordance}
         if self.kind == "numbers":
             return {"r2": self._r2, "mean_absolute_error": self._mean_absolute_error}
-        scores = {"roc_auc": self._roc_auc} if self.kind == "scores" else {}
-        return {"accuracy": self._accuracy, **scores}
+        of_kind: dict[TableKind, dict[str, Callable[[Tensor], _Measured]]] = {
+            "scores": {"roc_auc": self._roc_auc},
+            "places": {"dice": partial(self._overlap, 2.0), "iou": partial(self._overlap, 1.0)},
+        }
+        return {"accuracy": self._accuracy, **of_kind.get(self.kind, {})}
 
     def estimate(self, counts: Tensor, noise_std: float) -> dict[str, Estimate]:
         """Return the metrics of the counts; those that are not defined, or lost in the noise, are left out.
@@ -214,6 +243,13 @@ class CountTable(Settings):
         right, total = confusion.diagonal().sum(), confusion.sum()
         share = (right / total).clamp(0, 1)
         return _divide(right, total, (total,), variance=share * (1 - share) / total)
+
+    def _overlap(self, weight: float, counts: Tensor) -> _Measured:
+        confusion = counts.reshape(self.shape)
+        value = measure_overlap(confusion, weight).mean()
+        either = (confusion.sum(0) + confusion.sum(1))[1:]
+        # No count says how far records differ in it, so its error as a sample's is not known.
+        return _Measured(value, tuple(either), either.min(), value.clamp(0, 1), value.clamp(0, 1))
 
     def _roc_auc(self, counts: Tensor) -> _Measured:
         # The Mann-Whitney statistic: pairs whose positive record is in a higher bin; those in one bin count half.

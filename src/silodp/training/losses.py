@@ -12,12 +12,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from silodp._lazy import torch
 from silodp.errors import SilodpError
-from silodp.settings import Positive, check_value
+from silodp.settings import Positive, check_choice, check_value
 from silodp.text import describe_exception
+from silodp.training.places import PlaceMean, average_places, flatten_places, has_places
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,8 +165,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     """Make the mean over a user's records of a loss of `torch.nn`, with the module's weights and other constants.
 
     The mean divides by the number of records, also where the module has class weights (torch divides by the sum of the
-    weights) or an `ignore_index` (torch divides by the records that are left).
-    Several outputs of a record are averaged.
+    weights) or an `ignore_index` (torch divides by the records that are left). Several outputs of a record are
+    averaged, and so are its places, among them those without a label (−100), whose loss is 0.
 
     Args:
         module: A loss whose reduction is "mean" or "none".
@@ -198,6 +199,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         found: Tensor = own(*((outputs, targets) if by_class else _match_targets(name, outputs, targets)))
+        if has_places(targets):
+            return average_places(found.flatten(1), targets.flatten(1), "all")
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
     # In the name of the loss, because the name is part of the run's identity.
@@ -233,16 +236,22 @@ def _describe(value: object) -> str:
     return "a single number" if value.dim() == 0 else f"numbers of shape {tuple(value.shape)}"
 
 
-def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
+def cross_entropy(class_weights: Sequence[float] | None = None, places: PlaceMean = "labeled") -> Loss:
     """Make softmax cross entropy: outputs (n, K) logits, targets (n,) int64 classes.
+
+    Where every place of a record (pixel, voxel, token) has a class, outputs are (n, K, ...) and targets (n, ...), and a
+    record's loss is a mean over its places.
 
     Args:
         class_weights: The K weights, **public** constants, never class frequencies of private rows. The mean divides by
             the number of records, not by the sum of their weights.
+        places: Over which places of a record the mean is taken. "labeled": those with a label, so that every record
+            counts alike. "all": all, and one without a label (−100) has loss 0, so that every label counts alike.
 
     Raises:
-        SilodpError: weights that are not finite numbers ≥ 0.
+        SilodpError: weights that are not finite numbers ≥ 0, or an unknown mean.
     """
+    check_choice("places", places, get_args(PlaceMean))
     weights = None if class_weights is None else _validate_weights(class_weights)
 
     def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -257,28 +266,38 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
             )
         # Made here: device and data type are those of the outputs.
         weight = None if weights is None else outputs.new_tensor(weights)
+        if has_places(targets):
+            return average_places(*_compute_place_losses(outputs, targets, weight), places)
         return torch.nn.functional.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
     return _mark_predicting(Loss.per_record("cross_entropy", softmax_loss, per_class=True), "classes")
 
 
-def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
+def binary_cross_entropy(class_weights: Sequence[float] | None = None, places: PlaceMean = "labeled") -> Loss:
     """Make the logistic loss: outputs (n,) or (n, 1) logits and targets (n,) of 0/1, integer or float.
 
     For k yes/no labels (kind "multilabel"), outputs and targets are (n, k), and a record's loss is the mean of theirs.
+    Where every place of a record has one of two classes, outputs are (n, ...) or (n, 1, ...), and targets (n, ...).
 
     Args:
         class_weights: The weights of 0 and of 1, **public** constants.
+        places: Over which places of a record the mean is taken (see `cross_entropy`).
 
     Raises:
-        SilodpError: weights that are not two finite numbers ≥ 0.
+        SilodpError: weights that are not two finite numbers ≥ 0, or an unknown mean.
     """
+    check_choice("places", places, get_args(PlaceMean))
     zero, one = (1.0, 1.0) if class_weights is None else _validate_weights(class_weights, length=2)
 
     def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        is_place = has_places(targets)
+        if is_place:
+            outputs, targets = flatten_places(outputs, targets)
         losses = _compute_logistic(outputs, targets)
         if class_weights is not None:
             losses = (zero + (one - zero) * targets.to(outputs.dtype)) * losses
+        if is_place:
+            return average_places(losses, targets, places)
         return losses.mean(1) if losses.dim() > 1 else losses  # over the labels of a record
 
     return _mark_predicting(
@@ -356,6 +375,21 @@ def exponential_survival(typical_time: float) -> Loss:
         return score.exp() * (time / typical_time) - event * score
 
     return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood), "survival")
+
+
+def _compute_place_losses(outputs: Tensor, targets: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy of every place, (n, P), and its class, (n, P)."""
+    logits, classes = flatten_places(outputs, targets)
+    if logits.dim() == 2:
+        raise loss_error(
+            "cross_entropy needs one output per class in every place, and the model gives one: use "
+            "binary_cross_entropy if there are two classes.",
+            "loss.output_shape",
+        )
+    # Not torch's own, which `torch.func` takes apart: a row is picked, and places without a label are left out later.
+    known = classes.clamp(min=0)
+    losses = -logits.log_softmax(1).gather(1, known.unsqueeze(1)).squeeze(1)
+    return (losses if weight is None else weight[known] * losses), classes
 
 
 def _compute_logistic(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
+from silodp.training.places import count_classes, has_places, measure_overlap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,15 +34,21 @@ def _refuse(problem: str) -> SilodpError:
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Compute the share of records that are classified right; of several yes/no labels, the share of right labels.
 
+    Where every place of a record has a class, it is the mean over records of the share of their places.
+
     Args:
-        outputs: The logits (n, K); or one logit (n,) or (n, 1), positive for class 1; or (n, k) of k labels.
-        targets: The class numbers (n,), or (n, k) of 0/1.
+        outputs: The logits (n, K); or one logit (n,) or (n, 1), positive for class 1; or (n, k) of k labels; or
+            (n, K, ...) of places.
+        targets: The class numbers (n,), or (n, k) of 0/1, or class numbers (n, ...) of places.
 
     Raises:
         SilodpError: targets that are not class numbers.
     """
     if outputs.shape[0] == 0:
         return float("nan")
+    if has_places(targets):
+        confusion = count_classes(outputs, targets)
+        return float(confusion.trace() / confusion.sum())
     _check_class_numbers("accuracy", outputs, targets)
     predicted = outputs > 0 if targets.dim() == 2 else find_predicted_classes(outputs)
     return float((predicted == targets.to(predicted.device)).double().mean())
@@ -50,6 +57,38 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 def find_predicted_classes(outputs: Tensor) -> Tensor:
     """Return the class (n,) of the largest of several logits (n, K), or whether one logit (n,), (n, 1) is positive."""
     return outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else flatten_outputs(outputs) > 0
+
+
+def dice(outputs: Tensor, targets: Tensor) -> float:
+    """Compute the Dice coefficient 2·TP/(2·TP + FP + FN), the mean over all classes but the first (the background).
+
+    Every record counts alike: its labeled places add up to 1. Of images of one size in which every pixel has a label,
+    it is the coefficient of all pixels together.
+
+    Args:
+        outputs: The logits (n, K, ...), or (n, ...) or (n, 1, ...) of the second of two classes.
+        targets: The class numbers (n, ...) of places.
+
+    Returns:
+        The coefficient; classes that are neither in labels nor in predictions are left out, and nan if all are.
+
+    Raises:
+        SilodpError: targets that are not class numbers.
+
+    Source: Dice 1945, "Measures of the Amount of Ecologic Association Between Species".
+    """
+    return _measure_overlap("dice", 2.0, outputs, targets)
+
+
+def iou(outputs: Tensor, targets: Tensor) -> float:
+    """Compute intersection over union TP/(TP + FP + FN) (Jaccard); all else is as for `dice`."""
+    return _measure_overlap("iou", 1.0, outputs, targets)
+
+
+def _measure_overlap(name: str, weight: float, outputs: Tensor, targets: Tensor) -> float:
+    if not has_places(targets):
+        _check_class_numbers(name, outputs, targets)
+    return float(measure_overlap(count_classes(outputs, targets.long()), weight).nanmean())
 
 
 def roc_auc(outputs: Tensor, targets: Tensor) -> float:
@@ -227,6 +266,8 @@ METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "roc_auc": roc_auc,
     "average_precision": average_precision,
+    "dice": dice,
+    "iou": iou,
     "concordance": concordance,
     "r2": r2,
     "mean_absolute_error": mean_absolute_error,

@@ -230,6 +230,73 @@ def hog_linear(classes: int = 10) -> nn.Module:
     return nn.Sequential(OrientedGradients(), nn.Linear(size, classes))
 
 
+def unet(
+    record_shape: Sequence[int], classes: int, width: int = 8, levels: int = 2, groups: int = 4
+) -> nn.Module:
+    """Build a U-Net with GroupNorm, which gives every pixel or voxel of an image the logits of its classes.
+
+    Args:
+        record_shape: (channels, height, width), or (channels, depth, height, width); all but the channels are multiples
+            of 2**levels.
+        classes: The classes K of a place.
+        width: The channels of the first level, a multiple of `groups`; every level below has twice as many.
+        levels: How many times the resolution is halved.
+        groups: The groups of GroupNorm.
+
+    Returns:
+        A model of images (n, *record_shape) to logits (n, K, ...).
+
+    Raises:
+        SilodpError: a shape, a width or a number that does not fit.
+
+    Source: Ronneberger et al. 2015 (U-Net) and Çiçek et al. 2016 (3D U-Net), with GroupNorm (Wu and He 2018) in place
+    of batch statistics, which would mix persons, and with repeated values in place of transposed convolutions.
+    """
+    sides, factor = tuple(record_shape[1:]), 2 ** _check_min("levels", levels, 1)
+    if len(sides) not in (2, 3) or any(side % factor for side in sides):
+        raise SilodpError(
+            "unet takes images (channels, height, width) or (channels, depth, height, width) whose sides are multiples "
+            f"of {factor}, and records have the shape {tuple(record_shape)}: pad or crop them, or lower levels",
+            code="argument.value",
+            field="record_shape",
+        )
+    if width % _check_min("groups", groups, 1) or width < 1:
+        raise SilodpError(
+            f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
+        )
+    convolution = (nn.Conv2d, nn.Conv3d)[len(sides) - 2]
+    pool = (nn.MaxPool2d, nn.MaxPool3d)[len(sides) - 2]
+
+    def block(inside: int, outside: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for channels in (inside, outside):
+            layers += [convolution(channels, outside, 3, padding=1), nn.GroupNorm(groups, outside), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = [width * 2**level for level in range(levels + 1)]
+            self.down = nn.ModuleList(block(*pair) for pair in pairwise([record_shape[0], *widths]))
+            self.pool = pool(2)
+            self.up = nn.ModuleList(block(below + above, above) for above, below in pairwise(widths))
+            self.last = convolution(width, _check_min("classes", classes, 2), 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            skipped = [x := self.down[0](x)]
+            for level in self.down[1:]:
+                skipped.append(x := level(self.pool(x)))
+            for level, beside in zip(reversed(self.up), reversed(skipped[:-1]), strict=True):
+                # Each value is repeated: a view and a copy, for which vmap needs no rule of its own.
+                for axis in range(2, x.dim()):
+                    x = x.repeat_interleave(2, axis)
+                x = level(torch.cat([beside, x], 1))
+            logits: Tensor = self.last(x)
+            return logits
+
+    return UNet()
+
+
 def _check_min(name: str, value: int, smallest: int) -> int:
     if value < smallest:
         raise SilodpError(
@@ -247,6 +314,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_fashion": cnn_fashion,
     "cnn_rpdp": cnn_rpdp,
     "hog_linear": hog_linear,
+    "unet": unet,
 }
 """Name in a config -> builder."""
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from silodp_experiments.benchmarks._common import data_root
     from silodp_experiments.benchmarks.finance import acs_income, creditcard
     from silodp_experiments.benchmarks.health import embedded, heart_disease, tcga_brca
-    from silodp_experiments.benchmarks.images import fashion_mnist, mnist
+    from silodp_experiments.benchmarks.images import digit_masks, digit_volumes, fashion_mnist, mnist
 
 __all__ = [
     "acs_income",
     "creditcard",
     "data_root",
+    "digit_masks",
+    "digit_volumes",
     "embedded",
     "fashion_mnist",
     "heart_disease",
@@ -34,6 +36,6 @@ __getattr__ = export_lazily(
         "_common": ("data_root",),
         "finance": ("acs_income", "creditcard"),
         "health": ("embedded", "heart_disease", "tcga_brca"),
-        "images": ("fashion_mnist", "mnist"),
+        "images": ("digit_masks", "digit_volumes", "fashion_mnist", "mnist"),
     },
 )

@@ -1,4 +1,4 @@
-"""MNIST digits and Fashion-MNIST articles of clothing."""
+"""MNIST digits, Fashion-MNIST articles of clothing, and images in which every pixel has a class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.settings import check_choice
+from silodp.settings import Whole, check_choice
 from silodp_experiments.benchmarks._common import (
     Floats,
     Normalize,
@@ -90,6 +90,58 @@ def _load_images(
         parts[part] = (pixels[:, None].astype(np.float32) * scale - shift, labels)
     train, test = _split(parts["train"], parts["t10k"], split, shares.seed)
     return federate_free(dataset, train, test, shares, normalize=normalize)
+
+
+def digit_masks(users: int = 60, silos: int = 4, allocation: str = "zipf", seed: int = 0) -> Federation:
+    """Make images (1, 16, 16) of a handwritten digit behind a bar, with a class for every pixel.
+
+    The digits are scikit-learn's 1,797; place, bar and noise are drawn. Classes: 0 background, 1 digit, 2 bar.
+
+    Args:
+        users: U; unused with `allocation="own"`.
+        silos: S.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: the seed of images and allocation.
+
+    Raises:
+        SilodpError: an argument with another value than those above.
+    """
+    return _load_masks(DIGIT_MASKS, Shares(users, silos, allocation, seed))
+
+
+def digit_volumes(users: int = 60, silos: int = 4, allocation: str = "zipf", seed: int = 0) -> Federation:
+    """Make volumes (1, 8, 8, 8) of a handwritten digit three voxels thick; all else is as for `digit_masks`."""
+    return _load_masks(DIGIT_VOLUMES, Shares(users, silos, allocation, seed))
+
+
+def _load_masks(dataset: Dataset, shares: Shares) -> Federation:
+    from sklearn.datasets import load_digits
+
+    Whole(0).check("seed", shares.seed)
+    generator = np.random.default_rng(shares.seed)
+    digits = load_digits().images / 16
+    sides = dataset.record_shape[1:]
+    x = np.zeros((len(digits), *sides))
+    y = np.zeros(x.shape, np.int64)
+    for image, mask, digit in zip(x, y, digits, strict=True):
+        # A digit is 8 by 8, and of three slices where there is depth.
+        part = digit if len(sides) == 2 else np.stack([digit] * 3)
+        first = [generator.integers(side - size + 1) for side, size in zip(sides, part.shape, strict=True)]
+        place = tuple(slice(start, start + size) for start, size in zip(first, part.shape, strict=True))
+        image[place] = part
+        mask[place] = part > 0.4
+        # In front of it, across the whole image, a bar of any direction that is as bright as ink.
+        axis = int(generator.integers(len(sides)))
+        bar = tuple(
+            slice(None) if a == axis else slice((start := generator.integers(side - 1)), start + 2)
+            for a, side in enumerate(sides)
+        )
+        image[bar] = 0.8
+        mask[bar] = 2
+    x = (2 * np.clip(x + 0.15 * generator.standard_normal(x.shape), 0, 1) - 1).astype(np.float32)
+    kept, held = np.split(generator.permutation(len(x)), [round(0.8 * len(x))])
+    train, test = ((x[some, None], y[some]) for some in (kept, held))
+    return federate_free(dataset, train, test, shares, normalize="public")
 
 
 def _split(
@@ -189,4 +241,27 @@ FASHION_MNIST = Dataset(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         ),
     ),
+)
+
+
+_DIGITS = Origin(
+    rows=1797, license="BSD 3-clause (scikit-learn)", publisher="UCI handwritten digits, in scikit-learn"
+)
+DIGIT_MASKS = Dataset(
+    name="digit_masks",
+    loader=digit_masks,
+    record_shape=(1, 16, 16),
+    label_shape=(16, 16),
+    classes=3,
+    model="unet",
+    origin=_DIGITS,
+)
+DIGIT_VOLUMES = Dataset(
+    name="digit_volumes",
+    loader=digit_volumes,
+    record_shape=(1, 8, 8, 8),
+    label_shape=(8, 8, 8),
+    classes=3,
+    model="unet",
+    origin=_DIGITS,
 )

@@ -21,6 +21,10 @@ def sizes(federation):
     return [len(silo) for silo in federation.silos]
 
 
+PACKAGED = ("embedded", "digit_masks", "digit_volumes")
+"""Data sets that scikit-learn ships."""
+
+
 def test_embedded_needs_no_files_and_estimates_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("SILODP_DATA", str(tmp_path))
     built = LOADERS["embedded"]()
@@ -166,7 +170,7 @@ def test_acs_income_whole(data):
         assert len(silo) == pytest.approx(0.8 * states[silo.name], abs=1)
 
 
-@pytest.mark.parametrize("name", [name for name in LOADERS if name not in ("embedded", "acs_income")])
+@pytest.mark.parametrize("name", [name for name in LOADERS if name not in ("acs_income", *PACKAGED)])
 def test_wrong_options_are_refused(data, name):
     for field, value in (("normalize", "zscore"), ("allocation", "pareto")):
         with refused("argument.value") as caught:
@@ -174,7 +178,7 @@ def test_wrong_options_are_refused(data, name):
         assert caught.value.field == field
 
 
-@pytest.mark.parametrize("name", [name for name in LOADERS if name != "embedded"])
+@pytest.mark.parametrize("name", [name for name in LOADERS if name not in PACKAGED])
 def test_missing_files_say_how_to_get_them(tmp_path, name):
     with pytest.raises(SilodpError, match=f"is missing; get it with `silodp data fetch {name}`"):
         LOADERS[name](tmp_path)
@@ -275,3 +279,20 @@ def test_heart_disease_may_be_pooled(data):
     np.testing.assert_array_equal(pooled.silos[0].x, np.concatenate([silo.x for silo in apart.silos]))
     with refused("argument.value"):
         benchmarks.heart_disease(data, silos=3)
+
+
+@pytest.mark.parametrize("name", ["digit_masks", "digit_volumes"])
+def test_masks_are_drawn_from_the_seed_and_need_no_files(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    built = LOADERS[name](users=30, silos=3, seed=4)
+    assert built.digest() == LOADERS[name](users=30, silos=3, seed=4).digest() != LOADERS[name]().digest()
+    x, y = (np.concatenate([getattr(silo, field) for silo in built.silos]) for field in "xy")
+    assert (len(x), len(built.test)) == (1438, 359)
+    # The bar is bright, the digit brighter than what is behind it, and both are in every image.
+    of_class = [x[:, 0][y == number].mean() for number in range(3)]
+    assert of_class[0] < -0.5 < 0 < of_class[1]
+    assert of_class[2] == pytest.approx(0.6, abs=0.05)
+    assert all((y == number).reshape(len(y), -1).any(1).mean() > 0.99 for number in (1, 2))
+    for wrong in ({"allocation": "pareto"}, {"seed": -1}):
+        with refused("argument.value"):
+            LOADERS[name](**wrong)

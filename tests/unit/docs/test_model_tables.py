@@ -34,5 +34,5 @@ def test_every_name_is_in_the_table(head: str, columns: slice, registry: Mapping
 def test_the_options_of_models_are_their_further_arguments() -> None:
     for name, _, options in read_rows("`model`"):
         arguments = inspect.signature(MODELS[name.strip("`")]).parameters.keys()
-        of_data = {"features", "classes", "categories", "outputs"}
+        of_data = {"features", "record_shape", "classes", "categories", "outputs"}
         assert set(re.findall(r"`(\w+)`", options)) == arguments - of_data

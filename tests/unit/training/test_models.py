@@ -18,9 +18,9 @@ def test_sizes_without_building(name, features, classes):
     assert SIZES[name](features, classes) == sum(p.numel() for p in model.parameters())
 
 
-def test_the_model_of_codes_is_built_to_be_counted():
-    """Its size depends on more than features and classes."""
-    assert MODELS.keys() - SIZES.keys() == {"embedding"}
+def test_models_of_codes_and_of_places_are_built_to_be_counted():
+    """Their size depends on more than features and classes."""
+    assert MODELS.keys() - SIZES.keys() == {"embedding", "unet"}
     model = MODELS["embedding"](categories=[5, 3], features=4, classes=7, dimension=2)
     assert sum(p.numel() for p in model.parameters()) == 2 * (5 + 3) + (4 + 2 * 2 + 1) * 7
 

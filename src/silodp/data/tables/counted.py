@@ -307,7 +307,7 @@ class ClassCells(Block):
 
     def check(self, data: PublicData) -> None:
         """Refuse labels that are no such classes."""
-        if data.labels != "classes" or data.classes != self.size:
+        if data.labels != "classes" or data.label_shape or data.classes != self.size:
             raise self._refuse(f"the labels are no {self.size} classes")
 
     def find_entries(self, records: Records) -> Entries:
