@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from silodp.accounting.views import Adversary
 from silodp.config.task import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.report.model_card import check_card
 from silodp.report.run_record import read_guarantees
@@ -41,7 +43,17 @@ from silodp.runtime.model_description import (
 from silodp.runtime.run_files import GUARANTEE
 from silodp.settings import check_path, check_type
 from silodp.text import first_line, suggest_name
-from silodp.training.losses import flatten_outputs
+from silodp.training.losses import (
+    DEFAULT_LOSSES,
+    LOSSES,
+    Loss,
+    adapt_torch_loss,
+    binary_cross_entropy,
+    cross_entropy,
+    flatten_outputs,
+)
+from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT, OwnPart, train_own_part
+from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import compute_outputs, make_tensor
 
 if TYPE_CHECKING:
@@ -64,15 +76,18 @@ class TrainedModel:
         model: The model, in eval mode, on the CPU, with the weights of the run.
         guarantees: What the run guarantees, by adversary.
         description: Content of model.json.
+        own: A silo's own part of the model, which no ε covers; None for the shared model.
     """
 
     model: nn.Module
     guarantees: dict[Adversary, Guarantee]
     description: ModelDescription
+    own: OwnPart | None = None
 
     def __repr__(self) -> str:
         released = " ".join(str(self.guarantees["released"]).split())
-        return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released})"
+        own = "" if self.own is None else f"; {STATEMENT}"
+        return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released}{own})"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -140,6 +155,78 @@ class TrainedModel:
             center, spread = torch.tensor(described.label_typical, dtype=torch.float64).unbind(-1)
             found = center + spread * found
         return np.asarray(found.numpy())
+
+    def fine_tune(
+        self,
+        data: SiloData,
+        parameters: Sequence[str] = (),
+        *,
+        local: LocalTraining = DEFAULT_LOCAL,
+        loss: Loss | nn.Module | None = None,
+        seed: int | None = None,
+    ) -> TrainedModel:
+        """Train a silo's own part of the shared model on its records: scale and shift of the outputs, and more.
+
+        No noise is added, and ε of the shared model stays as it is, as long as the part, and what is predicted with it,
+        stay where the records are.
+
+        Args:
+            data: The records of the silo, scaled as in the run; held-out ones are not used.
+            parameters: Names of parameters of the model to train as well, or patterns such as "head.*".
+            local: SGD's hyperparameters; how many of its `epochs` are best is found by cross-validation over persons.
+            loss: The loss; None takes the default of the kind of label.
+            seed: The seed of folds and batches; None draws one.
+
+        Raises:
+            SilodpError: records of fewer than two persons, or of another kind than those of the run; a name that fits
+                no parameter; or outputs of which it is not known what they predict, and no loss was given.
+        """
+        check_type("data", data, SiloData)
+        fields = self.description
+        inputs = self._check_inputs(data.x)
+        if (data.labels, data.y.shape[1:]) != (fields.labels, self._label_shape):
+            raise SilodpError(
+                f"the records have labels of kind '{data.labels}' and shape {data.y.shape[1:]}, and the run has "
+                f"'{fields.labels}' and {self._label_shape}: prepare them as for the run.",
+                code="data.kind",
+                field="data",
+            )
+        like = next(self.model.parameters())
+        found = self.find_loss(inputs) if loss is None else loss
+        if not isinstance(found, Loss):
+            found = adapt_torch_loss(found, like.dtype, like.device)
+        # From the shared model, also where this one has a part already.
+        shared = self.model if self.own is None else cast(nn.Module, self.model.model)
+        records = inputs, data.y, data.user
+        tensors, epochs = train_own_part(shared, found, records, parameters, local, seed)
+        own = OwnPart(fields.run, fields.weights, epochs, tensors)
+        return replace(self, model=own.apply(shared), own=own)
+
+    @property
+    def _label_shape(self) -> tuple[int, ...]:
+        if self.description.labels == "survival":
+            return (2,)
+        return self.description.label_shape or (
+            () if self.description.targets is None else (self.description.targets,)
+        )
+
+    def find_loss(self, inputs: Any) -> Loss:
+        """Return the default loss for the labels and the outputs of the model, which inputs (n, ...) give.
+
+        Raises:
+            SilodpError: The run's loss is of another kind.
+        """
+        if not self.description.predicts_labels:
+            raise SilodpError(
+                "the run's loss is none of silodp's or torch's, so it is not known what the outputs predict: give the "
+                "loss, fine_tune(data, loss=...).",
+                code="argument.missing",
+                field="loss",
+            )
+        if self.description.labels != "classes":
+            return LOSSES[DEFAULT_LOSSES[self.description.labels]]()
+        is_logit = self._compute(inputs[:1])[0].size == math.prod(self.description.label_shape)
+        return binary_cross_entropy() if is_logit else cross_entropy()
 
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
@@ -274,7 +361,11 @@ def _is_table(data: Any) -> bool:
 
 
 def load(
-    directory: str | Path, model: nn.Module | None = None, *, code: str | Path | None = None
+    directory: str | Path,
+    model: nn.Module | None = None,
+    *,
+    code: str | Path | None = None,
+    own: str | Path | None = None,
 ) -> TrainedModel:
     """Load the model of a finished run.
 
@@ -284,6 +375,7 @@ def load(
             copied.
         code: Where the architecture is code outside silodp, the file or the dotted module with it, for example
             DIR/model.py. It is run only if it is, byte for byte, the code of the run: read it first.
+        own: A silo's own part of the model, a file of `silodp fine-tune`.
 
     Returns:
         The model, with the guarantees of the run.
@@ -339,7 +431,18 @@ def load(
         )
     if problem is not None:
         raise SilodpError(f"the model has {problem}.", code="bundle.architecture", field="model")
-    return TrainedModel(network.eval(), guarantees, description)
+    shared = TrainedModel(network.eval(), guarantees, description)
+    if own is None:
+        return shared
+    part = OwnPart.read(str(own))
+    if part.weights != description.weights:
+        raise SilodpError(
+            f"{own} is part of another model than that in {directory}: name the run that it was trained on, or make a "
+            "new part with `silodp fine-tune`.",
+            code="bundle.mixed",
+            field="own",
+        )
+    return replace(shared, model=part.apply(shared.model), own=part)
 
 
 def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:

@@ -59,6 +59,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "plan": "silodp.cli.plan:plan",
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
+        "fine-tune": "silodp.cli.fine_tune:train_part",
         "attack": "silodp.cli.attack:attack",
         "statistics": "silodp.cli.statistics:statistics",
         "cohort": "silodp.cli.cohort:cohort_app",

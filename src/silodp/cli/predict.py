@@ -59,6 +59,10 @@ def predict(
             help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
         ),
     ] = None,
+    own: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The silo's own part of the model, made by `silodp fine-tune`."),
+    ] = None,
     silo: Annotated[
         str | None,
         typer.Option(
@@ -93,10 +97,11 @@ def predict(
     _check_out(out, table)
     from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
+    from silodp.training.own_part import STATEMENT
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        model = load(directory, code=code)
+        model = load(directory, code=code, own=own)
         reader = list_reader_settings(
             separator=separator,
             decimal=decimal,
@@ -118,6 +123,7 @@ def predict(
         "rows": len(predictions),
         "columns": list(model.columns),
         "guarantee": model.guarantees["released"].to_dict(),
+        **({} if model.own is None else {"not_covered": STATEMENT}),
     }
     show(
         result,
@@ -125,6 +131,7 @@ def predict(
         [
             f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
+            *([] if model.own is None else [STATEMENT]),
         ],
     )
 

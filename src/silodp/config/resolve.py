@@ -240,6 +240,20 @@ def resolve(config: RunConfig) -> ResolvedRun:
     return run
 
 
+def read_table_schema(config: RunConfig) -> Schema | None:
+    """Return the schema of a configuration's tables; None where it names another data set.
+
+    No code that the configuration names is run.
+
+    Raises:
+        SilodpError: the schema does not fit together.
+    """
+    if config.data.get("source") != "tables":
+        return None
+    schema: Schema = _resolve_data(config)[1]["schema"]
+    return schema
+
+
 def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
     """Return the data set of [data], and the arguments of its loader, checked against the loader's signature."""
     dataset = _find_dataset(config.data.get("source"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.build import build, get_fields, validate_arguments
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
 
     from silodp.data.dataset import Dataset
+    from silodp.runtime.model_description import ModelDescription
     from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
@@ -97,18 +98,32 @@ def build_task(
         loss = "binary_cross_entropy" if is_logit else "cross_entropy"
     elif loss is None:
         loss = DEFAULT_LOSSES[public.labels]
-    if metrics is None and public.label_shape:
-        metrics = ("accuracy", "dice")
-    elif metrics is None and public.classes:
-        metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
-    elif metrics is None:
+    found = find_metrics(metrics, loss, public, public.classes)
+    return Task(network, find_loss(loss, loss_options), found, architecture, pretrained=pretrained)
+
+
+def find_metrics(
+    names: Sequence[str] | None, loss: str, labels: PublicData | ModelDescription, classes: int | None
+) -> dict[str, Metric]:
+    """Return metrics by name.
+
+    Args:
+        names: Names in `METRICS` or references; None takes those of the kind of label.
+        loss: The name of the loss.
+        labels: The public facts of the labels.
+        classes: The number of classes; None for other kinds of label.
+    """
+    if names is None and labels.label_shape:
+        names = ("accuracy", "dice")
+    elif names is None and classes:
+        names = ("accuracy", "roc_auc") if classes == 2 else ("accuracy",)
+    elif names is None:
         # Of another loss than these it is not known whether the outputs predict the label itself.
         others = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
-        metrics = {"survival": ("concordance",), "multilabel": ("accuracy", "roc_auc")}.get(
-            public.labels, others
+        names = {"survival": ("concordance",), "multilabel": ("accuracy", "roc_auc")}.get(
+            labels.labels, others
         )
-    found = {_short_name(name): _find_metric(name, public) for name in metrics}
-    return Task(network, _find_loss(loss, loss_options), found, architecture, pretrained=pretrained)
+    return {_short_name(name): _find_metric(name, labels) for name in names}
 
 
 def describe_standard_model(public: PublicData, dataset: Dataset, task: TaskSection) -> ModelSpec | None:
@@ -306,7 +321,8 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
         return int(call_model(network, example)[0].numel())
 
 
-def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module:
+def find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module:
+    """Return a loss; arguments as `loss` and `loss_options` of `build_task`."""
     from torch import nn
 
     found = _find(name, LOSSES, "task.loss")
@@ -324,12 +340,12 @@ def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module
     return found if isinstance(found, Loss | nn.Module) else Loss.per_record(_short_name(name), found)
 
 
-def _find_metric(name: str, public: PublicData) -> Metric:
+def _find_metric(name: str, public: PublicData | ModelDescription) -> Metric:
     metric: Metric = _find(name, METRICS, "task.metrics")
     # Tasks predict scaled labels; this metric is given in the unit of the label itself.
     if metric is mean_absolute_error and public.label_typical is not None:
         typical = public.label_typical
-        spread = typical[1] if public.targets is None else [spread for _, spread in typical]
+        spread: Any = typical[1] if public.targets is None else [one for _, one in cast(Any, typical)]
         return partial(mean_absolute_error, spread=spread)
     return metric
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.persons import PersonKey
-from silodp.data.public import LabelKind, PublicData, digest_user_index
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES, LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets, find_label_kind, find_wrong_class
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
@@ -23,6 +24,8 @@ from silodp.text import shorten
 
 if TYPE_CHECKING:
     from silodp.data.budget_distributions import Preference
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,6 +345,11 @@ class Federation(Settings):
         from silodp.data.tables.reader import read_tables  # imports pandas, which takes a second
 
         tables = read_tables(files, schema)
+        if ASSUMES_INDEX_FROM_TABLES in tables.assumptions:
+            _log.warning(
+                "the list of persons is read from the tables, so it is not secret that each of them has a record "
+                "there: to keep that secret, declare data.schema.users (a public list) or data.schema.identity"
+            )
         schema.check_readers([silo.name for silo in tables.silos])
         return cls(
             silos=tables.silos,

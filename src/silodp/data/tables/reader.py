@@ -242,11 +242,6 @@ def _user_index(
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
     assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
-    if profile is None:
-        _log.warning(
-            "the list of persons is read from the tables, so it is not secret that each of them has a record there: "
-            "to keep that secret, declare data.schema.users (a public list) or data.schema.identity"
-        )
     return {key: number for number, key in enumerate(ordered)}, assumptions
 
 

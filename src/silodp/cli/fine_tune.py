@@ -1,0 +1,170 @@
+"""`silodp fine-tune`: a silo's own part of a finished run's model, trained on its table and kept there."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silodp.cli._console import Json, show
+from silodp.errors import SilodpError
+from silodp.text import pluralize
+
+if TYPE_CHECKING:
+    from silodp.bundle import TrainedModel
+    from silodp.config.schema import TaskSection
+    from silodp.data.silo_data import SiloData
+
+
+def train_part(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory of a finished run, or a copy of its model.json, model.safetensors, guarantee.json and "
+            "config.toml.",
+        ),
+    ],
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="The silo's table, as for training. It is not changed.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the part is written: .safetensors.")
+    ],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help='A parameter of the model to train, besides scale and shift of the outputs, or a pattern such as "*" '
+            "or last.*. Can be repeated.",
+        ),
+    ] = None,
+    silo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The silo of the run that wrote TABLE. Default: a silo that was not in it."
+        ),
+    ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code",
+            metavar="FILE.py",
+            help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Step size of SGD. Default: 0.05.")
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="The most passes over the table that are tried. Default: 60."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Records per step. Default: 16.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a silo's own part of a model on its table. It stays there, and costs no ε."""
+    _check_out(out)
+    from silodp.bundle import load
+    from silodp.config.resolve import read_table_schema
+    from silodp.config.schema import parse_config
+    from silodp.config.toml_values import read_toml
+    from silodp.report.guarantee_text import describe_epsilon
+    from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT
+    from silodp.wire.files import PRIVATE_FILE, write_durably
+
+    given: dict[str, Any] = {"learning_rate": learning_rate, "epochs": epochs, "batch_size": batch_size}
+    local = replace(DEFAULT_LOCAL, **{name: value for name, value in given.items() if value is not None})
+    # Not resolved: that would run the code that a configuration may name, and DIR may come from anywhere.
+    config = parse_config({"name": "run", **read_toml(directory / "config.toml")}, directory)
+    section, data = config.task, _read_table(read_table_schema(config), table, silo)
+    with contextlib.redirect_stdout(sys.stderr):
+        shared = load(directory, code=code)
+        tuned = shared.fine_tune(data, parameters or (), local=local, loss=_find_loss(section))
+        measured = [_measure(model, data, section) for model in (shared, tuned)]
+    assert tuned.own is not None
+    write_durably(out, tuned.own.to_bytes(), PRIVATE_FILE)
+    held_out = len(data.held_out)
+    result = {
+        "out": str(out),
+        "numbers": tuned.own.size,
+        "epochs": tuned.own.epochs,
+        "held_out_records": held_out,
+        "shared": measured[0],
+        "with_own_part": measured[1],
+        "not_covered": STATEMENT,
+        "guarantee": shared.guarantees["released"].to_dict(),
+    }
+    lines = [
+        f"{out}: {pluralize(tuned.own.size, 'number')}, trained for {pluralize(tuned.own.epochs, 'epoch')}."
+    ]
+    if tuned.own.epochs == 0:
+        lines.append("Training did not help persons who were left out: the part changes nothing.")
+    for name in measured[0]:
+        before, after = (f"{one[name]:.4g}" if name in one else "not defined" for one in measured)
+        lines.append(
+            f"{name} on {pluralize(held_out, 'held-out record')} (private): {before} shared, {after} with it."
+        )
+    show(result, as_json, [*lines, STATEMENT, describe_epsilon(shared.guarantees["released"])])
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file of another type, and one that exists."""
+    if out.suffix != ".safetensors" or out.exists():
+        why = "is there already" if out.exists() else "does not end in .safetensors"
+        raise SilodpError(
+            f"--out {out} {why}: name a new .safetensors file.", code="argument.value", field="--out"
+        )
+
+
+def _read_table(schema: Any, table: Path, silo: str | None) -> SiloData:
+    """Return the records of a table, read as for training."""
+    from silodp.data.tables.reader import read_tables
+
+    if schema is None:
+        raise SilodpError(
+            "the run was not trained on tables: in Python, give silodp.load(DIR).fine_tune a silodp.SiloData.",
+            code="bundle.no_schema",
+        )
+    # Only whose records are whose is needed here, and that needs neither a public list nor a profile.
+    (data,) = read_tables({silo or table.stem: table}, replace(schema, users=None, identity=None)).silos
+    return data
+
+
+def _find_loss(section: TaskSection) -> Any:
+    """Return the loss of the run; None where it is the default one."""
+    from silodp.config.plugins import is_reference
+    from silodp.config.task import find_loss
+
+    if section.loss is None:
+        return None
+    if is_reference(section.loss) and not section.loss.startswith("torch.nn:"):
+        raise SilodpError(
+            f"the loss of the run is code, {section.loss}: in Python, give it to silodp.load(DIR).fine_tune(data, "
+            "loss=...).",
+            code="bundle.code",
+            field="task.loss",
+        )
+    return find_loss(section.loss, section.loss_options)
+
+
+def _measure(model: TrainedModel, data: SiloData, section: TaskSection) -> dict[str, float]:
+    """Return loss and metrics of silodp on the held-out records; nothing where there are none."""
+    from silodp.config.task import find_metrics
+    from silodp.training.metrics import METRICS
+    from silodp.training.task import Task
+
+    if not len(data.held_out):
+        return {}
+    known = None if section.metrics is None else [name for name in section.metrics if name in METRICS]
+    described = model.description
+    loss: Any = _find_loss(section) or model.find_loss(data.x)
+    metrics = find_metrics(known, getattr(loss, "name", ""), described, len(described.classes) or None)
+    task = Task(model.model, loss, metrics, pretrained=True)
+    return task.evaluate(task.flatten(task.model), data.held_out.x, data.held_out.y)

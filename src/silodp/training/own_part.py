@@ -1,0 +1,236 @@
+"""The part of a model that is a silo's own: trained further on its records after a run, and kept there.
+
+It is a scale and a shift of the outputs, and parameters that the silo names. What is shared is not changed by it, and
+so neither is ε. It must not be trained during the run, in turn with the shared parameters (Pillutla et al. 2022,
+"Federated Learning with Partial Model Personalization"): the updates of all persons of a silo would then depend on
+everyone whom its part was trained on, and one person would move a sum by many clips (tests/attacks/test_own_parts.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from silodp.data.inputs import map_arrays
+from silodp.errors import SilodpError
+from silodp.text import pluralize, suggest_name
+from silodp.training import model_state
+from silodp.training.losses import Loss
+from silodp.training.sgd.local import LocalTraining, silo_update
+from silodp.training.task import Task, make_tensor
+
+FOLDS = 5
+DEFAULT_LOCAL = LocalTraining(learning_rate=0.05, epochs=60, batch_size=16)
+"""The hyperparameters of SGD; `epochs` is the most that is tried."""
+STATEMENT = (
+    "The own part was trained without noise, and may tell of the persons whose records it was trained on: keep it, and "
+    "what is predicted with it, where these records are. ε is about the shared model alone."
+)
+_SHIFT = "outputs.shift"
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A silo's own part of the model of a run. It is private.
+
+    Attributes:
+        run: The id of the run.
+        weights: SHA-256 (hex) of the shared model.safetensors, which the part belongs to.
+        epochs: The passes over the silo's records; 0 where they did not help persons who were left out.
+        tensors: Its parameters, by name.
+    """
+
+    run: str
+    weights: str
+    epochs: int
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a .safetensors file."""
+        about = {"run": self.run, "weights": self.weights, "epochs": str(self.epochs), "about": STATEMENT}
+        return save_tensors({name: one.contiguous() for name, one in self.tensors.items()}, about)
+
+    @classmethod
+    def read(cls, path: str) -> OwnPart:
+        """Read what `to_bytes` gave.
+
+        Raises:
+            SilodpError: the file is missing or damaged (codes bundle.missing, bundle.damaged).
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+            tensors = load_tensors(Path(path).read_bytes())
+            return cls(about["run"], about["weights"], int(about["epochs"]), tensors)
+        except FileNotFoundError:
+            raise SilodpError(
+                f"{path} is missing: make it with `silodp fine-tune`.", code="bundle.missing", field="own"
+            ) from None
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise SilodpError(
+                f"{path} is no own part of a model ({type(error).__name__}): make it with `silodp fine-tune`.",
+                code="bundle.damaged",
+                field="own",
+            ) from None
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the shared model with this part.
+
+        Raises:
+            SilodpError: the part has other parameters than the model (code bundle.mixed).
+        """
+        own = _OwnOutputs(copy.deepcopy(model), self.tensors[_SHIFT].numel())
+        parameters = dict(own.named_parameters())
+        for name, tensor in self.tensors.items():
+            place = parameters.get(name)
+            if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+                raise SilodpError(
+                    f"the own part has '{name}', {tuple(tensor.shape)} of {tensor.dtype}, and the model has no such "
+                    "parameter: use it with the model that it was trained on.",
+                    code="bundle.mixed",
+                    field="own",
+                )
+            place.data.copy_(tensor)
+        return own.eval()
+
+
+class _Outputs(nn.Module):
+    """A scale of all outputs, and a shift of each."""
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(like.new_ones(()))
+        self.shift = nn.Parameter(like.new_zeros(size))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        # Of outputs (n, K, ...) every place of a class is shifted alike.
+        places = [1] * max(0, outputs.dim() - 2)
+        shift = self.shift.reshape(-1, *places) if outputs.dim() > 1 else self.shift.reshape(())
+        return outputs * self.scale + shift
+
+
+class _OwnOutputs(nn.Module):
+    """A model, and what is done to its outputs."""
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs = _Outputs(size, next(model.parameters()).detach())
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        found: Tensor = self.outputs(self.model(*args, **named))
+        return found
+
+
+def train_own_part(
+    model: nn.Module,
+    loss: Loss,
+    records: tuple[Any, NDArray[Any], NDArray[np.int64]],
+    parameters: Sequence[str] = (),
+    local: LocalTraining = DEFAULT_LOCAL,
+    seed: int | None = None,
+) -> tuple[dict[str, Tensor], int]:
+    """Train a silo's own part of a model, for as many epochs as helps persons who are left out.
+
+    How many epochs are best is found by cross-validation over the persons of the silo, so a silo whose records add
+    nothing keeps the shared model. No noise is added.
+
+    Args:
+        model: The shared model; it is left as it is.
+        loss: The loss.
+        records: x (n, ...), y (n, ...), and whose records they are, (n,).
+        parameters: Names of further parameters of the model to train, or patterns such as "head.*".
+        local: SGD's hyperparameters; `epochs` is the most that is tried.
+        seed: The seed of folds and batches; None draws one.
+
+    Returns:
+        The parameters of the part by name, and the epochs.
+
+    Raises:
+        SilodpError: fewer than two persons, a pattern that fits no parameter, or the model or loss cannot be trained.
+
+    Source: Cheng et al. 2021, "Fine-tuning is Fine in Federated Learning"; Platt 1999 for scale and shift.
+    """
+    x, y, user = records
+    persons, number = np.unique(user, return_inverse=True)
+    if len(persons) < 2:
+        raise SilodpError(
+            f"the records are of {pluralize(len(persons), 'person')}: a part of the model is trained on those of two "
+            "or more, and tried on persons whom it was not trained on.",
+            code="data.no_records",
+        )
+    task = _build_task(model, loss, parameters, x[:1])
+    random = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(int(random.integers(1 << 62)))
+    start = task.flatten(task.model)
+    folds = min(FOLDS, len(persons))
+    fold = random.permutation(np.arange(len(persons)) % folds)[number]
+    losses = np.zeros(local.epochs + 1)
+    for left_out in range(folds):
+        here, there = fold != left_out, fold == left_out
+        for epoch, params in enumerate(_train(task, start, x[here], y[here], local, generator)):
+            losses[epoch] += task.evaluate(params, x[there], y[there])["loss"] * there.mean()
+    # The fewest of equally good ones, and none where training diverges.
+    epochs = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
+    params = start
+    if epochs:
+        *_, params = _train(task, start, x, y, replace(local, epochs=epochs), generator)
+    return {name: one.clone() for name, one in zip(task.names, task.unflatten(params), strict=True)}, epochs
+
+
+def _build_task(model: nn.Module, loss: Loss, parameters: Sequence[str], example: Any) -> Task:
+    """Return a task whose trainable parameters are the own part, at the values of the shared model."""
+    model = copy.deepcopy(model)
+    chosen = _find_parameters(model, parameters)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    like = next(model.parameters())
+
+    with torch.no_grad():
+        outputs = model_state.call_model(
+            model, map_arrays(lambda one: make_tensor(one, like.device, like.dtype), example)
+        )
+    own = _OwnOutputs(model, outputs.shape[1] if outputs.dim() > 1 else 1)
+    return Task(own, loss, pretrained=True)
+
+
+def _find_parameters(model: nn.Module, patterns: Sequence[str]) -> set[str]:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise SilodpError(
+                f"no parameter of the model is named {pattern!r}: "
+                f"{suggest_name(pattern, names) or f'its parameters are {shown}.'}",
+                code="argument.value",
+                field="parameters",
+            )
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def _train(
+    task: Task, start: Tensor, x: Any, y: NDArray[Any], local: LocalTraining, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Yield the parameters (d,) after 0, 1, 2, ... epochs."""
+    once, params = replace(local, epochs=1), start
+    yield params
+    for _ in range(local.epochs):
+        params = params + silo_update(task, params, x, y, once, generator)
+        yield params
