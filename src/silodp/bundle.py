@@ -52,7 +52,7 @@ from silodp.training.losses import (
     cross_entropy,
     flatten_outputs,
 )
-from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT, OwnPart, train_own_part
+from silodp.training.own_part import DEFAULT_LOCAL, OwnPart, train_own_part
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import compute_outputs, make_tensor
 
@@ -76,7 +76,7 @@ class TrainedModel:
         model: The model, in eval mode, on the CPU, with the weights of the run.
         guarantees: What the run guarantees, by adversary.
         description: Content of model.json.
-        own: A silo's own part of the model, which no ε covers; None for the shared model.
+        own: A silo's own part of the model, which no ε covers, or a recalibration; None for the shared model.
     """
 
     model: nn.Module
@@ -86,7 +86,7 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         released = " ".join(str(self.guarantees["released"]).split())
-        own = "" if self.own is None else f"; {STATEMENT}"
+        own = "" if self.own is None else f"; {self.own.about}"
         return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released}{own})"
 
     @property
@@ -375,7 +375,7 @@ def load(
             copied.
         code: Where the architecture is code outside silodp, the file or the dotted module with it, for example
             DIR/model.py. It is run only if it is, byte for byte, the code of the run: read it first.
-        own: A silo's own part of the model, a file of `silodp fine-tune`.
+        own: A silo's own part of the model, or a recalibration: a file of `silodp fine-tune` or `silodp recalibrate`.
 
     Returns:
         The model, with the guarantees of the run.

@@ -18,7 +18,7 @@ from silodp.data.silo_data import SiloData
 from silodp.training import LocalTraining, binary_cross_entropy, cox, cross_entropy, squared_error
 from silodp.training.losses import Loss
 from silodp.training.models import unet
-from silodp.training.own_part import STATEMENT, train_own_part
+from silodp.training.own_part import RECALIBRATED, STATEMENT, OwnPart, train_own_part
 from support.commands import Silodp, assert_sentence
 from support.oracles import small_federation
 from support.refusals import refused
@@ -243,3 +243,56 @@ def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
         replace(model, description=described).fine_tune(silo)
     own = Loss.per_record("own", lambda o, t: (o[:, 0] - t).square())
     assert replace(model, description=described).fine_tune(silo, loss=own, seed=0).own is not None
+
+
+SUMS = """
+[evaluation]
+across = "sums"
+noise_multiplier = 0.5
+clip = 2.0
+by = ["dose"]
+[card]
+subgroups = { dose = [4, 8, 12] }
+"""
+
+
+def test_outputs_are_recalibrated_by_noisy_counts(folder: Path, silodp: Silodp) -> None:
+    (folder / "config.toml").write_text(CONFIG + SUMS)
+    assert silodp("run", folder / "config.toml", "--out", folder / "run").status == 0
+    page = (folder / "run" / "report.html").read_text()
+    assert "If a threshold decides" in page
+    assert "silodp recalibrate" in page
+    assert "The largest differences between subgroups" in page
+    assert "Decision curve" in page
+    out = folder / "fixed.safetensors"
+    made = silodp("recalibrate", folder / "run", "--out", out, "--json")
+    assert made.status == 0, made.err
+    assert made.json["after"] < made.json["before"]
+    assert made.json["about"] == RECALIBRATED
+    arguments = ("predict", folder / "run", folder / "north.csv", "--silo", "north", "--out")
+    assert silodp(*arguments, folder / "shared.csv").status == 0
+    fixed = silodp(*arguments, folder / "fixed.csv", "--own", out)
+    assert fixed.status == 0, fixed.err
+    assert RECALIBRATED in fixed.out
+    assert STATEMENT not in fixed.out
+    before, after = (
+        pd.read_csv(folder / f"{name}.csv")["probability_yes"].to_numpy() for name in ("shared", "fixed")
+    )
+    logit = np.log(before / (1 - before)) * made.json["scale"] + made.json["shift"]
+    np.testing.assert_allclose(after, 1 / (1 + np.exp(-logit)), rtol=1e-4)
+
+
+def test_without_noisy_counts_nothing_is_recalibrated(run: Path, folder: Path, silodp: Silodp) -> None:
+    found = silodp("recalibrate", run, "--out", folder / "fixed.safetensors")
+    assert_sentence(found, code="evaluation.labels")
+    page = (run / "report.html").read_text()
+    assert "Computed from private held-out records" in page
+    assert "silodp recalibrate" not in page
+
+
+def test_one_shift_of_two_logits_is_that_of_the_second_class() -> None:
+    model = nn.Linear(3, 2)
+    fixed = OwnPart.of_recalibration("r", "w", 0.5, -1.0).apply(model)
+    x = torch.randn(5, 3)
+    logit = model(x)[:, 1] - model(x)[:, 0]
+    torch.testing.assert_close(fixed(x)[:, 1] - fixed(x)[:, 0], 0.5 * logit - 1)

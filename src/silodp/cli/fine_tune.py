@@ -1,4 +1,4 @@
-"""`silodp fine-tune`: a silo's own part of a finished run's model, trained on its table and kept there."""
+"""Parts that go with the model of a finished run: a silo's own one, and a recalibration by noisy counts."""
 
 from __future__ import annotations
 
@@ -112,6 +112,43 @@ def train_part(
             f"{name} on {pluralize(held_out, 'held-out record')} (private): {before} shared, {after} with it."
         )
     show(result, as_json, [*lines, STATEMENT, describe_epsilon(shared.guarantees["released"])])
+
+
+def recalibrate(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the correction is written: .safetensors.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Correct the probabilities of two classes by the noisy counts of a run's evaluation. It costs no further ε."""
+    _check_out(out)
+    from silodp.report.decisions import find_decisions
+    from silodp.report.evaluation import find_evaluation
+    from silodp.report.run_record import read_run
+    from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+    from silodp.training.own_part import RECALIBRATED, OwnPart
+    from silodp.wire.files import write_durably
+
+    decisions = find_decisions(find_evaluation(read_run(directory).rows), None)
+    if decisions is None or decisions.recalibration is None:
+        raise SilodpError(
+            f"{directory} has no noisy counts of two classes by which outputs could be corrected, or the noise is too "
+            'large: run it with evaluation.across = "sums" and less noise, or use `silodp fine-tune` in each silo.',
+            code="evaluation.labels",
+            field="evaluation.across",
+        )
+    fix, described = decisions.recalibration, ModelDescription.read(directory / DESCRIPTION)
+    part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift)
+    write_durably(out, part.to_bytes())
+    result = {"out": str(out), **vars(fix), "about": RECALIBRATED}
+    sign = "plus" if fix.shift >= 0 else "minus"
+    line = (
+        f"{out}: logits are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} ± "
+        f"{fix.shift_error:.2g} (standard errors); log loss, to the width of the steps: {fix.before:.4g} before, "
+        f"{fix.after:.4g} after."
+    )
+    show(result, as_json, [line, RECALIBRATED])
 
 
 def _check_out(out: Path) -> None:

@@ -60,6 +60,7 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
         "fine-tune": "silodp.cli.fine_tune:train_part",
+        "recalibrate": "silodp.cli.fine_tune:recalibrate",
         "attack": "silodp.cli.attack:attack",
         "statistics": "silodp.cli.statistics:statistics",
         "cohort": "silodp.cli.cohort:cohort_app",

@@ -61,7 +61,10 @@ def predict(
     ] = None,
     own: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The silo's own part of the model, made by `silodp fine-tune`."),
+        typer.Option(
+            metavar="FILE",
+            help="The silo's own part of the model, made by `silodp fine-tune`, or a recalibration.",
+        ),
     ] = None,
     silo: Annotated[
         str | None,
@@ -97,7 +100,6 @@ def predict(
     _check_out(out, table)
     from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
-    from silodp.training.own_part import STATEMENT
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.
     with contextlib.redirect_stdout(sys.stderr):
@@ -123,7 +125,7 @@ def predict(
         "rows": len(predictions),
         "columns": list(model.columns),
         "guarantee": model.guarantees["released"].to_dict(),
-        **({} if model.own is None else {"not_covered": STATEMENT}),
+        **({} if model.own is None else {"own_part": model.own.about}),
     }
     show(
         result,
@@ -131,7 +133,7 @@ def predict(
         [
             f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
-            *([] if model.own is None else [STATEMENT]),
+            *([] if model.own is None else [model.own.about]),
         ],
     )
 

@@ -100,6 +100,11 @@ class NoisyEvaluation:
         classes = len(self.confusion or ())
         return names if len(names) == classes else [str(number) for number in range(classes)]
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the counts are by class, of two, and by step of the predicted probability."""
+        return len(self.confusion or ()) == 2 and len(self.counts) == 2
+
     def list_parts(self, of_silos: bool) -> list[EvaluatedPart]:
         """Return the silos, or the subgroups, that are shown."""
         return [part for part in self.parts if part.shown and (part.of == "silo") == of_silos]

@@ -21,6 +21,7 @@ from silodp.report import guarantee_text, plots
 from silodp.report.attack_plots import plot_noise, plot_roc
 from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
 from silodp.report.checklist import list_statements
+from silodp.report.decisions import find_decisions, list_gaps
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
@@ -43,6 +44,7 @@ _PICTURES = [
         "budgets",
         "calibration",
         "confusion",
+        "decisions",
         "survival",
         "silos",
         "groups",
@@ -115,6 +117,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
     ends, held_out = _list_ends(run.rows), read_held_out(directory)
     evaluation = find_evaluation(run.rows) if run.summary.get("evaluation") == "sums" else None
     evaluated = [row["round"] for row in run.rows if row.get("evaluation")]
+    decisions = find_decisions(evaluation, held_out)
     figure = plots.plot_epsilon(run.rows)
     return render(
         "report.html",
@@ -137,6 +140,11 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         evaluation=evaluation,
         held_out=held_out,
         details=_draw_details(pictures, run, ends, held_out, evaluation, facts.classes),
+        decisions=decisions,
+        decision_curve=decisions
+        and (curve := plots.plot_decisions(decisions.thresholds)) is not None
+        and _add(pictures, "decisions", curve),
+        gaps=list_gaps(evaluation.list_parts(False)) if evaluation else (),
         utility=_draw_utility(pictures, run, ends),
         attacked=_draw_attack(pictures, run.attack),
         attack_scope=describe_scope(run.attack, released.rounds) if run.attack else (),
@@ -280,7 +288,7 @@ def _plot_evaluation(
     if evaluation.confusion is not None:
         names = list(evaluation.name_classes(classes))
         # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
-        if len(names) == 2 and evaluation.counts:
+        if evaluation.has_steps:
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)  # type: ignore[arg-type]
             drawn.append(("calibration", plots.plot_calibration(bins, names[1]), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))

@@ -38,24 +38,36 @@ STATEMENT = (
     "The own part was trained without noise, and may tell of the persons whose records it was trained on: keep it, and "
     "what is predicted with it, where these records are. ε is about the shared model alone."
 )
-_SHIFT = "outputs.shift"
+RECALIBRATED = (
+    "The outputs are recalibrated by noisy counts of held-out records, which the ε of the run covers: the file may be "
+    "given on with the model."
+)
+_SCALE, _SHIFT = "outputs.scale", "outputs.shift"
 
 
 @dataclass(frozen=True)
 class OwnPart:
-    """A silo's own part of the model of a run. It is private.
+    """A part that goes with the model of a run: a silo's own, which is private, or a recalibration.
 
     Attributes:
         run: The id of the run.
         weights: SHA-256 (hex) of the shared model.safetensors, which the part belongs to.
         epochs: The passes over the silo's records; 0 where they did not help persons who were left out.
         tensors: Its parameters, by name.
+        about: What the part may tell, and of whom.
     """
 
     run: str
     weights: str
     epochs: int
     tensors: Mapping[str, Tensor] = field(repr=False)
+    about: str = STATEMENT
+
+    @classmethod
+    def of_recalibration(cls, run: str, weights: str, scale: float, shift: float) -> OwnPart:
+        """Return the part that multiplies the logit of two classes and adds a shift."""
+        tensors = {_SCALE: torch.tensor(scale), _SHIFT: torch.tensor([shift])}
+        return cls(run, weights, 0, tensors, RECALIBRATED)
 
     @property
     def size(self) -> int:
@@ -64,7 +76,7 @@ class OwnPart:
 
     def to_bytes(self) -> bytes:
         """Return the content of a .safetensors file."""
-        about = {"run": self.run, "weights": self.weights, "epochs": str(self.epochs), "about": STATEMENT}
+        about = {"run": self.run, "weights": self.weights, "epochs": str(self.epochs), "about": self.about}
         return save_tensors({name: one.contiguous() for name, one in self.tensors.items()}, about)
 
     @classmethod
@@ -78,7 +90,9 @@ class OwnPart:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
             tensors = load_tensors(Path(path).read_bytes())
-            return cls(about["run"], about["weights"], int(about["epochs"]), tensors)
+            # No other text: what is printed of a part must not come from a file.
+            stated = RECALIBRATED if about["about"] == RECALIBRATED else STATEMENT
+            return cls(about["run"], about["weights"], int(about["epochs"]), tensors, stated)
         except FileNotFoundError:
             raise SilodpError(
                 f"{path} is missing: make it with `silodp fine-tune`.", code="bundle.missing", field="own"
@@ -122,6 +136,9 @@ class _Outputs(nn.Module):
     def forward(self, outputs: Tensor) -> Tensor:
         # Of outputs (n, K, ...) every place of a class is shifted alike.
         places = [1] * max(0, outputs.dim() - 2)
+        if self.shift.numel() == 1 and outputs.dim() > 1 and outputs.shape[1] == 2:
+            # One shift of two logits is that of the second class.
+            return outputs * self.scale + torch.cat([torch.zeros_like(self.shift), self.shift])
         shift = self.shift.reshape(-1, *places) if outputs.dim() > 1 else self.shift.reshape(())
         return outputs * self.scale + shift
 

@@ -1,0 +1,286 @@
+"""What follows for decisions from counts of two classes by step of the predicted probability.
+
+Which records are called positive at a threshold, how good that is, and how the outputs should be corrected. The counts
+may carry noise that ε covers: all here is post-processing of them, and every number has an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
+from silodp.report.formatting import find_interval, format_measure
+from silodp.report.held_out import BINS, CalibrationBin, HeldOut
+
+_MIN_CERTAINTY = 3.0
+"""Standard deviations of its noise that a count must exceed before something is divided by it."""
+_STEPS, _RIDGE = 50, 1.0
+"""Of Newton's method, and how much a scale of 1 and a shift of 0 are preferred, in units of one record."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A number with its errors.
+
+    Attributes:
+        value: The number.
+        noise_error: The standard error that the noise of the counts causes, to first order.
+        sampling_error: The standard error because the records are a sample, if they were independent.
+        least: The smallest value that it can have.
+    """
+
+    value: float
+    noise_error: float
+    sampling_error: float
+    least: float = 0.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The 95 % interval, for both errors together."""
+        return find_interval(self.value, math.hypot(self.noise_error, self.sampling_error), self.least)
+
+    def __str__(self) -> str:
+        low, high = self.limits
+        return f"{format_measure(self.value)} ({low:.2g} to {high:.2g})"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What is decided if records with at least this probability are called positive; None: lost in the noise.
+
+    Attributes:
+        probability: The threshold t.
+        called: The share of the records that are called positive.
+        sensitivity: The share of them among the positive records.
+        specificity: The share of the others among the negative records.
+        positive_value: The share of positive records among those that are called positive.
+        negative_value: The share of negative records among the others.
+        net_benefit: (true positives − t/(1 − t) · false positives) / records.
+        treat_all: The net benefit of calling all records positive.
+    """
+
+    probability: float
+    called: Share | None
+    sensitivity: Share | None
+    specificity: Share | None
+    positive_value: Share | None
+    negative_value: Share | None
+    net_benefit: Share | None
+    treat_all: Share | None
+
+
+def list_thresholds(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[Threshold, ...]:
+    """Return what follows from counts for each threshold between two steps of the probability.
+
+    Args:
+        counts: (2, B), by class and by step of the probability.
+        noise_std: The standard deviation of the noise in a count.
+
+    Source: Vickers and Elkin 2006, "Decision Curve Analysis", for net benefit.
+    """
+    table = np.asarray(counts, dtype=float)
+    steps = table.shape[1]
+    found = []
+    for place in range(1, steps):
+        above = np.arange(steps) >= place
+        called = np.stack([above, above])
+        positive = np.stack([np.zeros(steps, bool), np.ones(steps, bool)])
+        weight = (place / steps) / (1 - place / steps)
+        values = np.where(called, np.where(positive, 1.0, -weight), 0.0)
+        everyone = np.ones_like(called)
+        found.append(
+            Threshold(
+                place / steps,
+                called=_measure_share(table, everyone, called, noise_std),
+                sensitivity=_measure_share(table, positive, called, noise_std),
+                specificity=_measure_share(table, ~positive, ~called, noise_std),
+                positive_value=_measure_share(table, called, positive, noise_std),
+                negative_value=_measure_share(table, ~called, ~positive, noise_std),
+                net_benefit=_measure_mean(table, values, noise_std),
+                treat_all=_measure_mean(table, np.where(positive, 1.0, -weight), noise_std),
+            )
+        )
+    return tuple(found)
+
+
+def _measure_share(
+    table: NDArray[np.float64], within: NDArray[np.bool_], chosen: NDArray[np.bool_], noise_std: float
+) -> Share | None:
+    """Return the share of chosen records among some; None where their number is lost in the noise."""
+    total = float(table[within].sum())
+    if total <= _MIN_CERTAINTY * noise_std * math.sqrt(within.sum()) or total <= 0:
+        return None
+    value = min(max(float(table[within & chosen].sum()) / total, 0.0), 1.0)
+    inside, outside = int((within & chosen).sum()), int((within & ~chosen).sum())
+    # The derivative of a/(a + b) by a count of a is (1 − value)/total, and by one of b it is −value/total.
+    noise = noise_std * math.hypot((1 - value) * math.sqrt(inside), value * math.sqrt(outside)) / total
+    # Laplace's rule of succession, as for calibration: of few records no share is certain.
+    smoothed = (value * total + 1) / (total + 2)
+    return Share(value, noise, math.sqrt(smoothed * (1 - smoothed) / (total + 2)))
+
+
+def _measure_mean(table: NDArray[np.float64], values: NDArray[np.float64], noise_std: float) -> Share | None:
+    """Return the mean of what a record in each cell counts for; None where their number is lost in the noise."""
+    total = float(table.sum())
+    if total <= _MIN_CERTAINTY * noise_std * math.sqrt(table.size) or total <= 0:
+        return None
+    mean = float((table * values).sum()) / total
+    noise = noise_std * math.sqrt(float(((values - mean) ** 2).sum())) / total
+    variance = max(float((table * (values - mean) ** 2).sum()) / total, 0.0)
+    return Share(mean, noise, math.sqrt(variance / total), -math.inf)
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """A correction of the outputs: logit p becomes scale · logit p + shift.
+
+    Attributes:
+        scale: Below 1 where predictions are too extreme; 1/scale is the temperature.
+        shift: Above 0 where positive records are more frequent than predicted.
+        scale_error: The standard error of the scale, by noise and sample together.
+        shift_error: That of the shift.
+        before: The log loss of the predictions, to the width of a step.
+        after: That of the corrected ones.
+    """
+
+    scale: float
+    shift: float
+    scale_error: float
+    shift_error: float
+    before: float
+    after: float
+
+
+def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibration | None:
+    """Return the scale and the shift under which the counts are likeliest.
+
+    Noise may make counts negative; they count as none. Under much noise they may say the reverse of what the model
+    says, and are then no ground for a correction.
+
+    Args:
+        counts: (2, B), by class and by step of the probability.
+        noise_std: The standard deviation of the noise in a count.
+
+    Returns:
+        The correction; None where a class has no records, or the scale is not above twice its standard error.
+
+    Source: Platt 1999, "Probabilistic Outputs for Support Vector Machines", on records by step; Guo et al. 2017, "On
+    Calibration of Modern Neural Networks", for the temperature.
+    """
+    negative, positive = np.maximum(np.asarray(counts, dtype=float), 0.0)
+    if not negative.sum() or not positive.sum():
+        return None
+    middles = (np.arange(len(positive)) + 0.5) / len(positive)
+    logits = np.log(middles / (1 - middles))
+    total = negative + positive
+    start = np.array([1.0, 0.0])
+    found = start.copy()
+    design = np.stack([logits, np.ones_like(logits)], 1)
+    for _ in range(_STEPS):
+        chance = 1 / (1 + np.exp(-design @ found))
+        gradient = design.T @ (total * chance - positive) + _RIDGE * (found - start)
+        hessian = (design * (total * chance * (1 - chance))[:, None]).T @ design + _RIDGE * np.eye(2)
+        # A step of at most 1 in each direction, so that a start far from the best one does not overshoot.
+        found = found - np.clip(np.linalg.solve(hessian, gradient), -1, 1)
+
+    def log_loss(by: NDArray[np.float64]) -> float:
+        scores = design @ by
+        losses = positive * np.logaddexp(0, -scores) + negative * np.logaddexp(0, scores)
+        return float(losses.sum() / total.sum())
+
+    # The delta method: a count changes the gradient by (chance − 1)·x or chance·x, and the sample by its own variance.
+    inverse = np.linalg.inv(hessian)
+    by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
+    errors = np.sqrt(np.diag(inverse @ (hessian + noise_std**2 * by_count) @ inverse))
+    if found[0] <= 2 * errors[0]:
+        return None
+    scale, shift, scale_error, shift_error = (float(one) for one in (*found, *errors))
+    return Recalibration(scale, shift, scale_error, shift_error, log_loss(start), log_loss(found))
+
+
+def count_by_step(bins: Sequence[CalibrationBin]) -> list[list[float]]:
+    """Return counts (2, B) by class and by step, of bins that have them without noise."""
+    counts = np.zeros((2, BINS))
+    for one in bins:
+        place = min(int(one.predicted * BINS + 1e-9), BINS - 1)
+        counts[:, place] += (one.records * (1 - one.observed), one.records * one.observed)
+    return counts.tolist()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The largest difference of a metric between two subgroups of a column.
+
+    Attributes:
+        column: The column.
+        metric: The name of the metric.
+        low: The name of the subgroup with the lowest value.
+        high: The name of that with the highest.
+        difference: By how much they differ.
+    """
+
+    column: str
+    metric: str
+    low: str
+    high: str
+    difference: Share
+
+
+def list_gaps(parts: Sequence[EvaluatedPart]) -> tuple[Gap, ...]:
+    """Return the gap of every metric in every column, of subgroups that are shown."""
+    columns: dict[str, list[EvaluatedPart]] = {}
+    for part in parts:
+        columns.setdefault(part.of, []).append(part)
+    found = []
+    for column, members in columns.items():
+        for metric in members[0].estimates:
+            known = [(one.name, one.estimates[metric]) for one in members if metric in one.estimates]
+            if len(known) < 2:
+                continue
+            (low, least), (high, most) = (
+                choose(known, key=lambda one: one[1].value) for choose in (min, max)
+            )
+            # Different records with noise of their own: variances add up.
+            noise = math.hypot(least.standard_error, most.standard_error)
+            sampling = math.hypot(least.sampling_error or 0.0, most.sampling_error or 0.0)
+            difference = Share(most.value - least.value, noise, sampling, -math.inf)
+            found.append(Gap(column, metric, low, high, difference))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What follows for decisions from the held-out records of two classes.
+
+    Attributes:
+        thresholds: By rising probability.
+        recalibration: A correction of the outputs; None where a class has no records.
+        is_covered: Whether ε covers the counts.
+    """
+
+    thresholds: tuple[Threshold, ...]
+    recalibration: Recalibration | None
+    is_covered: bool
+
+
+def find_decisions(evaluation: NoisyEvaluation | None, held_out: HeldOut | None) -> Decisions | None:
+    """Return what follows from noisy sums, else from held-out records; None where there are no two classes."""
+    if evaluation is not None:
+        if not evaluation.has_steps:
+            return None
+        counts: Sequence[Sequence[float]] = evaluation.counts  # type: ignore[assignment]
+        noise, is_covered = evaluation.noise_std, True
+    elif held_out is not None and held_out.calibration:
+        counts, noise, is_covered = count_by_step(held_out.calibration), 0.0, False
+    else:
+        return None
+    steps = len(counts[1])
+    # Of many narrow steps, about ten.
+    every = max(1, steps // BINS)
+    thresholds = list_thresholds(counts, noise)[every - 1 :: every]
+    return Decisions(thresholds, recalibrate(counts, noise), is_covered)

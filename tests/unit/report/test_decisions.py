@@ -1,0 +1,178 @@
+"""Thresholds, recalibration and gaps from counts: exact without noise, and with errors that cover noise and sample."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import precision_score, recall_score
+
+from silodp.report.decisions import find_decisions, list_gaps, list_thresholds, recalibrate
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
+from silodp.report.held_out import CalibrationBin, HeldOut
+from silodp.training.counts import Estimate
+
+MEASURES = (
+    "called",
+    "sensitivity",
+    "specificity",
+    "positive_value",
+    "negative_value",
+    "net_benefit",
+    "treat_all",
+)
+STEPS = 10
+
+
+def draw(
+    records: int, seed: int = 0, scale: float = 1.0, shift: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities, and labels that are as likely as the corrected probabilities say."""
+    coins = np.random.default_rng(seed)
+    logit = coins.normal(0, 1.5, records)
+    true = 1 / (1 + np.exp(-(scale * logit + shift)))
+    return 1 / (1 + np.exp(-logit)), (coins.random(records) < true).astype(int)
+
+
+def count(probability: np.ndarray, label: np.ndarray) -> np.ndarray:
+    counts = np.zeros((2, STEPS))
+    np.add.at(counts, (label, (probability * STEPS).astype(int)), 1)
+    return counts
+
+
+def test_every_measure_is_that_of_the_records() -> None:
+    probability, label = draw(500)
+    for one in list_thresholds(count(probability, label).tolist(), 0.0):
+        called = (probability >= one.probability).astype(int)
+        assert one.called is not None
+        assert one.called.value == pytest.approx(called.mean())
+        assert one.sensitivity is not None
+        assert one.sensitivity.value == pytest.approx(recall_score(label, called))
+        assert one.specificity is not None
+        assert one.specificity.value == pytest.approx(recall_score(1 - label, 1 - called))
+        assert one.positive_value is not None
+        assert one.positive_value.value == pytest.approx(precision_score(label, called))
+        assert one.negative_value is not None
+        assert one.negative_value.value == pytest.approx(precision_score(1 - label, 1 - called))
+        odds = one.probability / (1 - one.probability)
+        assert one.net_benefit is not None
+        assert one.net_benefit.value == pytest.approx((called * label - odds * called * (1 - label)).mean())
+        assert one.treat_all is not None
+        assert one.treat_all.value == pytest.approx((label - odds * (1 - label)).mean())
+        assert one.net_benefit.noise_error == 0
+
+
+@pytest.mark.parametrize("kind", ["noise", "sample"])
+def test_errors_are_those_of_many_draws(kind: str) -> None:
+    coins, noise_std = np.random.default_rng(1), 4.0
+    counts = count(*draw(2000))
+    drawn = []
+    for seed in range(600):
+        again = (
+            counts + coins.normal(0, noise_std, counts.shape) if kind == "noise" else count(*draw(2000, seed))
+        )
+        rows = list_thresholds(again.tolist(), 0.0)
+        drawn.append([[getattr(row, name).value for name in MEASURES] for row in rows])
+    spread = np.std(drawn, axis=0)
+    for row, wanted in zip(list_thresholds(counts.tolist(), noise_std), spread, strict=True):
+        for name, expected in zip(MEASURES, wanted, strict=True):
+            share = getattr(row, name)
+            found = share.noise_error if kind == "noise" else share.sampling_error
+            # That of the sample is a little larger where a share is near 0 or 1 (Laplace's rule).
+            assert 0.8 * expected <= found <= 1.4 * expected + 1e-4, (row.probability, name)
+
+
+def test_what_is_lost_in_the_noise_is_not_told() -> None:
+    counts = [[50.0] * STEPS, [1.0] * STEPS]
+    (first, *_, last) = list_thresholds(counts, 10.0)
+    assert first.sensitivity is None
+    assert last.positive_value is not None  # fifty negative records are enough to divide by
+    assert first.specificity is not None
+    assert list_thresholds([[0.0] * STEPS] * 2, 0.0)[0].net_benefit is None
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (0.4, 0.0), (0.7, -1.0), (2.0, 0.5)])
+def test_a_correction_is_found_again(scale: float, shift: float) -> None:
+    counts = count(*draw(200_000, scale=scale, shift=shift))
+    found = recalibrate(counts.tolist(), 0.0)
+    assert found is not None
+    assert found.scale == pytest.approx(scale, rel=0.1)
+    assert found.shift == pytest.approx(shift, abs=0.05)
+    assert found.after <= found.before
+    # The independent oracle, on a record per count at the middle of its step.
+    middles = (np.arange(STEPS) + 0.5) / STEPS
+    logits = np.tile(np.log(middles / (1 - middles)), 2)[:, None]
+    labels = np.repeat([0, 1], STEPS)
+    oracle = LogisticRegression(C=1e6, tol=1e-10).fit(logits, labels, sample_weight=counts.ravel())
+    assert found.scale == pytest.approx(oracle.coef_[0, 0], rel=1e-3)
+    assert found.shift == pytest.approx(oracle.intercept_[0], abs=1e-3)
+
+
+def test_the_error_of_a_correction_is_that_of_many_draws() -> None:
+    coins, counts, noise_std = np.random.default_rng(2), count(*draw(3000, scale=0.6)), 8.0
+    found = recalibrate(counts.tolist(), noise_std)
+    assert found is not None
+    drawn = []
+    for seed in range(300):
+        again = count(*draw(3000, seed, scale=0.6)) + coins.normal(0, noise_std, counts.shape)
+        one = recalibrate(again.tolist(), 0.0)
+        assert one is not None
+        drawn.append((one.scale, one.shift))
+    assert np.allclose((found.scale_error, found.shift_error), np.std(drawn, axis=0), rtol=0.25)
+
+
+def test_noise_that_says_the_reverse_is_no_ground_for_a_correction() -> None:
+    counts = count(*draw(300))
+    assert recalibrate(counts[::-1].tolist(), 0.0) is None
+    assert recalibrate(counts.tolist(), 60.0) is None
+    assert recalibrate([[5.0] * STEPS, [0.0] * STEPS], 0.0) is None
+
+
+def make_evaluation(counts: list[list[float]], **fields: object) -> NoisyEvaluation:
+    confusion = [[sum(row[:5]), sum(row[5:])] for row in counts]
+    return NoisyEvaluation(1, 0.0, {}, confusion, counts, **fields)  # type: ignore[arg-type]
+
+
+def test_noisy_sums_go_before_private_records_and_places_have_no_steps() -> None:
+    counts = count(*draw(400)).tolist()
+    covered = find_decisions(make_evaluation(counts), None)
+    assert covered is not None
+    assert covered.is_covered
+    bins = [
+        CalibrationBin((b + 0.5) / 10, yes / (no + yes), no + yes, 0.1)
+        for b, (no, yes) in enumerate(zip(*counts, strict=True))
+        if no + yes
+    ]
+    private = find_decisions(None, HeldOut(1, parts=(), calibration=tuple(bins)))
+    assert private is not None
+    assert not private.is_covered
+    for one, other in zip(covered.thresholds, private.thresholds, strict=True):
+        assert one.net_benefit is not None
+        assert other.net_benefit is not None
+        assert one.net_benefit.value == pytest.approx(other.net_benefit.value)
+    assert find_decisions(NoisyEvaluation(1, 0.0, {}, [[5.0, 1.0], [1.0, 5.0]]), None) is None
+    assert find_decisions(None, None) is None
+    many = find_decisions(make_evaluation(np.repeat(counts, 4, axis=1).tolist()), None)
+    assert many is not None
+    assert [one.probability for one in many.thresholds] == [one.probability for one in covered.thresholds]
+
+
+def test_the_gap_of_a_column_is_between_its_extremes() -> None:
+    def part(of: str, name: str, value: float | None) -> EvaluatedPart:
+        found = {} if value is None else {"accuracy": Estimate(value, 0.03, value, value, 0.04)}
+        return EvaluatedPart(of, name, True, 50.0, 1.0, found)
+
+    parts = [
+        part("sex", "f", 0.7),
+        part("sex", "m", 0.8),
+        part("age", "young", 0.9),
+        part("age", "old", None),
+    ]
+    (gap,) = list_gaps([*parts, part("sex", "x", 0.75)])
+    assert (gap.column, gap.low, gap.high) == ("sex", "f", "m")
+    assert gap.difference.value == pytest.approx(0.1)
+    assert gap.difference.noise_error == pytest.approx(0.03 * math.sqrt(2))
+    assert gap.difference.sampling_error == pytest.approx(0.04 * math.sqrt(2))
+    assert gap.difference.limits[0] < 0 < gap.difference.limits[1]
