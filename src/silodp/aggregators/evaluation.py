@@ -26,6 +26,7 @@ from silodp.methods.count_parts import CountParts
 from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, LocalEvaluation
 from silodp.methods.statistics import MAX_CELLS
 from silodp.training.counts import CountTable
+from silodp.training.places import MOST_CLASSES
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule, MessageSchema, MessageType
 
@@ -143,7 +144,11 @@ def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
             code="evaluation.labels",
             field="evaluation.across",
         )
-    kind = "places" if data.label_shape else "scores" if data.classes == 2 else "classes"
+    if data.label_shape:
+        # A table of all pairs of classes is of use for few of them, and every count has noise of its own.
+        kind = "places" if data.classes <= MOST_CLASSES else "tokens"
+    else:
+        kind = "scores" if data.classes == 2 else "classes"
     return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from silodp.text import describe_exception
 from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, name_linear_model
+from silodp.training.places import MOST_CLASSES
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
@@ -114,7 +115,7 @@ def find_metrics(
         classes: The number of classes; None for other kinds of label.
     """
     if names is None and labels.label_shape:
-        names = ("accuracy", "dice")
+        names = ("accuracy", "dice") if (classes or 0) <= MOST_CLASSES else ("accuracy", "perplexity")
     elif names is None and classes:
         names = ("accuracy", "roc_auc") if classes == 2 else ("accuracy",)
     elif names is None:
@@ -152,6 +153,14 @@ def _check_inputs(model: str, public: PublicData) -> None:
     """Refuse a network of silodp that does not take the arrays of the records."""
     # First, so that an unknown name is refused as such, and not for what the records are.
     lookup(model, MODELS, "task.model")
+    if model == "causal_lm":
+        if isinstance(public.categories, int) and [one.name for one in public.inputs] == [""]:
+            return
+        raise _refuse_model(
+            model,
+            "takes rows of ids of tokens, and the records are something else: choose another model",
+            "model.inputs",
+        )
     if public.has_codes == (model == "embedding") and (public.has_codes or not public.inputs):
         return
     if public.has_codes:

@@ -20,6 +20,7 @@ DATASETS: Registry[Dataset] = Registry(
         "fashion_mnist": "silodp_experiments.benchmarks.images:FASHION_MNIST",
         "digit_masks": "silodp_experiments.benchmarks.images:DIGIT_MASKS",
         "digit_volumes": "silodp_experiments.benchmarks.images:DIGIT_VOLUMES",
+        "docstrings": "silodp_experiments.benchmarks.text:DOCSTRINGS",
         "acs_income": "silodp_experiments.benchmarks.finance:ACS_INCOME",
         "embedded": "silodp_experiments.benchmarks.health:EMBEDDED",
         "tables": "silodp.data.tables.dataset:TABLES",

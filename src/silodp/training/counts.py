@@ -20,12 +20,18 @@ from silodp.errors import SilodpError
 from silodp.settings import Settings, Whole
 from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
-from silodp.training.places import flatten_places, measure_overlap, predict_places, share_places
+from silodp.training.places import (
+    average_surprise,
+    flatten_places,
+    measure_overlap,
+    predict_places,
+    share_places,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TableKind = Literal["scores", "classes", "survival", "numbers", "places"]
+TableKind = Literal["scores", "classes", "survival", "numbers", "places", "tokens"]
 REACH = 4.0
 """Errors and labels beyond so many public spreads count as that many."""
 MIN_CERTAINTY = 3.0
@@ -57,7 +63,8 @@ class CountTable(Settings):
     """The public cells of a table of counts.
 
     Attributes:
-        kind: "scores" for two classes, "classes" for more, "survival", "numbers", "places" for classes of places.
+        kind: "scores" for two classes, "classes" for more, "survival", "numbers", "places" for classes of places,
+            "tokens" for many of them.
         classes: The number K of classes.
         bins: The number B of bins, which is even: equal steps of the probability 1/(1 + e^−score), or for numbers of
             −4 to 4 spreads, to which two bins for values beyond are added.
@@ -94,6 +101,8 @@ class CountTable(Settings):
             return len(self.times) + 1, 2, self.bins
         if self.kind == "numbers":
             return 2, self.bins + 2
+        if self.kind == "tokens":
+            return (self.bins + 2,)
         return self.classes, self.bins if self.kind == "scores" else self.classes
 
     @property
@@ -104,14 +113,18 @@ class CountTable(Settings):
     @property
     def entries(self) -> int:
         """The number of cells e that every record adds 1 to."""
-        return 2 if self.kind == "numbers" else 1
+        return 2 if self.kind in ("numbers", "tokens") else 1
 
     def find_shares(self, targets: Tensor) -> Tensor | None:
         """Return what records add to their cells (`find_cells`), (n, e) float64; None: 1 to each.
 
         What a record adds is not negative and sums to e, so the 2-norm of its row is at most √e.
         """
-        return share_places(targets.cpu().flatten(1)) if self.kind == "places" else None
+        if self.kind not in ("places", "tokens"):
+            return None
+        shares = share_places(targets.cpu().flatten(1))
+        # A record without any label adds nothing.
+        return shares if self.kind == "places" else torch.cat([shares.sum(1, keepdim=True), shares], 1)
 
     def find_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cells of every record.
@@ -123,12 +136,13 @@ class CountTable(Settings):
                 class numbers (n, ...).
 
         Returns:
-            (n, e) int64, in 0..k−1; for places (n, P).
+            (n, e) int64, in 0..k−1; for places (n, P), and for tokens (n, 1 + P): B bins of the mean of −log p over a
+            record's places, from 0 to log K, then right and wrong places.
 
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
         """
-        if self.kind == "places":
+        if self.kind in ("places", "tokens"):
             return self._find_place_cells(outputs, targets)
         widths = {"scores": (1, 2), "classes": (self.classes,), "survival": (1,), "numbers": (1,)}[self.kind]
         if (outputs.shape[1] if outputs.dim() == 2 else 1) not in widths or outputs.dim() > 2:
@@ -175,7 +189,13 @@ class CountTable(Settings):
                 code="evaluation.outputs",
                 field="evaluation.across",
             )
-        return true.clamp(min=0) * self.classes + predict_places(logits)
+        found = predict_places(logits)
+        if self.kind == "places":
+            return true.clamp(min=0) * self.classes + found
+        # NaN, of infinite logits, counts as the largest.
+        surprise = average_surprise(logits, true).nan_to_num(nan=math.inf)
+        bins = (surprise / math.log(self.classes) * self.bins).clamp(0, self.bins - 1).long()
+        return torch.cat([bins[:, None], self.bins + (found != true).long()], 1)
 
     def _find_bins(self, values: Tensor) -> Tensor:
         """Return 0 or B + 1 for values beyond ±4 spreads, and 1 to B for bins between (NaN cannot occur)."""
@@ -194,7 +214,7 @@ class CountTable(Settings):
         Args:
             counts: The counts of all cells, (k,) float64.
         """
-        if self.kind in ("survival", "numbers"):
+        if self.kind in ("survival", "numbers", "tokens"):
             return None
         table = counts.reshape(self.shape)
         return table if self.kind != "scores" else table.reshape(2, 2, self.bins // 2).sum(2)
@@ -210,6 +230,8 @@ class CountTable(Settings):
             return {"concordance": self._concordance}
         if self.kind == "numbers":
             return {"r2": self._r2, "mean_absolute_error": self._mean_absolute_error}
+        if self.kind == "tokens":
+            return {"accuracy": self._token_accuracy, "perplexity": self._perplexity}
         of_kind: dict[TableKind, dict[str, Callable[[Tensor], _Measured]]] = {
             "scores": {"roc_auc": self._roc_auc},
             "places": {"dice": partial(self._overlap, 2.0), "iou": partial(self._overlap, 1.0)},
@@ -243,6 +265,22 @@ class CountTable(Settings):
         right, total = confusion.diagonal().sum(), confusion.sum()
         share = (right / total).clamp(0, 1)
         return _divide(right, total, (total,), variance=share * (1 - share) / total)
+
+    def _token_accuracy(self, counts: Tensor) -> _Measured:
+        right, wrong = counts[self.bins :]
+        share = (right / (right + wrong)).clamp(0, 1)
+        return _divide(right, right + wrong, (right + wrong,), variance=share * (1 - share) / (right + wrong))
+
+    def _perplexity(self, counts: Tensor) -> _Measured:
+        width = math.log(self.classes) / self.bins
+        middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * width
+        records = counts[: self.bins]
+        total = records.sum()
+        mean = records @ middles / total
+        # The delta method: of e^mean, the variance is that of the mean times e^(2·mean).
+        variance = (records @ middles**2 / total - mean**2).clamp(min=0) / total * (2 * mean).exp()
+        low, high = (mean - width / 2).exp(), (mean + width / 2).exp()
+        return _Measured(mean.exp(), (total,), total, low, high, limits=(1.0, math.inf), variance=variance)
 
     def _overlap(self, weight: float, counts: Tensor) -> _Measured:
         confusion = counts.reshape(self.shape)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
-from silodp.training.places import count_classes, has_places, measure_overlap
+from silodp.training.places import average_surprise, count_classes, has_places, measure_overlap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +83,28 @@ def dice(outputs: Tensor, targets: Tensor) -> float:
 def iou(outputs: Tensor, targets: Tensor) -> float:
     """Compute intersection over union TP/(TP + FP + FN) (Jaccard); all else is as for `dice`."""
     return _measure_overlap("iou", 1.0, outputs, targets)
+
+
+def perplexity(outputs: Tensor, targets: Tensor) -> float:
+    """Compute e to the mean of −log p of the true tokens: first over the labeled places of a record, then over records.
+
+    A record counts once, however many of its places have a label. Of rows that are full it is the usual perplexity.
+
+    Args:
+        outputs: The logits (n, K, ...).
+        targets: The class numbers (n, ...) of places.
+
+    Returns:
+        The perplexity; nan without records.
+
+    Raises:
+        SilodpError: targets that are no classes of places.
+    """
+    if not has_places(targets):
+        raise _refuse(
+            "perplexity needs a class in every place of a record, such as the next token of a text: use another metric"
+        )
+    return float(average_surprise(outputs, targets).mean().exp())
 
 
 def _measure_overlap(name: str, weight: float, outputs: Tensor, targets: Tensor) -> float:
@@ -268,10 +290,11 @@ METRICS: dict[str, Metric] = {
     "average_precision": average_precision,
     "dice": dice,
     "iou": iou,
+    "perplexity": perplexity,
     "concordance": concordance,
     "r2": r2,
     "mean_absolute_error": mean_absolute_error,
 }
 """Name in a config -> metric."""
-ERRORS = frozenset({"mean_absolute_error"})
+ERRORS = frozenset({"mean_absolute_error", "perplexity"})
 """Names of the metrics of which a smaller value is better."""

@@ -297,6 +297,74 @@ def unet(
     return UNet()
 
 
+def causal_lm(
+    categories: int, record_shape: Sequence[int], width: int = 64, layers: int = 2, heads: int = 4
+) -> nn.Module:
+    """Build a small transformer that predicts, for every token of a row, the token that follows.
+
+    Every token is seen by itself and by later ones alone. Embeddings of tokens are the weights of the last layer.
+
+    Args:
+        categories: The number V of ids of tokens.
+        record_shape: (L,), the tokens of a row.
+        width: The numbers of an embedding, a multiple of `heads`.
+        layers: The layers of attention.
+        heads: The heads of a layer.
+
+    Returns:
+        A model of ids (n, L) to logits (n, V, L).
+
+    Raises:
+        SilodpError: records of another shape, or a width that is not a multiple of `heads`.
+
+    Source: Vaswani et al. 2017 (Transformer), with the norm first, and tied embeddings (Press and Wolf 2017).
+    """
+    if not isinstance(categories, int) or len(record_shape) != 1:
+        raise SilodpError(
+            f"causal_lm takes rows of ids with one number of categories, and records have the shape "
+            f"{tuple(record_shape)}: give x (records, length) as int64, and categories as one number",
+            code="argument.value",
+            field="record_shape",
+        )
+    if width % _check_min("heads", heads, 1) or width < 1:
+        raise SilodpError(
+            f"width {width} is not a multiple of heads {heads}", code="argument.value", field="width"
+        )
+    length = record_shape[0]
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = self.attention_norm(x)
+            query, key, value = (
+                layer(seen).unflatten(2, (heads, -1)).transpose(1, 2)
+                for layer in (self.query, self.key, self.value)
+            )
+            found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.out(found.transpose(1, 2).flatten(2))
+            changed: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+            return changed
+
+    class CausalLm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(categories, width), nn.Embedding(length, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(_check_min("layers", layers, 1))))
+            self.norm = nn.LayerNorm(width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(x.shape[1], device=x.device)
+            found = self.norm(self.blocks(self.tokens(x) + self.places(places)))
+            return nn.functional.linear(found, self.tokens.weight / width**0.5).transpose(1, 2)
+
+    return CausalLm()
+
+
 def _check_min(name: str, value: int, smallest: int) -> int:
     if value < smallest:
         raise SilodpError(
@@ -315,6 +383,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_rpdp": cnn_rpdp,
     "hog_linear": hog_linear,
     "unet": unet,
+    "causal_lm": causal_lm,
 }
 """Name in a config -> builder."""
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 PlaceMean = Literal["labeled", "all"]
 """Over which places a record's loss is a mean: those with a label, or all, where one without a label has loss 0."""
+MOST_CLASSES = 20
+"""Up to so many classes a table of all pairs of true and predicted ones is counted. Of more, such as the tokens of a
+vocabulary, right and wrong places are, and how probable the right classes were: every count has noise of its own."""
 
 
 def has_places(targets: Tensor) -> bool:
@@ -92,6 +95,23 @@ def count_classes(outputs: Tensor, targets: Tensor) -> Tensor:
     cells = true.clamp(min=0) * classes + predict_places(logits)
     shares = share_places(true)
     return torch.bincount(cells.flatten().cpu(), shares.flatten().cpu(), classes**2).reshape(classes, classes)
+
+
+def average_surprise(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of −log p of the true classes over the labeled places of each record, (n,) float64.
+
+    Args:
+        outputs: The logits (n, K, ...), or (n, ...) or (n, 1, ...) of the second of two classes.
+        targets: The class numbers (n, ...).
+
+    Raises:
+        SilodpError: outputs and targets do not have the same places.
+    """
+    logits, true = flatten_places(outputs, targets)
+    if logits.dim() == 2:
+        logits = torch.stack([torch.zeros_like(logits), logits], 1)
+    chosen = logits.double().log_softmax(1).gather(1, true.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return average_places(-chosen, true, "labeled")
 
 
 def measure_overlap(confusion: Tensor, weight: float) -> Tensor:

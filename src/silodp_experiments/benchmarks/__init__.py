@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from silodp_experiments.benchmarks.finance import acs_income, creditcard
     from silodp_experiments.benchmarks.health import embedded, heart_disease, tcga_brca
     from silodp_experiments.benchmarks.images import digit_masks, digit_volumes, fashion_mnist, mnist
+    from silodp_experiments.benchmarks.text import docstrings
 
 __all__ = [
     "acs_income",
@@ -23,6 +24,7 @@ __all__ = [
     "data_root",
     "digit_masks",
     "digit_volumes",
+    "docstrings",
     "embedded",
     "fashion_mnist",
     "heart_disease",
@@ -37,5 +39,6 @@ __getattr__ = export_lazily(
         "finance": ("acs_income", "creditcard"),
         "health": ("embedded", "heart_disease", "tcga_brca"),
         "images": ("digit_masks", "digit_volumes", "fashion_mnist", "mnist"),
+        "text": ("docstrings",),
     },
 )

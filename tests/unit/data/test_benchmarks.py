@@ -21,8 +21,8 @@ def sizes(federation):
     return [len(silo) for silo in federation.silos]
 
 
-PACKAGED = ("embedded", "digit_masks", "digit_volumes")
-"""Data sets that scikit-learn ships."""
+PACKAGED = ("embedded", "digit_masks", "digit_volumes", "docstrings")
+"""Data sets that scikit-learn or Python ships."""
 
 
 def test_embedded_needs_no_files_and_estimates_nothing(monkeypatch, tmp_path):

@@ -167,6 +167,7 @@ def test_list_without_any_data(monkeypatch, tmp_path):
     assert [name for name, listing in listed.items() if listing.present] == [
         "digit_masks",
         "digit_volumes",
+        "docstrings",
         "embedded",
     ]
     assert listed["mnist"].rows == 70_000

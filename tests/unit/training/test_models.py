@@ -20,7 +20,7 @@ def test_sizes_without_building(name, features, classes):
 
 def test_models_of_codes_and_of_places_are_built_to_be_counted():
     """Their size depends on more than features and classes."""
-    assert MODELS.keys() - SIZES.keys() == {"embedding", "unet"}
+    assert MODELS.keys() - SIZES.keys() == {"embedding", "unet", "causal_lm"}
     model = MODELS["embedding"](categories=[5, 3], features=4, classes=7, dimension=2)
     assert sum(p.numel() for p in model.parameters()) == 2 * (5 + 3) + (4 + 2 * 2 + 1) * 7
 

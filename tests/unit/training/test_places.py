@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import f1_score, jaccard_score
 from torch import Tensor, nn
 
+from silodp.data.federation import Federation
 from silodp.data.public import UNLABELED, PublicData
 from silodp.data.silo_data import SiloData
 from silodp.mechanisms.clipping import add_weighted_rows
@@ -258,3 +259,16 @@ def test_public_facts_and_made_up_records_have_the_places():
 def test_labels_of_other_types_are_refused(y):
     with refused("data.array"):
         SiloData("a", np.ones((3, 2), np.float32), y, np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize(("shape", "label", "is_right"), [((3,), UNLABELED, False), ((3, 2), UNLABELED, True),
+    ((3, 2), -1, False), ((3, 2), 4, False)])  # fmt: skip
+def test_only_a_place_may_be_without_a_label(shape, label, is_right):
+    y = np.zeros(shape, np.int64)
+    y[0] = label
+    silo = SiloData("a", np.ones((3, 2), np.float32), y, np.zeros(3, np.int64))
+    if is_right:
+        assert Federation((silo,), 1, None, classes=4).label_shape == (2,)
+    else:
+        with refused("data.federation"):
+            Federation((silo,), 1, None, classes=4)
