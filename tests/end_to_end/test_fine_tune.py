@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 import silodp as library
@@ -114,8 +115,11 @@ def test_parts_of_other_models_and_other_files_are_refused(run: Path, folder: Pa
     predict = ("predict", folder / "other", folder / "north.csv", "--out", folder / "p.csv", "--own")
     assert "[bundle.mixed]" in silodp(*predict, own).err
     (folder / "text.safetensors").write_text("no part")
+    about = {"run": "r", "weights": "w", "epochs": "1", "about": "nothing"}
+    (folder / "few.safetensors").write_bytes(save_tensors({"outputs.scale": torch.ones(())}, about))
     for path, code in (
         (folder / "text.safetensors", "bundle.damaged"),
+        (folder / "few.safetensors", "bundle.damaged"),
         (run / "model.safetensors", "bundle.damaged"),
         (folder / "none.safetensors", "bundle.missing"),
         (folder, "bundle.damaged"),
@@ -290,9 +294,10 @@ def test_without_noisy_counts_nothing_is_recalibrated(run: Path, folder: Path, s
     assert "silodp recalibrate" not in page
 
 
-def test_one_shift_of_two_logits_is_that_of_the_second_class() -> None:
-    model = nn.Linear(3, 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_shift_of_two_logits_is_that_of_the_second_class(dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2).to(dtype)
     fixed = OwnPart.of_recalibration("r", "w", 0.5, -1.0).apply(model)
-    x = torch.randn(5, 3)
+    x = torch.randn(5, 3, dtype=dtype)
     logit = model(x)[:, 1] - model(x)[:, 0]
     torch.testing.assert_close(fixed(x)[:, 1] - fixed(x)[:, 0], 0.5 * logit - 1)

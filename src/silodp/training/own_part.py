@@ -90,6 +90,8 @@ class OwnPart:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
             tensors = load_tensors(Path(path).read_bytes())
+            if not {_SCALE, _SHIFT} <= tensors.keys():
+                raise ValueError("it lacks scale or shift")
             # No other text: what is printed of a part must not come from a file.
             stated = RECALIBRATED if about["about"] == RECALIBRATED else STATEMENT
             return cls(about["run"], about["weights"], int(about["epochs"]), tensors, stated)
@@ -114,6 +116,8 @@ class OwnPart:
         parameters = dict(own.named_parameters())
         for name, tensor in self.tensors.items():
             place = parameters.get(name)
+            if place is not None and self.about == RECALIBRATED:
+                tensor = tensor.to(place.dtype)  # two numbers, made without the model
             if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
                 raise SilodpError(
                     f"the own part has '{name}', {tuple(tensor.shape)} of {tensor.dtype}, and the model has no such "
