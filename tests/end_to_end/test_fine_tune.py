@@ -197,7 +197,18 @@ def test_persons_are_never_in_two_folds() -> None:
     assert epochs <= 1
 
 
-@pytest.mark.parametrize("kind", ["classes", "two", "places", "real", "survival"])
+class Mask(nn.Module):
+    """One logit in every place, without a dimension of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(1, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", ["classes", "two", "places", "mask", "real", "survival"])
 def test_every_kind_of_label(kind: str) -> None:
     coins, user = np.random.default_rng(0), np.arange(30) // 2
     x = coins.standard_normal((30, 4)).astype(np.float32)
@@ -210,6 +221,7 @@ def test_every_kind_of_label(kind: str) -> None:
             2,
         ),
         "places": (unet((1, 4, 4), 3), coins.integers(0, 3, (30, 4, 4)), cross_entropy(), 4),
+        "mask": (Mask(), coins.integers(0, 2, (30, 2, 4)), binary_cross_entropy(), 2),
         "real": (nn.Linear(4, 2), coins.standard_normal((30, 2)).astype(np.float32), squared_error(), 3),
         "survival": (
             nn.Linear(4, 1),
@@ -218,6 +230,8 @@ def test_every_kind_of_label(kind: str) -> None:
             2,
         ),
     }[kind]
+    if kind == "mask":  # two rows of places are no two logits
+        x = coins.standard_normal((30, 1, 2, 4)).astype(np.float32)
     if kind == "places":
         x = coins.standard_normal((30, 1, 4, 4)).astype(np.float32)
     tensors, _ = train_own_part(model, loss, (x, y, user), local=LocalTraining(0.01, 2, 8), seed=0)
@@ -284,6 +298,15 @@ def test_outputs_are_recalibrated_by_noisy_counts(folder: Path, silodp: Silodp) 
     )
     logit = np.log(before / (1 - before)) * made.json["scale"] + made.json["shift"]
     np.testing.assert_allclose(after, 1 / (1 + np.exp(-logit)), rtol=1e-4)
+
+
+def test_counts_that_no_epsilon_covers_are_not_written(folder: Path, silodp: Silodp) -> None:
+    text = (CONFIG + SUMS).replace("noise_multiplier = 1.0", "noise_multiplier = 0.0")
+    (folder / "config.toml").write_text(text)
+    assert silodp("run", folder / "config.toml", "--out", folder / "run").status == 0
+    found = silodp("recalibrate", folder / "run", "--out", folder / "fixed.safetensors")
+    assert_sentence(found, code="evaluation.noise")
+    assert not (folder / "fixed.safetensors").exists()
 
 
 def test_without_noisy_counts_nothing_is_recalibrated(run: Path, folder: Path, silodp: Silodp) -> None:

@@ -130,7 +130,15 @@ def recalibrate(
     from silodp.training.own_part import RECALIBRATED, OwnPart
     from silodp.wire.files import write_durably
 
-    decisions = find_decisions(find_evaluation(read_run(directory).rows), None)
+    run = read_run(directory)
+    if not run.guarantees["released"].private:
+        raise SilodpError(
+            f"no ε covers the counts of {directory}, because the run has no guarantee: run it with noise, or use "
+            "`silodp fine-tune` in each silo.",
+            code="evaluation.noise",
+            field="evaluation.noise_multiplier",
+        )
+    decisions = find_decisions(find_evaluation(run.rows), None)
     if decisions is None or decisions.recalibration is None:
         raise SilodpError(
             f"{directory} has no noisy counts of two classes by which outputs could be corrected, or the noise is too "
@@ -145,8 +153,8 @@ def recalibrate(
     sign = "plus" if fix.shift >= 0 else "minus"
     line = (
         f"{out}: logits are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} ± "
-        f"{fix.shift_error:.2g} (standard errors); log loss, to the width of the steps: {fix.before:.4g} before, "
-        f"{fix.after:.4g} after."
+        f"{fix.shift_error:.2g} (standard errors); log loss between the outermost steps: {fix.before:.4g} "
+        f"before, {fix.after:.4g} after."
     )
     show(result, as_json, [line, RECALIBRATED])
 

@@ -139,6 +139,11 @@ class Federation(Settings):
                 f"silo {silo.name!r}: user {outside[0]} is outside {lowest_user}..{self.users - 1}; renumber the "
                 "users or raise the public number of users"
             )
+        if self.classes is None and silo.labels == "classes" and silo.y.ndim > 1:
+            raise self._make_error(
+                f"silo {silo.name!r}: y has a class in every place of a record, {silo.y.shape[1:]}; give the public "
+                "number of classes, or labels of another kind as float32 with SiloData(labels=...)"
+            )
         if self.classes is None:
             return
         if silo.y.dtype != np.int64:

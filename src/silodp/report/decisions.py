@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from silodp.report.held_out import BINS, CalibrationBin, HeldOut
 
 _MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before something is divided by it."""
-_STEPS, _RIDGE = 50, 1.0
+_ITERATIONS, _RIDGE = 100, 1.0
 """Of Newton's method, and how much a scale of 1 and a shift of 0 are preferred, in units of one record."""
 
 
@@ -31,18 +32,22 @@ class Share:
         value: The number.
         noise_error: The standard error that the noise of the counts causes, to first order.
         sampling_error: The standard error because the records are a sample, if they were independent.
+            None: not known.
         least: The smallest value that it can have.
+        most: The largest such value.
     """
 
     value: float
     noise_error: float
-    sampling_error: float
+    sampling_error: float | None
     least: float = 0.0
+    most: float = 1.0
 
     @property
     def limits(self) -> tuple[float, float]:
         """The 95 % interval, for both errors together."""
-        return find_interval(self.value, math.hypot(self.noise_error, self.sampling_error), self.least)
+        error = math.hypot(self.noise_error, self.sampling_error or 0.0)
+        return find_interval(self.value, error, self.least, self.most)
 
     def __str__(self) -> str:
         low, high = self.limits
@@ -132,7 +137,7 @@ def _measure_mean(table: NDArray[np.float64], values: NDArray[np.float64], noise
     mean = float((table * values).sum()) / total
     noise = noise_std * math.sqrt(float(((values - mean) ** 2).sum())) / total
     variance = max(float((table * (values - mean) ** 2).sum()) / total, 0.0)
-    return Share(mean, noise, math.sqrt(variance / total), -math.inf)
+    return Share(mean, noise, math.sqrt(variance / total), -math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ class Recalibration:
         shift: Above 0 where positive records are more frequent than predicted.
         scale_error: The standard error of the scale, by noise and sample together.
         shift_error: That of the shift.
-        before: The log loss of the predictions, to the width of a step.
+        before: The log loss of the predictions in all but the outermost steps, to the width of a step.
         after: That of the corrected ones.
     """
 
@@ -159,34 +164,41 @@ class Recalibration:
 def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibration | None:
     """Return the scale and the shift under which the counts are likeliest.
 
-    Noise may make counts negative; they count as none. Under much noise they may say the reverse of what the model
-    says, and are then no ground for a correction.
+    The outermost steps are left out: they have no end, so nobody knows which logits are in them. Which records are in
+    the others depends on the predictions alone, and so leaves the fit right. Negative counts, which noise may make,
+    stay: to count them as none would make every empty step look like records. Under much noise counts may say the
+    reverse of what the model says, and are then no ground for a correction.
 
     Args:
         counts: (2, B), by class and by step of the probability.
         noise_std: The standard deviation of the noise in a count.
 
     Returns:
-        The correction; None where a class has no records, or the scale is not above twice its standard error.
+        The correction; None where a class has no records in these steps, or the scale is not above twice its standard
+        error.
 
     Source: Platt 1999, "Probabilistic Outputs for Support Vector Machines", on records by step; Guo et al. 2017, "On
     Calibration of Modern Neural Networks", for the temperature.
     """
-    negative, positive = np.maximum(np.asarray(counts, dtype=float), 0.0)
-    if not negative.sum() or not positive.sum():
+    table = np.asarray(counts, dtype=float)
+    middles = ((np.arange(table.shape[1]) + 0.5) / table.shape[1])[1:-1]
+    negative, positive = table[:, 1:-1]
+    if not len(middles) or negative.sum() <= 0 or positive.sum() <= 0:
         return None
-    middles = (np.arange(len(positive)) + 0.5) / len(positive)
     logits = np.log(middles / (1 - middles))
     total = negative + positive
     start = np.array([1.0, 0.0])
-    found = start.copy()
+    found, step = start.copy(), np.ones(2)
     design = np.stack([logits, np.ones_like(logits)], 1)
-    for _ in range(_STEPS):
+    for _ in range(_ITERATIONS):
         chance = 1 / (1 + np.exp(-design @ found))
         gradient = design.T @ (total * chance - positive) + _RIDGE * (found - start)
-        hessian = (design * (total * chance * (1 - chance))[:, None]).T @ design + _RIDGE * np.eye(2)
+        # Of positive counts, so that it says which way is down also where noise is as large as the counts.
+        curvature = np.maximum(total, 0) * chance * (1 - chance)
+        hessian = (design * curvature[:, None]).T @ design + _RIDGE * np.eye(2)
         # A step of at most 1 in each direction, so that a start far from the best one does not overshoot.
-        found = found - np.clip(np.linalg.solve(hessian, gradient), -1, 1)
+        step = np.clip(np.linalg.solve(hessian, gradient), -1, 1)
+        found = found - step
 
     def log_loss(by: NDArray[np.float64]) -> float:
         scores = design @ by
@@ -197,7 +209,7 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     inverse = np.linalg.inv(hessian)
     by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
     errors = np.sqrt(np.diag(inverse @ (hessian + noise_std**2 * by_count) @ inverse))
-    if found[0] <= 2 * errors[0]:
+    if found[0] <= 2 * errors[0] or np.abs(step).max() > 1e-6:  # or no best one was found
         return None
     scale, shift, scale_error, shift_error = (float(one) for one in (*found, *errors))
     return Recalibration(scale, shift, scale_error, shift_error, log_loss(start), log_loss(found))
@@ -247,8 +259,9 @@ def list_gaps(parts: Sequence[EvaluatedPart]) -> tuple[Gap, ...]:
             )
             # Different records with noise of their own: variances add up.
             noise = math.hypot(least.standard_error, most.standard_error)
-            sampling = math.hypot(least.sampling_error or 0.0, most.sampling_error or 0.0)
-            difference = Share(most.value - least.value, noise, sampling, -math.inf)
+            of_sample = (least.sampling_error, most.sampling_error)
+            sampling = None if None in of_sample else math.hypot(*cast("tuple[float, float]", of_sample))
+            difference = Share(most.value - least.value, noise, sampling, -math.inf, math.inf)
             found.append(Gap(column, metric, low, high, difference))
     return tuple(found)
 

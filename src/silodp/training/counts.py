@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 TableKind = Literal["scores", "classes", "survival", "numbers", "places", "tokens"]
 REACH = 4.0
 """Errors and labels beyond so many public spreads count as that many."""
+MOST_SURPRISE = 2.0
+"""A mean of −log p beyond so many times log K, that of a model that knows nothing, counts as that much."""
 MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before a metric is divided by it."""
 
@@ -118,7 +120,8 @@ class CountTable(Settings):
     def find_shares(self, targets: Tensor) -> Tensor | None:
         """Return what records add to their cells (`find_cells`), (n, e) float64; None: 1 to each.
 
-        What a record adds is not negative and sums to e, so the 2-norm of its row is at most √e.
+        What a record adds is not negative, and at most 1 in each of e parts of the table, so the 2-norm of its row is
+        at most √e.
         """
         if self.kind not in ("places", "tokens"):
             return None
@@ -137,7 +140,7 @@ class CountTable(Settings):
 
         Returns:
             (n, e) int64, in 0..k−1; for places (n, P), and for tokens (n, 1 + P): B bins of the mean of −log p over a
-            record's places, from 0 to log K, then right and wrong places.
+            record's places, from 0 to 2·log K, then right and wrong places.
 
         Raises:
             SilodpError: a record has another number of outputs (code evaluation.outputs).
@@ -194,7 +197,7 @@ class CountTable(Settings):
             return true.clamp(min=0) * self.classes + found
         # NaN, of infinite logits, counts as the largest.
         surprise = average_surprise(logits, true).nan_to_num(nan=math.inf)
-        bins = (surprise / math.log(self.classes) * self.bins).clamp(0, self.bins - 1).long()
+        bins = (surprise / self._most_surprise * self.bins).clamp(0, self.bins - 1).long()
         return torch.cat([bins[:, None], self.bins + (found != true).long()], 1)
 
     def _find_bins(self, values: Tensor) -> Tensor:
@@ -271,8 +274,12 @@ class CountTable(Settings):
         share = (right / (right + wrong)).clamp(0, 1)
         return _divide(right, right + wrong, (right + wrong,), variance=share * (1 - share) / (right + wrong))
 
+    @property
+    def _most_surprise(self) -> float:
+        return MOST_SURPRISE * math.log(self.classes)
+
     def _perplexity(self, counts: Tensor) -> _Measured:
-        width = math.log(self.classes) / self.bins
+        width = self._most_surprise / self.bins
         middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * width
         records = counts[: self.bins]
         total = records.sum()

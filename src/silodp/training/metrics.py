@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from silodp._lazy import torch
+from silodp.data.public import UNLABELED
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
 from silodp.training.places import average_surprise, count_classes, has_places, measure_overlap
@@ -88,14 +89,15 @@ def iou(outputs: Tensor, targets: Tensor) -> float:
 def perplexity(outputs: Tensor, targets: Tensor) -> float:
     """Compute e to the mean of −log p of the true tokens: first over the labeled places of a record, then over records.
 
-    A record counts once, however many of its places have a label. Of rows that are full it is the usual perplexity.
+    A record counts once, however many of its places have a label, and not at all where none has. Of rows that are full
+    it is the usual perplexity.
 
     Args:
         outputs: The logits (n, K, ...).
         targets: The class numbers (n, ...) of places.
 
     Returns:
-        The perplexity; nan without records.
+        The perplexity; nan without a labeled record.
 
     Raises:
         SilodpError: targets that are no classes of places.
@@ -104,7 +106,8 @@ def perplexity(outputs: Tensor, targets: Tensor) -> float:
         raise _refuse(
             "perplexity needs a class in every place of a record, such as the next token of a text: use another metric"
         )
-    return float(average_surprise(outputs, targets).mean().exp())
+    is_labeled = (targets != UNLABELED).flatten(1).any(1)
+    return float(average_surprise(outputs, targets)[is_labeled].mean().exp())
 
 
 def _measure_overlap(name: str, weight: float, outputs: Tensor, targets: Tensor) -> float:

@@ -231,7 +231,7 @@ def hog_linear(classes: int = 10) -> nn.Module:
 
 
 def unet(
-    record_shape: Sequence[int], classes: int, width: int = 8, levels: int = 2, groups: int = 4
+    record_shape: Sequence[int], classes: int | None, width: int = 8, levels: int = 2, groups: int = 4
 ) -> nn.Module:
     """Build a U-Net with GroupNorm, which gives every pixel or voxel of an image the logits of its classes.
 
@@ -252,6 +252,12 @@ def unet(
     Source: Ronneberger et al. 2015 (U-Net) and Çiçek et al. 2016 (3D U-Net), with GroupNorm (Wu and He 2018) in place
     of batch statistics, which would mix persons, and with repeated values in place of transposed convolutions.
     """
+    if classes is None:
+        raise SilodpError(
+            "unet gives every place a class, and the labels are no classes: choose another model",
+            code="argument.value",
+            field="classes",
+        )
     sides, factor = tuple(record_shape[1:]), 2 ** _check_min("levels", levels, 1)
     if len(sides) not in (2, 3) or any(side % factor for side in sides):
         raise SilodpError(
@@ -264,6 +270,7 @@ def unet(
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
         )
+    outputs = _check_min("classes", classes, 2)
     convolution = (nn.Conv2d, nn.Conv3d)[len(sides) - 2]
     pool = (nn.MaxPool2d, nn.MaxPool3d)[len(sides) - 2]
 
@@ -280,7 +287,7 @@ def unet(
             self.down = nn.ModuleList(block(*pair) for pair in pairwise([record_shape[0], *widths]))
             self.pool = pool(2)
             self.up = nn.ModuleList(block(below + above, above) for above, below in pairwise(widths))
-            self.last = convolution(width, _check_min("classes", classes, 2), 1)
+            self.last = convolution(width, outputs, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             skipped = [x := self.down[0](x)]

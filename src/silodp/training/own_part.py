@@ -112,7 +112,8 @@ class OwnPart:
         Raises:
             SilodpError: the part has other parameters than the model (code bundle.mixed).
         """
-        own = _OwnOutputs(copy.deepcopy(model), self.tensors[_SHIFT].numel())
+        size, of_second = self.tensors[_SHIFT].numel(), self.about == RECALIBRATED
+        own = _OwnOutputs(copy.deepcopy(model), size, of_second)
         parameters = dict(own.named_parameters())
         for name, tensor in self.tensors.items():
             place = parameters.get(name)
@@ -130,30 +131,31 @@ class OwnPart:
 
 
 class _Outputs(nn.Module):
-    """A scale of all outputs, and a shift of each."""
+    """A scale of all outputs, and a shift of each class or number; of two logits, that of the second one alone."""
 
-    def __init__(self, size: int, like: Tensor) -> None:
+    def __init__(self, size: int, like: Tensor, of_second: bool) -> None:
         super().__init__()
+        self.of_second = of_second
         self.scale = nn.Parameter(like.new_ones(()))
         self.shift = nn.Parameter(like.new_zeros(size))
 
     def forward(self, outputs: Tensor) -> Tensor:
+        shift: Tensor = self.shift
+        if self.of_second and outputs.shape[1:] == (2,):
+            shift = torch.cat([torch.zeros_like(shift), shift])
+        if shift.numel() == 1:
+            return outputs * self.scale + shift.reshape(())
         # Of outputs (n, K, ...) every place of a class is shifted alike.
-        places = [1] * max(0, outputs.dim() - 2)
-        if self.shift.numel() == 1 and outputs.dim() > 1 and outputs.shape[1] == 2:
-            # One shift of two logits is that of the second class.
-            return outputs * self.scale + torch.cat([torch.zeros_like(self.shift), self.shift])
-        shift = self.shift.reshape(-1, *places) if outputs.dim() > 1 else self.shift.reshape(())
-        return outputs * self.scale + shift
+        return outputs * self.scale + shift.reshape(-1, *[1] * (outputs.dim() - 2))
 
 
 class _OwnOutputs(nn.Module):
     """A model, and what is done to its outputs."""
 
-    def __init__(self, model: nn.Module, size: int) -> None:
+    def __init__(self, model: nn.Module, size: int, of_second: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.outputs = _Outputs(size, next(model.parameters()).detach())
+        self.outputs = _Outputs(size, next(model.parameters()).detach(), of_second)
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         found: Tensor = self.outputs(self.model(*args, **named))
@@ -197,7 +199,7 @@ def train_own_part(
             "or more, and tried on persons whom it was not trained on.",
             code="data.no_records",
         )
-    task = _build_task(model, loss, parameters, x[:1])
+    task = _build_task(model, loss, parameters, x[:1], y)
     random = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(int(random.integers(1 << 62)))
     start = task.flatten(task.model)
@@ -216,7 +218,9 @@ def train_own_part(
     return {name: one.clone() for name, one in zip(task.names, task.unflatten(params), strict=True)}, epochs
 
 
-def _build_task(model: nn.Module, loss: Loss, parameters: Sequence[str], example: Any) -> Task:
+def _build_task(
+    model: nn.Module, loss: Loss, parameters: Sequence[str], example: Any, y: NDArray[Any]
+) -> Task:
     """Return a task whose trainable parameters are the own part, at the values of the shared model."""
     model = copy.deepcopy(model)
     chosen = _find_parameters(model, parameters)
@@ -228,7 +232,9 @@ def _build_task(model: nn.Module, loss: Loss, parameters: Sequence[str], example
         outputs = model_state.call_model(
             model, map_arrays(lambda one: make_tensor(one, like.device, like.dtype), example)
         )
-    own = _OwnOutputs(model, outputs.shape[1] if outputs.dim() > 1 else 1)
+    # Where one logit decides in every place, the first dimension of an output is one of places.
+    is_logit = y.dtype.kind == "i" and tuple(outputs.shape[1:]) == y.shape[1:]
+    own = _OwnOutputs(model, 1 if is_logit or outputs.dim() == 1 else outputs.shape[1])
     return Task(own, loss, pretrained=True)
 
 

@@ -272,3 +272,12 @@ def test_only_a_place_may_be_without_a_label(shape, label, is_right):
     else:
         with refused("data.federation"):
             Federation((silo,), 1, None, classes=4)
+
+
+def test_whole_numbers_in_columns_are_classes_only_where_their_number_is_declared():
+    """They could be event and time, or yes and no."""
+    silo = SiloData("a", np.ones((3, 2), np.float32), np.zeros((3, 2), np.int64), np.zeros(3, np.int64))
+    with refused("data.federation"):
+        Federation((silo,), 1, None)
+    with refused("argument.value"):
+        unet((1, 8, 8), None)
