@@ -1,4 +1,4 @@
-"""Trained models elsewhere: the public files of a run read back, and predictions for new tables.
+"""Trained models elsewhere: a run's public files read back, a silo's own part, and predictions for new tables.
 
 No pickle is read. A table is read by the schema that the run kept, with the code that read the tables for training, and
 the outputs are computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from silodp.accounting.views import Adversary
 from silodp.config.task import build_architecture
 from silodp.config.toml_values import read_toml
 from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
+from silodp.data.public import find_label_shape
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.report.model_card import check_card
@@ -48,9 +48,8 @@ from silodp.training.losses import (
     LOSSES,
     Loss,
     adapt_torch_loss,
-    binary_cross_entropy,
-    cross_entropy,
     flatten_outputs,
+    name_class_loss,
 )
 from silodp.training.own_part import DEFAULT_LOCAL, OwnPart, train_own_part
 from silodp.training.sgd.local import LocalTraining
@@ -184,10 +183,11 @@ class TrainedModel:
         check_type("data", data, SiloData)
         fields = self.description
         inputs = self._check_inputs(data.x)
-        if (data.labels, data.y.shape[1:]) != (fields.labels, self._label_shape):
+        shape = find_label_shape(fields.labels, fields.targets, fields.label_shape)
+        if (data.labels, data.y.shape[1:]) != (fields.labels, shape):
             raise SilodpError(
                 f"the records have labels of kind '{data.labels}' and shape {data.y.shape[1:]}, and the run has "
-                f"'{fields.labels}' and {self._label_shape}: prepare them as for the run.",
+                f"'{fields.labels}' and {shape}: prepare them as for the run.",
                 code="data.kind",
                 field="data",
             )
@@ -201,14 +201,6 @@ class TrainedModel:
         tensors, epochs = train_own_part(shared, found, records, parameters, local, seed)
         own = OwnPart(fields.run, fields.weights, epochs, tensors)
         return replace(self, model=own.apply(shared), own=own)
-
-    @property
-    def _label_shape(self) -> tuple[int, ...]:
-        if self.description.labels == "survival":
-            return (2,)
-        return self.description.label_shape or (
-            () if self.description.targets is None else (self.description.targets,)
-        )
 
     def find_loss(self, inputs: Any) -> Loss:
         """Return the default loss for the labels and the outputs of the model, which inputs (n, ...) give.
@@ -225,8 +217,8 @@ class TrainedModel:
             )
         if self.description.labels != "classes":
             return LOSSES[DEFAULT_LOSSES[self.description.labels]]()
-        is_logit = self._compute(inputs[:1])[0].size == math.prod(self.description.label_shape)
-        return binary_cross_entropy() if is_logit else cross_entropy()
+        outputs = self._compute(inputs[:1])[0].size
+        return LOSSES[name_class_loss(outputs, self.description.label_shape)]()
 
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.

@@ -101,3 +101,5 @@ def test_what_a_run_released_does_not_depend_on_own_parts(tmp_path: Path) -> Non
     # The function itself leaves the model that it was given as it is.
     train_own_part(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), ["*"], seed=2)
     assert all(torch.equal(a, b) for a, b in zip(weights, shared.model.parameters(), strict=True))
+    train_own_part(shared.model, binary_cross_entropy(), (silo.x, silo.y, silo.user), seed=2)
+    assert all(one.requires_grad for one in shared.model.parameters())

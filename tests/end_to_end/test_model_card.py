@@ -18,7 +18,8 @@ from silodp.accounting.guarantee import HELD_OUT
 from silodp.config.resolve import load_config
 from silodp.data.tables.subgroups import find_groups
 from silodp.errors import SilodpError
-from silodp.report.held_out import calibrate_counts, measure_held_out, read_held_out
+from silodp.report.decisions import calibrate_counts
+from silodp.report.held_out import measure_held_out, read_held_out
 from silodp.report.model_card import write_card
 from silodp.training import binary_cross_entropy
 from support.commands import Silodp, assert_sentence

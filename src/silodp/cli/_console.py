@@ -75,6 +75,14 @@ Set = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, for an error too.")
 ]
+ModelCode = Annotated[
+    str | None,
+    typer.Option(
+        "--code",
+        metavar="FILE.py",
+        help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
+    ),
+]
 Root = Annotated[
     Path | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Json, show
+from silodp.cli._console import Json, ModelCode, show
 from silodp.errors import SilodpError
 from silodp.text import pluralize
 
@@ -49,14 +49,7 @@ def train_part(
             metavar="NAME", help="The silo of the run that wrote TABLE. Default: a silo that was not in it."
         ),
     ] = None,
-    code: Annotated[
-        str | None,
-        typer.Option(
-            "--code",
-            metavar="FILE.py",
-            help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
-        ),
-    ] = None,
+    code: ModelCode = None,
     learning_rate: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Step size of SGD. Default: 0.05.")
     ] = None,
@@ -86,8 +79,9 @@ def train_part(
     section, data = config.task, _read_table(read_table_schema(config), table, silo)
     with contextlib.redirect_stdout(sys.stderr):
         shared = load(directory, code=code)
-        tuned = shared.fine_tune(data, parameters or (), local=local, loss=_find_loss(section))
-        measured = [_measure(model, data, section) for model in (shared, tuned)]
+        loss = _find_loss(section) or shared.find_loss(data.x)
+        tuned = shared.fine_tune(data, parameters or (), local=local, loss=loss)
+        measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
     assert tuned.own is not None
     write_durably(out, tuned.own.to_bytes(), PRIVATE_FILE)
     held_out = len(data.held_out)
@@ -199,7 +193,7 @@ def _find_loss(section: TaskSection) -> Any:
     return find_loss(section.loss, section.loss_options)
 
 
-def _measure(model: TrainedModel, data: SiloData, section: TaskSection) -> dict[str, float]:
+def _measure(model: TrainedModel, data: SiloData, section: TaskSection, loss: Any) -> dict[str, float]:
     """Return loss and metrics of silodp on the held-out records; nothing where there are none."""
     from silodp.config.task import find_metrics
     from silodp.training.metrics import METRICS
@@ -209,7 +203,6 @@ def _measure(model: TrainedModel, data: SiloData, section: TaskSection) -> dict[
         return {}
     known = None if section.metrics is None else [name for name in section.metrics if name in METRICS]
     described = model.description
-    loss: Any = _find_loss(section) or model.find_loss(data.x)
     metrics = find_metrics(known, getattr(loss, "name", ""), described, len(described.classes) or None)
     task = Task(model.model, loss, metrics, pretrained=True)
     return task.evaluate(task.flatten(task.model), data.held_out.x, data.held_out.y)

@@ -16,6 +16,7 @@ from silodp.cli._console import (
     Encoding,
     Json,
     Missing,
+    ModelCode,
     Names,
     Separator,
     Sheet,
@@ -51,14 +52,7 @@ def predict(
             help="A column of the table to copy, for example an id. Can be repeated.",
         ),
     ] = None,
-    code: Annotated[
-        str | None,
-        typer.Option(
-            "--code",
-            metavar="FILE.py",
-            help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
-        ),
-    ] = None,
+    code: ModelCode = None,
     own: Annotated[
         Path | None,
         typer.Option(

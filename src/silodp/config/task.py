@@ -17,7 +17,7 @@ from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, lookup
 from silodp.text import describe_exception
-from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss
+from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss, name_class_loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, SIZES, VERSION, Architecture, mlp, name_linear_model
 from silodp.training.places import MOST_CLASSES
@@ -95,8 +95,7 @@ def build_task(
             round(size / _CHECKED_PER_SECOND, -1),
         )
     if loss is None and public.classes:
-        is_logit = _count_outputs(network, public) == math.prod(public.label_shape)
-        loss = "binary_cross_entropy" if is_logit else "cross_entropy"
+        loss = name_class_loss(_count_outputs(network, public), public.label_shape)
     elif loss is None:
         loss = DEFAULT_LOSSES[public.labels]
     found = find_metrics(metrics, loss, public, public.classes)

@@ -37,6 +37,13 @@ LabelKind = Literal["classes", "real", "survival", "multilabel"]
 """One class of several, one or several numbers, [event, time], or several yes/no labels."""
 
 
+def find_label_shape(labels: LabelKind, targets: int | None, label_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a record's y, by the facts of `PublicData` with these names."""
+    if labels == "survival":
+        return (2,)
+    return label_shape if targets is None else (targets,)
+
+
 @dataclass(frozen=True)
 class PublicData:
     """The public facts of a federation. No value depends on a private record.

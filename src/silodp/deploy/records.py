@@ -16,7 +16,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun
 from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.inputs import find_fault, list_arrays
-from silodp.data.public import PublicData
+from silodp.data.public import PublicData, find_label_shape
 from silodp.data.silo_data import SiloData, find_wrong_class
 from silodp.data.tables.reader import read_person_index, read_tables
 from silodp.data.tables.schema import Schema
@@ -137,12 +137,10 @@ def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
 
 def _has_label(data: SiloData, public: PublicData) -> bool:
     """Return whether labels are of the kind that the consortium agreed on."""
-    if public.targets is not None:
-        return (data.labels, data.y.shape[1:]) == (public.labels, (public.targets,))
-    if public.labels == "survival":
-        return data.y.shape[1:] == (2,)
-    if data.y.shape[1:] != public.label_shape:
+    if data.y.shape[1:] != find_label_shape(public.labels, public.targets, public.label_shape):
         return False
+    if public.targets is not None:
+        return data.labels == public.labels
     is_class = data.y.dtype == np.int64 and find_wrong_class(data.y, public.classes or 0) is None
     return public.labels != "classes" or is_class
 

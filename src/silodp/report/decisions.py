@@ -14,44 +14,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
-from silodp.report.formatting import find_interval, format_measure
-from silodp.report.held_out import BINS, CalibrationBin, HeldOut
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_error
+from silodp.report.held_out import BINS, CalibrationBin, HeldOut, compute_error
+from silodp.training.counts import MIN_CERTAINTY, Estimate
 
-_MIN_CERTAINTY = 3.0
-"""Standard deviations of its noise that a count must exceed before something is divided by it."""
 _ITERATIONS, _RIDGE = 100, 1.0
 """Of Newton's method, and how much a scale of 1 and a shift of 0 are preferred, in units of one record."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A number with its errors.
-
-    Attributes:
-        value: The number.
-        noise_error: The standard error that the noise of the counts causes, to first order.
-        sampling_error: The standard error because the records are a sample, if they were independent.
-            None: not known.
-        least: The smallest value that it can have.
-        most: The largest such value.
-    """
-
-    value: float
-    noise_error: float
-    sampling_error: float | None
-    least: float = 0.0
-    most: float = 1.0
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """The 95 % interval, for both errors together."""
-        error = math.hypot(self.noise_error, self.sampling_error or 0.0)
-        return find_interval(self.value, error, self.least, self.most)
-
-    def __str__(self) -> str:
-        low, high = self.limits
-        return f"{format_measure(self.value)} ({low:.2g} to {high:.2g})"
 
 
 @dataclass(frozen=True)
@@ -70,13 +38,13 @@ class Threshold:
     """
 
     probability: float
-    called: Share | None
-    sensitivity: Share | None
-    specificity: Share | None
-    positive_value: Share | None
-    negative_value: Share | None
-    net_benefit: Share | None
-    treat_all: Share | None
+    called: Estimate | None
+    sensitivity: Estimate | None
+    specificity: Estimate | None
+    positive_value: Estimate | None
+    negative_value: Estimate | None
+    net_benefit: Estimate | None
+    treat_all: Estimate | None
 
 
 def list_thresholds(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[Threshold, ...]:
@@ -115,29 +83,49 @@ def list_thresholds(counts: Sequence[Sequence[float]], noise_std: float) -> tupl
 
 def _measure_share(
     table: NDArray[np.float64], within: NDArray[np.bool_], chosen: NDArray[np.bool_], noise_std: float
-) -> Share | None:
+) -> Estimate | None:
     """Return the share of chosen records among some; None where their number is lost in the noise."""
     total = float(table[within].sum())
-    if total <= _MIN_CERTAINTY * noise_std * math.sqrt(within.sum()) or total <= 0:
+    if total <= MIN_CERTAINTY * noise_std * math.sqrt(within.sum()) or total <= 0:
         return None
     value = min(max(float(table[within & chosen].sum()) / total, 0.0), 1.0)
     inside, outside = int((within & chosen).sum()), int((within & ~chosen).sum())
     # The derivative of a/(a + b) by a count of a is (1 − value)/total, and by one of b it is −value/total.
     noise = noise_std * math.hypot((1 - value) * math.sqrt(inside), value * math.sqrt(outside)) / total
-    # Laplace's rule of succession, as for calibration: of few records no share is certain.
-    smoothed = (value * total + 1) / (total + 2)
-    return Share(value, noise, math.sqrt(smoothed * (1 - smoothed) / (total + 2)))
+    return Estimate(value, noise, value, value, compute_error(value, total))
 
 
-def _measure_mean(table: NDArray[np.float64], values: NDArray[np.float64], noise_std: float) -> Share | None:
+def _measure_mean(
+    table: NDArray[np.float64], values: NDArray[np.float64], noise_std: float
+) -> Estimate | None:
     """Return the mean of what a record in each cell counts for; None where their number is lost in the noise."""
     total = float(table.sum())
-    if total <= _MIN_CERTAINTY * noise_std * math.sqrt(table.size) or total <= 0:
+    if total <= MIN_CERTAINTY * noise_std * math.sqrt(table.size) or total <= 0:
         return None
     mean = float((table * values).sum()) / total
     noise = noise_std * math.sqrt(float(((values - mean) ** 2).sum())) / total
     variance = max(float((table * (values - mean) ** 2).sum()) / total, 0.0)
-    return Share(mean, noise, math.sqrt(variance / total), -math.inf, math.inf)
+    return Estimate(mean, noise, mean, mean, math.sqrt(variance / total))
+
+
+def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[CalibrationBin, ...]:
+    """Return the calibration that follows from noisy counts, at no further ε; steps lost in the noise are left out.
+
+    Args:
+        counts: (2, B), by class and by step of the probability.
+        noise_std: Standard deviation of the noise in a count.
+    """
+    table = np.asarray(counts, dtype=float)
+    steps = table.shape[1]
+    positive = np.arange(2)[:, None].repeat(steps, 1) == 1
+    found = []
+    for step in range(steps):
+        here = np.arange(steps)[None].repeat(2, 0) == step
+        share = _measure_share(table, here, positive, noise_std)
+        if share is not None:
+            records = float(table[:, step].sum())
+            found.append(CalibrationBin((step + 0.5) / steps, share.value, records, find_error(share)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -240,7 +228,7 @@ class Gap:
     metric: str
     low: str
     high: str
-    difference: Share
+    difference: Estimate
 
 
 def list_gaps(parts: Sequence[EvaluatedPart]) -> tuple[Gap, ...]:
@@ -261,8 +249,8 @@ def list_gaps(parts: Sequence[EvaluatedPart]) -> tuple[Gap, ...]:
             noise = math.hypot(least.standard_error, most.standard_error)
             of_sample = (least.sampling_error, most.sampling_error)
             sampling = None if None in of_sample else math.hypot(*cast("tuple[float, float]", of_sample))
-            difference = Share(most.value - least.value, noise, sampling, -math.inf, math.inf)
-            found.append(Gap(column, metric, low, high, difference))
+            value = most.value - least.value
+            found.append(Gap(column, metric, low, high, Estimate(value, noise, value, value, sampling)))
     return tuple(found)
 
 

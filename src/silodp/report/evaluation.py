@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from silodp.runtime.run_files import MetricsRow
 
 
-_LIMITS = {"r2": (-math.inf, 1.0), "mean_absolute_error": (0.0, math.inf), "perplexity": (1.0, math.inf)}
+_LIMITS = {
+    "r2": (-math.inf, 1.0),
+    "mean_absolute_error": (0.0, math.inf),
+    "perplexity": (1.0, math.inf),
+    **dict.fromkeys(("net_benefit", "difference"), (-math.inf, math.inf)),
+}
 """Values that a metric can have, where they are not 0 to 1."""
 
 

@@ -177,38 +177,16 @@ def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[Calib
         chosen = bins == step
         if records := int(chosen.sum()):
             share = float(labels[chosen].mean())
-            error = _compute_error(share, records)
+            error = compute_error(share, records)
             found.append(CalibrationBin(float(probability[chosen].mean()), share, records, error))
     return tuple(found)
 
 
-def _compute_error(share: float, records: float) -> float:
+def compute_error(share: float, records: float) -> float:
     """Return the standard error of a share of few records; one of each kind is added, so that it is never 0."""
     # Laplace's rule of succession: ten of ten records are no proof of a share of exactly 1.
     smoothed = (share * records + 1) / (records + 2)
     return float(np.sqrt(smoothed * (1 - smoothed) / (records + 2)))
-
-
-def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[CalibrationBin, ...]:
-    """Return the calibration that follows from noisy counts, at no further ε; steps lost in the noise are left out.
-
-    Args:
-        counts: (2, B), by class and by step of the probability.
-        noise_std: Standard deviation of the noise in a count.
-    """
-    found = []
-    negative, positive = (np.asarray(row, dtype=float) for row in counts)
-    for step, (no, yes) in enumerate(zip(negative, positive, strict=True)):
-        total = no + yes
-        # The noise of a sum of two counts is √2 as large; below three standard deviations a share means nothing.
-        if total <= 3 * noise_std * np.sqrt(2) or total <= 0:
-            continue
-        share = float(np.clip(yes / total, 0, 1))
-        # First order: the derivatives of yes/(no + yes) are (1 − share)/total by yes, and −share/total by no.
-        of_noise = noise_std * np.hypot(1 - share, share) / total
-        error = float(np.hypot(of_noise, _compute_error(share, total)))
-        found.append(CalibrationBin((step + 0.5) / len(positive), share, float(total), error))
-    return tuple(found)
 
 
 def keep_held_out(directory: Path, found: HeldOut) -> None:

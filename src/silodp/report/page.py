@@ -21,14 +21,14 @@ from silodp.report import guarantee_text, plots
 from silodp.report.attack_plots import plot_noise, plot_roc
 from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
 from silodp.report.checklist import list_statements
-from silodp.report.decisions import find_decisions, list_gaps
+from silodp.report.decisions import calibrate_counts, find_decisions, list_gaps
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
-from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
+from silodp.report.held_out import HeldOut, read_held_out
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.text import join_names
@@ -135,6 +135,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         text=guarantee_text,
         who=WHO,
         estimated=format_estimate,
+        limits=find_limits,
         unit=unit,
         ends=ends,
         evaluation=evaluation,

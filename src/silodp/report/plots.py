@@ -225,6 +225,8 @@ def plot_decisions(thresholds: Sequence[Threshold]) -> Figure | None:
     Returns:
         A figure; None where there are fewer than two thresholds to draw.
     """
+    from silodp.report.evaluation import find_limits  # a picture of a plan does not need it
+
     known = [(one.probability, one.net_benefit, one.treat_all) for one in thresholds]
     drawn = [
         (at, ours, everyone) for at, ours, everyone in known if ours is not None and everyone is not None
@@ -233,7 +235,7 @@ def plot_decisions(thresholds: Sequence[Threshold]) -> Figure | None:
         return None
     figure, axes = make_panel("threshold of the probability", "net benefit")
     places, ours = [at for at, _, _ in drawn], [one for _, one, _ in drawn]
-    limits = np.array([one.limits for one in ours])
+    limits = np.array([find_limits("net_benefit", one) for one in ours])
     values = [one.value for one in ours]
     axes.axhline(0, color=MUTED, linewidth=1.4, linestyle=":")
     axes.plot(

@@ -21,7 +21,7 @@ from silodp.settings import Settings, Whole
 from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
 from silodp.training.places import (
-    average_surprise,
+    average_log_loss,
     flatten_places,
     measure_overlap,
     predict_places,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TableKind = Literal["scores", "classes", "survival", "numbers", "places", "tokens"]
 REACH = 4.0
 """Errors and labels beyond so many public spreads count as that many."""
-MOST_SURPRISE = 2.0
+MOST_LOG_LOSS = 2.0
 """A mean of −log p beyond so many times log K, that of a model that knows nothing, counts as that much."""
 MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before a metric is divided by it."""
@@ -196,8 +196,8 @@ class CountTable(Settings):
         if self.kind == "places":
             return true.clamp(min=0) * self.classes + found
         # NaN, of infinite logits, counts as the largest.
-        surprise = average_surprise(logits, true).nan_to_num(nan=math.inf)
-        bins = (surprise / self._most_surprise * self.bins).clamp(0, self.bins - 1).long()
+        log_loss = average_log_loss(logits, true).nan_to_num(nan=math.inf)
+        bins = (log_loss / self._most_log_loss * self.bins).clamp(0, self.bins - 1).long()
         return torch.cat([bins[:, None], self.bins + (found != true).long()], 1)
 
     def _find_bins(self, values: Tensor) -> Tensor:
@@ -275,11 +275,11 @@ class CountTable(Settings):
         return _divide(right, right + wrong, (right + wrong,), variance=share * (1 - share) / (right + wrong))
 
     @property
-    def _most_surprise(self) -> float:
-        return MOST_SURPRISE * math.log(self.classes)
+    def _most_log_loss(self) -> float:
+        return MOST_LOG_LOSS * math.log(self.classes)
 
     def _perplexity(self, counts: Tensor) -> _Measured:
-        width = self._most_surprise / self.bins
+        width = self._most_log_loss / self.bins
         middles = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * width
         records = counts[: self.bins]
         total = records.sum()

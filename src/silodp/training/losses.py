@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
@@ -18,7 +19,7 @@ from silodp._lazy import torch
 from silodp.errors import SilodpError
 from silodp.settings import Positive, check_choice, check_value
 from silodp.text import describe_exception
-from silodp.training.places import PlaceMean, average_places, flatten_places, has_places
+from silodp.training.places import PlaceMean, average_places, compute_log_losses, flatten_places, has_places
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -386,10 +387,8 @@ def _compute_place_losses(outputs: Tensor, targets: Tensor, weight: Tensor | Non
             "binary_cross_entropy if there are two classes.",
             "loss.output_shape",
         )
-    # Not torch's own, which `torch.func` takes apart: a row is picked, and places without a label are left out later.
-    known = classes.clamp(min=0)
-    losses = -logits.log_softmax(1).gather(1, known.unsqueeze(1)).squeeze(1)
-    return (losses if weight is None else weight[known] * losses), classes
+    losses = compute_log_losses(logits, classes)
+    return (losses if weight is None else weight[classes.clamp(min=0)] * losses), classes
 
 
 def _compute_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -475,6 +474,11 @@ def _refuse_labels(name: str, needs: str, outputs: Tensor, targets: Tensor) -> S
         f"{other}, or set the table's kind of label (schema.kind) to what it is.",
         "loss.wrong_labels",
     )
+
+
+def name_class_loss(outputs: int, label_shape: tuple[int, ...]) -> str:
+    """Return the name of the default loss of classes, by the numbers that a model gives for a record and its places."""
+    return "binary_cross_entropy" if outputs == math.prod(label_shape) else "cross_entropy"
 
 
 def suggest_loss(labels: LabelKind) -> str:

@@ -14,7 +14,7 @@ from silodp._lazy import torch
 from silodp.data.public import UNLABELED
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
-from silodp.training.places import average_surprise, count_classes, has_places, measure_overlap
+from silodp.training.places import average_log_loss, count_classes, has_places, measure_overlap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,7 @@ def perplexity(outputs: Tensor, targets: Tensor) -> float:
             "perplexity needs a class in every place of a record, such as the next token of a text: use another metric"
         )
     is_labeled = (targets != UNLABELED).flatten(1).any(1)
-    return float(average_surprise(outputs, targets)[is_labeled].mean().exp())
+    return float(average_log_loss(outputs, targets)[is_labeled].mean().exp())
 
 
 def _measure_overlap(name: str, weight: float, outputs: Tensor, targets: Tensor) -> float:

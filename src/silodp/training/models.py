@@ -126,10 +126,7 @@ def mlp(
 
     Source: ULDP-FL (Kato et al. 2024), section 5.1.1, "Creditcard".
     """
-    if width % _check_min("groups", groups, 1):
-        raise SilodpError(
-            f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
-        )
+    _check_multiple(width, "groups", groups)
     sizes = [features] + [width] * _check_min("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
@@ -266,10 +263,7 @@ def unet(
             code="argument.value",
             field="record_shape",
         )
-    if width % _check_min("groups", groups, 1) or width < 1:
-        raise SilodpError(
-            f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
-        )
+    _check_multiple(_check_min("width", width, 1), "groups", groups)
     outputs = _check_min("classes", classes, 2)
     convolution = (nn.Conv2d, nn.Conv3d)[len(sides) - 2]
     pool = (nn.MaxPool2d, nn.MaxPool3d)[len(sides) - 2]
@@ -333,10 +327,7 @@ def causal_lm(
             code="argument.value",
             field="record_shape",
         )
-    if width % _check_min("heads", heads, 1) or width < 1:
-        raise SilodpError(
-            f"width {width} is not a multiple of heads {heads}", code="argument.value", field="width"
-        )
+    _check_multiple(_check_min("width", width, 1), "heads", heads)
     length = record_shape[0]
 
     class Block(nn.Module):
@@ -378,6 +369,13 @@ def _check_min(name: str, value: int, smallest: int) -> int:
             f"{name} must be at least {smallest}, not {value}", code="argument.value", field=name
         )
     return value
+
+
+def _check_multiple(width: int, name: str, number: int) -> None:
+    if width % _check_min(name, number, 1):
+        raise SilodpError(
+            f"width {width} is not a multiple of {name} {number}", code="argument.value", field="width"
+        )
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -97,7 +97,16 @@ def count_classes(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.bincount(cells.flatten().cpu(), shares.flatten().cpu(), classes**2).reshape(classes, classes)
 
 
-def average_surprise(outputs: Tensor, targets: Tensor) -> Tensor:
+def compute_log_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return −log p of the class of every place, (n, P), of logits (n, K, P) and class numbers (n, P).
+
+    That of a place without a label means nothing: `average_places` leaves it out.
+    """
+    # Not torch's cross entropy, which `torch.func` takes apart: a row is picked.
+    return -logits.log_softmax(1).gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
+
+
+def average_log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of −log p of the true classes over the labeled places of each record, (n,) float64.
 
     Args:
@@ -110,8 +119,7 @@ def average_surprise(outputs: Tensor, targets: Tensor) -> Tensor:
     logits, true = flatten_places(outputs, targets)
     if logits.dim() == 2:
         logits = torch.stack([torch.zeros_like(logits), logits], 1)
-    chosen = logits.double().log_softmax(1).gather(1, true.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return average_places(-chosen, true, "labeled")
+    return average_places(compute_log_losses(logits.double(), true), true, "labeled")
 
 
 def measure_overlap(confusion: Tensor, weight: float) -> Tensor:

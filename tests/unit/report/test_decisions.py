@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_score, recall_score
 
 from silodp.report.decisions import find_decisions, list_gaps, list_thresholds, recalibrate
-from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
 from silodp.training.counts import Estimate
 
@@ -61,7 +61,7 @@ def test_every_measure_is_that_of_the_records() -> None:
         assert one.net_benefit.value == pytest.approx((called * label - odds * called * (1 - label)).mean())
         assert one.treat_all is not None
         assert one.treat_all.value == pytest.approx((label - odds * (1 - label)).mean())
-        assert one.net_benefit.noise_error == 0
+        assert one.net_benefit.standard_error == 0
 
 
 @pytest.mark.parametrize("kind", ["noise", "sample"])
@@ -79,7 +79,7 @@ def test_errors_are_those_of_many_draws(kind: str) -> None:
     for row, wanted in zip(list_thresholds(counts.tolist(), noise_std), spread, strict=True):
         for name, expected in zip(MEASURES, wanted, strict=True):
             share = getattr(row, name)
-            found = share.noise_error if kind == "noise" else share.sampling_error
+            found = share.standard_error if kind == "noise" else share.sampling_error
             # That of the sample is a little larger where a share is near 0 or 1 (Laplace's rule).
             assert 0.8 * expected <= found <= 1.4 * expected + 1e-4, (row.probability, name)
 
@@ -199,7 +199,7 @@ def test_a_gap_in_another_unit_is_not_cut_off_and_an_error_that_is_not_known_sta
     ]
     (gap,) = list_gaps(parts)
     assert gap.difference.sampling_error is None
-    assert gap.difference.limits == pytest.approx(
+    assert find_limits("difference", gap.difference) == pytest.approx(
         (12 - 1.96 * math.sqrt(2), 12 + 1.96 * math.sqrt(2)), abs=1e-3
     )
 
@@ -218,6 +218,6 @@ def test_the_gap_of_a_column_is_between_its_extremes() -> None:
     (gap,) = list_gaps([*parts, part("sex", "x", 0.75)])
     assert (gap.column, gap.low, gap.high) == ("sex", "f", "m")
     assert gap.difference.value == pytest.approx(0.1)
-    assert gap.difference.noise_error == pytest.approx(0.03 * math.sqrt(2))
+    assert gap.difference.standard_error == pytest.approx(0.03 * math.sqrt(2))
     assert gap.difference.sampling_error == pytest.approx(0.04 * math.sqrt(2))
-    assert gap.difference.limits[0] < 0 < gap.difference.limits[1]
+    assert find_limits("difference", gap.difference)[0] < 0 < find_limits("difference", gap.difference)[1]

@@ -199,6 +199,27 @@ def test_removal_moves_no_sum_by_more_than_a_clip(unit, labels):
             assert moved == pytest.approx(clip)  # one cell has it all
 
 
+@pytest.mark.parametrize("table", [CountTable("places", 3), CountTable("tokens", 3)])
+def test_a_person_with_many_records_moves_counts_by_one_clip(table):
+    """Twenty equal records with a few labels each: without the clip they would move the counts by twenty."""
+    shape = SHAPES["pixels"]
+    task, (x, y) = make_task(shape), draw(shape, 12)
+    x, y = (np.concatenate([part, part[:1].repeat(20, 0)]) for part in (x, y))
+    user, params = np.array([*range(1, 13), *[0] * 20]), task.initial(0)
+    method = EvaluationSums("user", 1.0, 1.0, table)
+    sums = []
+    for kept in (user >= 0, user > 0):
+        inputs, targets = task.tensors(x[kept], y[kept])
+        data = params, inputs, targets, torch.from_numpy(user[kept]), torch.ones(13, dtype=torch.float64)
+        context = LocalContext(task, *data, FederationSize(1, 13), Randomness.from_seed(0))
+        sums.append(
+            add_weighted_rows(method.local_update(context), torch.ones(13, dtype=torch.float64)).value
+        )
+    moved = float((sums[0] - sums[1]).norm())
+    assert moved == pytest.approx(method.row_clip)
+    assert method.row_clip == pytest.approx(table.entries**0.5)
+
+
 PUBLIC = PublicData("toy", ("a", "b"), 9, (1, 8, 8), "classes", 3, label_shape=(8, 8))
 
 
