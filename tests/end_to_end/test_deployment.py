@@ -12,6 +12,7 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.cli.parties import FILTERED_RUNS
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
+from silodp.deploy.setup import find_free_port
 from silodp.deploy.silo import open_silo
 from silodp.errors import SilodpError
 from silodp.report.page import write_report
@@ -27,7 +28,6 @@ from support.deployed import (
     wait_for,
     wait_for_round,
 )
-from support.ports import find_free_port
 
 
 @pytest.mark.timeout(300)

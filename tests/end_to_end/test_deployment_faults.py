@@ -16,9 +16,9 @@ import pytest
 from silodp.accounting.ledger import reopen_ledger
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
+from silodp.deploy.setup import find_free_port
 from support.consortium import Processes, start_consortium
 from support.deployed import LONG, assert_same_run, simulate, wait_for, wait_for_round
-from support.ports import find_free_port
 from support.proxy import Proxy, make_other_version, open_relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

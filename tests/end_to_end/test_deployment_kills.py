@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
-from silodp.deploy.setup import make_local
+from silodp.deploy.setup import find_free_port, make_local
 from silodp.runtime.train import train
 from support.kills import KilledConsortium
-from support.ports import find_free_port
 
 KILLS = int(os.environ.get("SILODP_KILLS") or 10)
 SEED = int(os.environ.get("SILODP_KILL_SEED") or secrets.randbits(32))

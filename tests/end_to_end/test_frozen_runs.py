@@ -16,12 +16,11 @@ from silodp.accounting.guarantee import PUBLIC_VALUES
 from silodp.config.resolve import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve
-from silodp.deploy.setup import make_local
+from silodp.deploy.setup import find_free_port, make_local
 from silodp.deploy.silo import open_silo
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, cross_entropy
 from support.oracles import small_federation
-from support.ports import find_free_port
 from support.refusals import refused
 
 WIDTH = 2000

@@ -21,10 +21,10 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.deploy.certificates import read_expiries
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
+from silodp.deploy.setup import find_free_port
 from support.commands import Silodp, assert_sentence
 from support.consortium import Processes, fork_party, start_consortium
 from support.deployed import LONG, wait_for, wait_for_round
-from support.ports import find_free_port
 
 CONFIG = """
 name = "clinics"

@@ -20,8 +20,7 @@ from silodp.config.resolve import load_config
 from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import accept_digest
-from silodp.deploy.setup import draft_public, make_keys, make_local, seal_public
-from support.ports import find_free_port
+from silodp.deploy.setup import draft_public, find_free_port, make_keys, make_local, seal_public
 
 COMMAND = (sys.executable, "-m", "silodp.cli.main")
 _PRELOAD = [

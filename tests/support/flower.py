@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from silodp.deploy.certificates import Authority, make_request
+from silodp.deploy.setup import find_free_port
 from support.consortium import Processes
-from support.ports import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "examples" / "flower"

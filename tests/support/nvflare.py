@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from support.ports import find_free_port
+from silodp.deploy.setup import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "nvflare"

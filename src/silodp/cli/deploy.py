@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from socket import create_server
 from typing import Annotated, Any
 
 import typer
@@ -65,7 +64,7 @@ def init(
         )
 
     resolved = load_config(config, set_ or ())
-    from silodp.deploy.setup import copy_requests, draft_public, find_list_doubts, make_local
+    from silodp.deploy.setup import copy_requests, draft_public, find_free_port, find_list_doubts, make_local
 
     # A local consortium is for tests, where a seed makes runs comparable. Elsewhere it gives the noise away.
     if resolved.config.seed is not None and not local:
@@ -76,7 +75,7 @@ def init(
     for doubt in find_list_doubts(resolved):
         log(f"warning: {doubt}")
     if local:
-        chosen = port or _find_free_port()
+        chosen = port or find_free_port()
         made = make_local(resolved, resolved.load_federation(), out, chosen)
         result = {"folder": str(out), "digest": made.digest, "port": chosen, "for_tests": True}
         lines = [
@@ -102,11 +101,6 @@ def init(
             lines.append(f"Put the requests into {out / 'requests'}.")
         lines.append(f"Then run: {format_command('deploy', 'seal', out)} --host NAME")
     show(result, as_json, lines)
-
-
-def _find_free_port() -> int:
-    with create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @deploy_app.command()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import shutil
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from silodp.aggregators.run_spec import RunSpec
@@ -334,6 +337,17 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
 
 def _refuse_request(problem: str, field: str | None = None) -> SilodpError:
     return SilodpError(problem, code="deploy.request", field=field)
+
+
+def find_free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing uses, below those that systems give to outgoing connections.
+
+    A port that the system chooses (port 0) can be given to any connection before the server listens at it.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(32_768 - 10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port: int) -> Consortium:

@@ -20,10 +20,9 @@ from silodp.deploy.check import check_party
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import HttpsServer, listen_at
 from silodp.deploy.policy import Policy
-from silodp.deploy.setup import seal_public
+from silodp.deploy.setup import find_free_port, seal_public
 from support.commands import CONFIG, Silodp
 from support.consortium import make_parties
-from support.ports import find_free_port
 from support.refusals import refused
 
 GOOD = ["keys", "run", "certificates", "policy", "port", "tls", "clock", "version", "digest"]

@@ -30,9 +30,9 @@ from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.https import HttpsClient, HttpsServer, _protocol
 from silodp.deploy.https._protocol import format_connect_text
 from silodp.deploy.https._server import _find_wait as find_wait
+from silodp.deploy.setup import find_free_port
 from silodp.errors import SilodpError
 from support.echo import Echo
-from support.ports import find_free_port
 from support.proxy import Proxy
 
 DIGEST = "d" * 64

@@ -20,12 +20,12 @@ from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.check import check_party
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import HttpsClient, HttpsServer, Proxy, find_proxy
+from silodp.deploy.setup import find_free_port
 from silodp.errors import SilodpError
 from support.commands import CONFIG
 from support.connect_proxy import ConnectProxy, make_interceptor
 from support.consortium import make_parties
 from support.echo import Echo
-from support.ports import find_free_port
 from support.refusals import refused
 from unit.deploy.test_check import find_bad, listening
 from unit.deploy.test_https import wait_until
