@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, tuple[int, Settings]]] = {
     "uldp-sgd": {
         "uniform": (10, SUMS),
         "by records": (10, {**SUMS, "weighting": "records"}),
+        "one of 5 rounds": (20, {**SUMS, "random_allocation": 5}),
     },
     "uldp-avg": {
         "uniform": (10, TRAINED),

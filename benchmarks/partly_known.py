@@ -56,22 +56,26 @@ def verify_some(federation: Federation, part: float) -> tuple[Federation, int]:
     return replace(federation, silos=silos), int(verified.sum())
 
 
-def measure_step(federation: Federation, seeds: int, **settings: Any) -> tuple[float, float]:
+def measure_step(
+    federation: Federation, seeds: int, noise: float = NOISE, rounds: int = ROUNDS, **settings: Any
+) -> tuple[float, float]:
     """Return the metric of the held-out records over seeds, and its standard error.
 
     Args:
         federation: Its records.
         seeds: The number of runs.
+        noise: The noise multiplier σ.
+        rounds: T.
         settings: Of `UldpAvg`, beside noise and local training.
     """
-    method, values = UldpAvg(NOISE, local=LocalTraining(0.1, 5), **settings), []
+    method, values = UldpAvg(noise, local=LocalTraining(0.1, 5), **settings), []
     metric = roc_auc if federation.classes == 2 else accuracy
     for seed in range(seeds):
         torch.manual_seed(seed)
         inputs = int(np.prod(federation.silos[0].x.shape[1:]))
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(inputs, federation.classes))
         task = Task(model, cross_entropy(), metrics={"metric": metric})
-        result = silodp.train(federation, task, method, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS)
+        result = silodp.train(federation, task, method, rounds=rounds, seed=seed, evaluate_every=rounds)
         values.append(result.metrics[-1]["metrics"]["metric"])
     return float(np.mean(values)), float(np.std(values, ddof=1) / seeds**0.5)
 

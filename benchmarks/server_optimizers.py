@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partly_known import measure_auc
+from partly_known import measure_step
 from silodp.data.federation import Federation
 from silodp.methods import ServerAdam, ServerOptimizer, ServerSgd
 from silodp.methods.server_optimizer import State
@@ -108,8 +108,8 @@ def main() -> None:
             steps = (1.0,) if kind == "Adam" else STEPS
             found = []
             for optimizer, step in itertools.product(optimizers, steps):
-                auc = measure_auc(federation, given.seeds, server_optimizer=optimizer, step=step)
-                found.append((*auc, (optimizer, step)))
+                measured = measure_step(federation, given.seeds, server_optimizer=optimizer, step=step)
+                found.append((*measured, (optimizer, step)))
             mean, error, (optimizer, step) = max(found, key=lambda one: one[0])
             cells.append(f"{mean:.3f} ± {error:.3f} ({optimizer}, step {step:g})")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -26,6 +26,7 @@ STEPS: dict[str, Any] = {
 SETTINGS: dict[str, tuple[Method, str, int]] = {
     "uniform": (UldpAvg(**AVG), "plain", 6),
     "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain", 10),
+    "allocated": (UldpAvg(**AVG, random_allocation=4), "plain", 20),
     "masked": (UldpAvg(**AVG), "masked", 6),
     "records": (UldpAvg(**AVG, weighting="records"), "plain", 6),
     "group": (UldpGroup(**STEPS, group_size=12, local_steps=1, record_sampling=0.1), "plain", 10),
@@ -45,6 +46,9 @@ CAUGHT: dict[str, tuple[set[str], set[str]]] = {
     "clip of the largest coordinate": (set(), {"shift of members, dense"}),
     "a coin per silo": (set(), {"shift of members not in the sample"}),
     "samples with 2q": ({"released", "server"}, {"shift of members not in the sample"}),
+    "a coin in every round": (set(), {"in one round of each allocation"}),
+    "the same round of every allocation": (set(), {"sampled in two rounds"}),
+    "one allocation charged": ({"released", "silo"}, set()),
     "every second round not charged": ({"released"}, {"charged rounds"}),
     "the same noise in every round": (set(), {"correlation between rounds"}),
     "the same noise in every silo": (set(), {"correlation between silos"}),

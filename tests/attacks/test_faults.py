@@ -41,6 +41,7 @@ STEPS: dict[str, Any] = {
 METHODS: dict[str, tuple[Method, str]] = {
     "uniform": (UldpAvg(**AVG), "plain"),
     "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain"),
+    "allocated": (UldpAvg(**AVG, random_allocation=2), "plain"),
     "masked": (UldpAvg(**AVG), "masked"),
     "records": (UldpAvg(**AVG, weighting="records"), "plain"),
     "group": (UldpGroup(**STEPS, group_size=6, local_steps=1), "plain"),
@@ -80,6 +81,15 @@ class Seen:
     def drawn_anywhere(self) -> float:
         """Return how many of the members are drawn in some silo."""
         return float(self.drawn.any(1).mean())
+
+    def drawn_once(self) -> float:
+        """Return how many of the members are drawn in one of the first two rounds."""
+        return float((self.drawn.any(1)[:2].sum(0) == 1).mean())
+
+    def drawn_alike(self) -> float:
+        """Return how many of the members are drawn in the first two rounds as in the last two."""
+        drawn = self.drawn.any(1)
+        return float((drawn[:2] == drawn[2:]).all(0).mean())
 
     def repeated_rounds(self) -> float:
         """Return the correlation between the noise of two rounds of silo 0."""
@@ -160,6 +170,9 @@ ONE = 1 / 3**0.5
         ("no clipping", Seen.members, 1, 100),  # the gradient's length times the learning rate
         ("a coin per silo", Seen.drawn_anywhere, 0.3, 1 - 0.7**3),
         ("samples with 2q", Seen.drawn_anywhere, 0.3, 0.6),
+        ("a coin in every round", Seen.drawn_once, 1, 0.5),
+        ("the same round of every allocation", Seen.drawn_alike, 0.5, 1),
+        ("one allocation charged", Seen.spent, 5.312, 3.698),  # of two allocations, and of one
         ("every second round not charged", Seen.spent, 9.997, 6.573),  # of four rounds, and of two
         ("the same noise in every round", Seen.repeated_rounds, 0, 1),
         ("the same noise in every silo", Seen.repeated_silos, 0, 1),
@@ -197,5 +210,5 @@ def test_a_clip_of_the_largest_coordinate_shows_in_dense_directions_only() -> No
 
 
 def test_every_fault_is_shown_here() -> None:
-    shown = {mark.args[1][i][0] for mark in test_a_fault_changes_what_is_sent.pytestmark for i in range(20)}
+    shown = {case[0] for mark in test_a_fault_changes_what_is_sent.pytestmark for case in mark.args[1]}
     assert shown | {"clip of the largest coordinate"} == FAULTS.keys()

@@ -175,6 +175,24 @@ def toss_own_coins(get_coins):
     return wrong
 
 
+def toss_in_every_round(toss):
+    return lambda self, round_, rate, allocation_rounds=None: toss(self, round_, rate)
+
+
+def repeat_allocations(toss):
+    def wrong(self, round_, rate, allocation_rounds=None):
+        return toss(self, round_ % allocation_rounds, rate, allocation_rounds)
+
+    return wrong
+
+
+def charge_one_allocation(dp_event):
+    def wrong(self, view):
+        return replace(dp_event(self, view), is_first=view.round == 0)
+
+    return wrong
+
+
 def double_rate(sampling_rates):
     return lambda self, population: 2 * sampling_rates(self, population)
 
@@ -233,6 +251,9 @@ FAULTS = {
     ),
     "a coin per silo": Fault("sampled", ((Silo, "_get_coins", toss_own_coins),)),
     "samples with 2q": Fault("sampled", ((UldpAvg, "sampling_rates", double_rate),)),
+    "a coin in every round": Fault("allocated", ((PersonCoins, "toss", toss_in_every_round),)),
+    "the same round of every allocation": Fault("allocated", ((PersonCoins, "toss", repeat_allocations),)),
+    "one allocation charged": Fault("allocated", ((UldpAvg, "dp_event", charge_one_allocation),)),
     "every second round not charged": Fault("uniform", ((Server, "charge", skip_odd_rounds),)),
     "the same noise in every round": Fault("uniform", ((Silo, "_derive_round_randomness", repeat_rounds),)),
     "the same noise in every silo": Fault("uniform", ((Silo, "_derive_round_randomness", repeat_silos),)),

@@ -21,6 +21,7 @@ from silodp.accounting.events import (
     Event,
     Group,
     NonPrivate,
+    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
@@ -198,8 +199,10 @@ def scale_to_person(event: Event, records: int) -> Event:
                 return NonPrivate(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )
-        case SampledReplacement():
-            return NonPrivate("what several records that are replaced together cost is not known")
+        case RandomAllocation() | SampledReplacement():
+            return NonPrivate(
+                "what several records cost that are allocated, or replaced together, is not known"
+            )
         case Group(size, inner):
             return Group(size * records, inner)
     return Group(records, event)

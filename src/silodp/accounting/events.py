@@ -83,6 +83,28 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
+class RandomAllocation:
+    """One round of a random allocation: the unit is in exactly one of some consecutive rounds, drawn at random.
+
+    Every round of an allocation is charged this event. The first one bears the cost of all, so that no later round can
+    be charged to another allocation; the others cost nothing.
+
+    Attributes:
+        rounds: The number b of rounds of an allocation.
+        event: The release of a round, with the unit in it.
+        is_first: Whether this is the first round of its allocation.
+        is_seen: Whether the adversary sees who is in which round.
+
+    Source: Feldman and Shenfeld 2025 (Privacy amplification by random allocation).
+    """
+
+    rounds: int
+    event: Additive
+    is_first: bool = True
+    is_seen: bool = False
+
+
+@dataclass(frozen=True)
 class SampledReplacement:
     """A noisy release on a Poisson sample, where what a unit adds is replaced and not removed; nobody sees the coin.
 
@@ -144,7 +166,16 @@ class SelfComposed:
         count: The number of repetitions, 0 or more.
     """
 
-    event: Additive | PoissonSampled | SampledReplacement | RevealedSample | Group | SelfComposed | Composed
+    event: (
+        Additive
+        | PoissonSampled
+        | RandomAllocation
+        | SampledReplacement
+        | RevealedSample
+        | Group
+        | SelfComposed
+        | Composed
+    )
     count: int
 
 
@@ -184,7 +215,7 @@ class NonPrivate:
     reason: str
 
 
-Mechanism = Additive | PoissonSampled | SampledReplacement | RevealedSample | Group
+Mechanism = Additive | PoissonSampled | RandomAllocation | SampledReplacement | RevealedSample | Group
 Event = Mechanism | SelfComposed | Composed | WorstOf | NonPrivate
 
 STORED_KINDS: dict[str, Callable[..., Event]] = {
@@ -192,6 +223,7 @@ STORED_KINDS: dict[str, Callable[..., Event]] = {
     "Skellam": Skellam,
     "TwoLooks": CorrelatedReleases,
     "PoissonSampled": PoissonSampled,
+    "RandomAllocation": RandomAllocation,
     "SampledReplacement": SampledReplacement,
     "KnownSample": RevealedSample,
     "Group": Group,
@@ -364,6 +396,9 @@ def replace_unit(event: Event) -> Event:
             return multiply_shift(event, 2)
         case PoissonSampled(q, inner):
             return SampledReplacement(q, inner)
+        case RandomAllocation():
+            # As if the round were seen, which costs no less.
+            return replace(event, event=multiply_shift(event.event, 2), is_seen=True)
         case SampledReplacement():
             return scale_shift(event, 2)
     return _rebuild(event, replace_unit)
@@ -376,7 +411,7 @@ def remove_amplification(event: Event) -> Event:
     is covered: given everything seen, it is a release on the sample or nothing.
     """
     # The coin was tossed once for both releases, so the second one cannot count on it again.
-    if isinstance(event, RevealedSample | PoissonSampled):
+    if isinstance(event, RevealedSample | PoissonSampled | RandomAllocation):
         return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return multiply_shift(event.event, 2)
@@ -387,6 +422,8 @@ def reveal_samples(event: Event) -> Event:
     """Return the event against an adversary who learns the samples that it takes as unknown."""
     if isinstance(event, PoissonSampled):
         return RevealedSample(event.sampling_probability, event.event)
+    if isinstance(event, RandomAllocation):
+        return replace(event, is_seen=True)
     if isinstance(event, SampledReplacement):
         # Whoever sees the coin sees a replacement inside, and that moves the sum twice as far.
         return RevealedSample(event.sampling_probability, multiply_shift(event.event, 2))
@@ -423,7 +460,9 @@ def event_to_dict(event: Event) -> dict[str, Any]:
             fields[name] = event_to_dict(value)
         elif name in ("parts", "alternatives"):
             fields[name] = [event_to_dict(part) for part in value]
-        elif name in ("count", "size", "units", "dimension"):
+        elif isinstance(value, bool):
+            fields[name] = value
+        elif name in ("count", "size", "units", "dimension", "rounds"):
             fields[name] = int(value)
         elif name == "reason":
             fields[name] = str(value)

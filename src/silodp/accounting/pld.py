@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
@@ -22,6 +23,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from numpy.typing import NDArray
 from scipy import fft, signal, special, stats
 
+from silodp._lazy import LazyModule
 from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
@@ -33,6 +35,7 @@ from silodp.accounting.events import (
     Mechanism,
     NonPrivate,
     PoissonSampled,
+    RandomAllocation,
     RevealedSample,
     SampledReplacement,
     SelfComposed,
@@ -42,6 +45,11 @@ from silodp.accounting.events import (
 from silodp.accounting.rdp import RdpComposition
 from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.accounting import random_allocation
+else:
+    random_allocation = LazyModule("silodp.accounting.random_allocation")
 
 Array = NDArray[np.float64]
 
@@ -177,6 +185,10 @@ def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
             return tuple(
                 _mixture(k, gamma, sigma, grid, way) for way in (AdjacencyType.REMOVE, AdjacencyType.ADD)
             )
+        case RandomAllocation(_, Gaussian(sigma) as release) if sigma < random_allocation.LEAST_NOISE:
+            return compute_losses(release, grid)
+        case RandomAllocation(rounds, Gaussian(sigma)):
+            return _allocation(random_allocation.allocate_gaussian(rounds, sigma), grid)
         case Gaussian(sigma):
             built = library.from_gaussian_mechanism(sigma, value_discretization_interval=grid)
         case PoissonSampled(q, Gaussian(sigma)):
@@ -264,6 +276,16 @@ def _replacement(q: float, sigma: float, grid: float) -> Losses:
     return _read(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -highest, highest, deltas), grid)
 
 
+def _allocation(law: random_allocation.Law, grid: float) -> tuple[Losses, Losses]:
+    """Return the losses ln x of removing the unit, under P, and −ln x of adding it, under Q."""
+    lowest, masses, above = law.spread(grid)
+    # What rounding lost of either world counts as lost.
+    lost = [1.0 - float(above.sum()), 1.0 - float(masses.sum())]
+    infinite = [max(lost[0], law.infinite), max(lost[1], law.zero)]
+    removed = Losses(grid, lowest, above, infinite[0])
+    return removed, Losses(grid, 1 - lowest - len(masses), masses[::-1], infinite[1])
+
+
 def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
     lowest = min(losses.lowest, 0)
     highest = max(losses.lowest + len(losses.probabilities) - 1, 0)
@@ -335,6 +357,9 @@ def estimate_spread(event: Mechanism) -> float:
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return estimate_spread(Group(1, event))
+        case RandomAllocation(rounds, Gaussian(sigma)):
+            chi_squared = math.expm1(min(sigma**-2, 700.0)) / rounds
+            return min(estimate_spread(RevealedSample(1.0, Gaussian(sigma))), math.sqrt(chi_squared))
         case SampledReplacement(q, Gaussian(sigma)):
             # E[(P₁ − Q₁)²/P₀²] = 4·sinh(1/σ²); or as for a coin that is seen.
             seen = math.sqrt(q * (4 / sigma**2 + 4 / sigma**4))
@@ -385,7 +410,7 @@ def _find_smallest_spread(event: Mechanism) -> float:
 def _bound_width(event: Mechanism) -> float:
     """Bound the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
-        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)):
+        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)) | RandomAllocation(_, Gaussian(sigma)):
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
@@ -504,6 +529,7 @@ _KINDS = (
     Gaussian
     | CorrelatedReleases
     | PoissonSampled
+    | RandomAllocation
     | SampledReplacement
     | RevealedSample
     | Group

@@ -246,7 +246,9 @@ class RunSpec:
 
     @cached_property
     def varies_by_round(self) -> bool:
-        """Whether rounds may cost different amounts in any order, as with a plug-in that reads `View.round`."""
+        """Whether rounds may cost different amounts in any order (an allocation, a plug-in that reads `View.round`)."""
+        if self.method.allocation_rounds is not None:
+            return True
         # silodp's own methods read it to know who has retired: there, rounds of equal cost are neighbors.
         if all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator)):
             return False
@@ -348,7 +350,9 @@ class RunSpec:
         found = [*self.round_events().values()]
         found += [] if derived is None else derived.round_events().values()
         if self.varies_by_round:
-            found += [event for n in range(1, self.rounds) for event in self.round_events(None, n).values()]
+            # The rounds of an allocation differ in one thing, that the first one bears the cost.
+            last = self.rounds if self.method.allocation_rounds is None else min(self.rounds, 2)
+            found += [event for n in range(1, last) for event in self.round_events(None, n).values()]
         return tuple(dict.fromkeys(found))
 
     def calibrate(self) -> RunSpec:

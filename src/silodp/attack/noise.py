@@ -55,10 +55,12 @@ class Samples:
     Attributes:
         drawn: Whether a unit was in the sample (silos, rounds, units); one silo where only one is known.
         rate: The sampling probability q that was charged.
+        allocation_rounds: The number b of rounds of a random allocation; None where every round has coins of its own.
     """
 
     drawn: NDArray[np.bool_]
     rate: float
+    allocation_rounds: int | None = None
 
 
 def run_noise_tests(
@@ -107,7 +109,9 @@ def run_noise_tests(
         tests.append(partial(compare_rate, samples))
         if samples.drawn.shape[0] > 1:
             tests.append(lambda _: compare_samples(samples))
-        if samples.drawn.shape[1] > 1:
+        if samples.allocation_rounds is not None:
+            tests.append(lambda _: compare_allocation(samples))
+        if samples.drawn.shape[1] >= 2 * (samples.allocation_rounds or 1):
             tests.append(partial(compare_repetition, samples))
     return tuple(test(level / len(tests)) for test in tests)
 
@@ -178,10 +182,30 @@ def compare_samples(samples: Samples) -> NoiseTest:
     return NoiseTest("same sample in all silos", share, share, share, 1.0, share == 1)
 
 
+def compare_allocation(samples: Samples) -> NoiseTest:
+    """Check that every unit is in exactly one round of each allocation that has ended."""
+    drawn, rounds = np.logical_or.reduce(samples.drawn, axis=0), samples.allocation_rounds or 1
+    count = len(drawn) // rounds
+    share = (
+        float((drawn[: count * rounds].reshape(count, rounds, -1).sum(axis=1) == 1).mean()) if count else 1.0
+    )
+    return NoiseTest("in one round of each allocation", share, share, share, 1.0, share == 1)
+
+
 def compare_repetition(samples: Samples, level: float) -> NoiseTest:
-    """Compare how often a unit is drawn in both of two neighboring rounds with q²; exact."""
+    """Compare how often a unit is drawn in both of two rounds with q²; exact.
+
+    The rounds are neighbors; of a random allocation, one of it and that at the same place of the next one.
+    """
+    drawn, apart = np.logical_or.reduce(samples.drawn, axis=0), samples.allocation_rounds
+    if apart is not None:
+        # One place of each allocation, another one in each pair of them.
+        pairs = np.arange(len(drawn) // (2 * apart))
+        drawn = np.stack(
+            [drawn[2 * apart * pairs + pairs % apart], drawn[2 * apart * pairs + pairs % apart + apart]], 1
+        )
+        drawn = drawn.reshape(2 * len(pairs), -1)
     # Pairs of rounds that share no round, so that all of them are independent.
-    drawn = np.logical_or.reduce(samples.drawn, axis=0)
     count = len(drawn) // 2
     both = drawn[: 2 * count].reshape(count, 2, -1).all(axis=1)
     return _compare_share("sampled in two rounds", int(both.sum()), both.size, samples.rate**2, level)

@@ -91,6 +91,14 @@ class Sampling:
         return 1.0
 
     @property
+    def allocation_rounds(self) -> int | None:
+        """The number b ≥ 2 of consecutive rounds of which a user is in exactly one; None: one coin for each round.
+
+        `common_sampling_rate` is then 1/b, and `dp_event` a `RandomAllocation`.
+        """
+        return None
+
+    @property
     def samples_users(self) -> bool:
         """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
         return self.common_sampling_rate != 1

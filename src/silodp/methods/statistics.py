@@ -98,6 +98,7 @@ class Statistics(UldpAvg):
     server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
     personal: UserBudgets | None = field(default=None, init=False, repr=False, compare=False)
     step: float | None = field(default=None, init=False, repr=False, compare=False)
+    random_allocation: int | None = field(default=None, init=False, repr=False, compare=False)
     verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)
     server_optimizer: ServerOptimizer | None = field(
         default=None, init=False, repr=False, compare=False, kw_only=True

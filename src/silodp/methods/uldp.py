@@ -16,7 +16,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods import base, roles
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
-from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings
+from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
 from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
 
@@ -102,6 +102,8 @@ class UldpAvg(base.Method):
             in which u has records, in these silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's
             records (the first of equals).
         user_sampling: The probability q of the coin for every person and round, one for all silos together.
+        random_allocation: The number b of rounds of which every person is in exactly one, drawn for all silos together,
+            and then in one of the next b; in place of `user_sampling`, with the rate 1/b.
         personal: How every person's own budget is met, by their own q_u or clip; None treats all alike.
         step: The longest move of the model in a round, in its parameters' units: that of a round for which all
             persons' updates have one direction. 1 if neither `step` nor `clip` is given.
@@ -122,6 +124,7 @@ class UldpAvg(base.Method):
     personal: UserBudgets | None = None
     step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
     verified: VerifiedIds | None = field(default=None, metadata=base.OMIT_NONE)
+    random_allocation: Annotated[int, Whole(2)] | None = field(default=None, metadata=base.OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -152,6 +155,12 @@ class UldpAvg(base.Method):
                 "every person has their own rate (their mean is personal.mean_sampling).",
                 "user_sampling",
             )
+        if self.random_allocation is not None and (self.user_sampling != 1 or self.personal is not None):
+            raise base.conflict_error(
+                f"random_allocation and {'user_sampling' if self.personal is None else 'personal'}: a person is in one "
+                "of so many rounds, or is drawn in each by a coin; leave one out.",
+                "random_allocation",
+            )
         if self.verified is not None:
             self._check_verified()
 
@@ -163,9 +172,18 @@ class UldpAvg(base.Method):
                 "verified",
             )
         # The ids of one person would have a coin, or a budget, each.
-        if self.user_sampling != 1 or self.personal is not None:
+        set_beside = [
+            name
+            for name, is_set in (
+                ("user_sampling", self.user_sampling != 1),
+                ("random_allocation", self.random_allocation is not None),
+                ("personal", self.personal is not None),
+            )
+            if is_set
+        ]
+        if set_beside:
             raise base.conflict_error(
-                f"verified and {'user_sampling' if self.personal is None else 'personal'}: a person with several ids "
+                f"verified and {set_beside[-1]}: a person with several ids "
                 "would be sampled, or have a budget, by each of them, which is not proven; leave one out.",
                 "verified",
             )
@@ -306,12 +324,20 @@ class UldpAvg(base.Method):
 
     @property
     def common_sampling_rate(self) -> float | None:
-        """The probability q; None where everyone has their own."""
-        return None if self._own_rates else self.user_sampling
+        """The probability q, 1/b of a random allocation; None where everyone has their own."""
+        if self._own_rates:
+            return None
+        return self.user_sampling if self.random_allocation is None else 1 / self.random_allocation
+
+    @property
+    def allocation_rounds(self) -> int | None:
+        """The number b of rounds of a random allocation."""
+        return None if self.random_allocation is None else int(self.random_allocation)
 
     def sampling_rates(self, population: roles.FederationSize) -> float | np.ndarray:
         """Return q, or everyone's own q_u (U,)."""
-        return self._find_own_parameters(population) if self._own_rates else self.user_sampling
+        rate = self.common_sampling_rate
+        return self._find_own_parameters(population) if rate is None else rate
 
     # --- A round ---
 
@@ -363,7 +389,7 @@ class UldpAvg(base.Method):
         which depends on budgets.
         """
         mean = None if self.personal is None else self.personal.mean_sampling
-        q = self.user_sampling if mean is None else mean
+        q = mean or self.common_sampling_rate or 1.0
         if self.step is not None:
             return self.step / (q * population.users)
         return 1.0 / (q * population.users * population.silos)
@@ -396,9 +422,15 @@ class UldpAvg(base.Method):
             # One silo may carry a person's whole clip. Removing their records from the other silos raises the weight of
             # their update in a colluding silo, which knows it: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2 clips.
             hidden = share * math.sqrt(view.unknown_shares)
-            if is_silo and (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
-                return events.SampledReplacement(self.user_sampling, events.Gaussian(hidden))
+            if is_silo and self.common_sampling_rate != 1 and not view.knows_sample:
+                if self.random_allocation is not None:  # replaced, and charged as if the round were seen
+                    view = replace(view, knows_sample=True)
+                else:
+                    return events.SampledReplacement(self.user_sampling, events.Gaussian(hidden))
             seen = events.Gaussian(hidden / 2 if is_silo else hidden)
+        if self.allocation_rounds is not None:
+            is_first = bool(view.round % self.allocation_rounds == 0)
+            return events.RandomAllocation(self.allocation_rounds, seen, is_first, view.knows_sample)
         if self.user_sampling == 1:
             return seen
         sampled = events.RevealedSample if view.knows_sample else events.PoissonSampled

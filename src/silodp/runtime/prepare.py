@@ -17,7 +17,7 @@ from silodp.accounting.accountant import (
     find_accountant,
     supports_all,
 )
-from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.events import Event, RandomAllocation, explain_not_private, list_nested
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts, check_statements
@@ -31,7 +31,7 @@ from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports
 from silodp.methods.evaluation import Evaluation, place_groups
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
-from silodp.text import join_names
+from silodp.text import join_names, name_class
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -159,7 +159,7 @@ def assemble_spec(
         check_task(data, task, method, evaluation)
         task = describe_model(task)
     _check_separate(separate, method)
-    return RunSpec(
+    spec = RunSpec(
         data,
         task,
         method,
@@ -175,6 +175,58 @@ def assemble_spec(
         evaluation=evaluation,
         separate=separate,
     )
+    _check_allocation(spec)
+    return spec
+
+
+def _check_allocation(spec: RunSpec) -> None:
+    """Refuse a random allocation that silos do not draw, or in which a participation might not be charged."""
+    rounds = spec.method.allocation_rounds
+    if not all(type(part).__module__.startswith("silodp.") for part in (spec.method, spec.aggregator)):
+        _check_allocated_events(spec)
+    if rounds is None:
+        return
+    field, problem = "random_allocation", f"random_allocation = {rounds}"
+    if spec.aggregator.sampled_by != "silos":
+        raise SilodpError(
+            f"{problem} under '{spec.aggregator.name}': only silos draw allocations, and here the sample is drawn by "
+            f"{spec.aggregator.sampled_by}; take user_sampling = {1 / rounds:g}, or aggregator = 'masked'.",
+            code="argument.conflict",
+            field=field,
+        )
+    # A silo that missed the first round of an allocation would not have charged it; and the noise of a round must not
+    # depend on who answers it.
+    if spec.min_silos < len(spec.names):
+        raise SilodpError(
+            f"{problem} and min_silos = {spec.min_silos}: every silo must answer every round of an allocation; leave "
+            f"min_silos out, or take user_sampling = {1 / rounds:g}.",
+            code="argument.conflict",
+            field=field,
+        )
+
+
+def _check_allocated_events(spec: RunSpec) -> None:
+    """Refuse events of plug-ins that charge the rounds of an allocation differently: only the first one is paid for."""
+    rounds = spec.method.allocation_rounds
+
+    def list_allocated(number: int) -> list[RandomAllocation]:
+        nested = (inner for event in spec.round_events(None, number).values() for inner in list_nested(event))
+        return [inner for inner in nested if isinstance(inner, RandomAllocation)]
+
+    for number in range(spec.rounds):
+        found = list_allocated(number)
+        place = number % (rounds or 1)
+        paid = list_allocated(number - place)
+        if (found and rounds is None) or found != [
+            replace(event, rounds=rounds or 1, is_first=place == 0) for event in paid
+        ]:
+            raise SilodpError(
+                f"{name_class(type(spec.method))}: the event of round {number + 1} is none of its allocation: of the "
+                "rounds of a RandomAllocation the first one is paid for, so allocation_rounds must be theirs, and all "
+                "else in them the same.",
+                code="plugin.returned",
+                field="method",
+            )
 
 
 def describe_model(task: Task) -> ModelSpec:

@@ -311,7 +311,8 @@ class Silo:
             rates = self._method.sampling_rates(self._population)
             here = self._persons
             drawn[:] = False
-            drawn[here] = self._get_coins().toss(round_, rates if isinstance(rates, float) else rates[here])
+            own = rates if isinstance(rates, float) else rates[here]
+            drawn[here] = self._get_coins().toss(round_, own, self._method.allocation_rounds)
         return drawn
 
     def _get_coins(self) -> PersonCoins:
