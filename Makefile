@@ -46,6 +46,7 @@ test-trackers: $(DEVELOPED)
 test-pretrained: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt peft transformers
 	$(PYTEST) -m slow -k pretrained tests/unit/docs/test_guides.py
+	$(PYTEST) tests/unit/training/test_adapters.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)

@@ -67,13 +67,18 @@ def docstrings(silos: int = 3, seed: int = 0) -> Federation:
     )
 
 
+def read_docstrings(path: Path) -> list[str]:
+    """Return the docstrings of a file of Python, each cut to 600 characters."""
+    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse(path.read_bytes())
+    found = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, nodes)]
+    return [text[:_MOST_CHARACTERS] for text in found if encode(text)]
+
+
 def _read_modules() -> Iterator[list[str]]:
     """Yield the docstrings of every module of the standard library that has at least two."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        tree = ast.parse(path.read_bytes())
-        nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, nodes)]
-        texts = [text[:_MOST_CHARACTERS] for text in found if encode(text)][:_MOST_TEXTS]
+        texts = read_docstrings(path)[:_MOST_TEXTS]
         if len(texts) >= 2:
             yield texts
 
