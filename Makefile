@@ -42,10 +42,10 @@ test-trackers: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[tensorboard,mlflow]'
 	$(PYTEST) tests/end_to_end/test_on_round.py
 
-# docs/guides/pretrained.md with peft and transformers; where they are not installed, this test is skipped.
+# Adapters with peft and transformers: two guides and their own tests, which are skipped where these are not installed.
 test-pretrained: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt peft transformers
-	$(PYTEST) -m slow -k pretrained tests/unit/docs/test_guides.py
+	$(PYTEST) -m slow -k "pretrained or text" tests/unit/docs/test_guides.py
 	$(PYTEST) tests/unit/training/test_adapters.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.

@@ -6,7 +6,7 @@ Modules stand for persons: about 117 of them with 6,500 rows of 64 characters, i
 person changes in a local training (user-level sampling of Charles et al. 2025). `uldp-group` takes up to k rows of a
 person and clips the gradient of each (their example-level sampling), and pays for k by group privacy. ε is for all rows
 of a person, at δ = 10⁻⁵ against whoever sees the models. Printed is the perplexity of the rows of held-out persons, the
-best of the steps, and its range over the seeds.
+best of the steps, and its range over the seeds. `text_adapters.py` has a larger model, adapters, and equal compute.
 
 Source: Charles et al., "Fine-Tuning Large Language Models with User-Level Differential Privacy" (SaTML 2025).
 """

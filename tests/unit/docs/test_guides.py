@@ -34,6 +34,8 @@ PAGES = [
 ]
 # What a page needs besides silodp and the tools of its tests.
 PACKAGES = {"pretrained": ("peft", "transformers")}
+# A section at the end of a page that is left out where the packages of "pretrained" are not installed.
+LAST_SECTIONS = {"text": "## Adapters"}
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -44,12 +46,20 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """Return the fenced blocks of a page, without the indentation of a list or tab around them."""
+def blocks_of(page: Path, end: str | None = None) -> list[Block]:
+    """Return the fenced blocks of a page up to a heading, without the indentation of a list or tab around them."""
+    text = page.read_text()
     return [
         Block(language, title or None, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
-        for indent, language, title, text in _BLOCK.findall(page.read_text())
+        for indent, language, title, text in _BLOCK.findall(
+            text if end is None else text.partition(f"\n{end}\n")[0]
+        )
     ]
+
+
+def find_missing(page: str) -> list[str]:
+    """Return the packages that a page needs and that are not installed."""
+    return [name for name in PACKAGES.get(page, ()) if importlib.util.find_spec(name) is None]
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -96,12 +106,11 @@ def assert_shows(shown: str, printed: str) -> None:
 def test_everything_on_a_page_runs_and_prints_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = [name for name in PACKAGES.get(page.stem, ()) if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := find_missing(page.stem):
         pytest.skip(f"{', '.join(missing)} not installed: make test-{page.stem}")
     monkeypatch.chdir(tmp_path)
     printed = ""
-    for block in blocks_of(page):
+    for block in blocks_of(page, LAST_SECTIONS.get(page.stem) if find_missing("pretrained") else None):
         if block.title is not None:
             assert block.language in ("python", "toml", "csv", "json", "yaml")
             Path(block.title).write_text(block.text)
