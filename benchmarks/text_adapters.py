@@ -10,7 +10,8 @@ Modules of the standard library stand for persons, in three silos, with at most 
 Public are the docstrings of numpy, scipy, scikit-learn and pandas, without their tests: no text is in both. "adapters"
 trains LoRA on the frozen public model, "tuned" all parameters from the values of the public model, and "fresh" all from
 random ones. `group` is `uldp-group` with as many gradients of records as `train` has, in expectation. Printed is the
-perplexity of a third of the rows of held-out persons, and ε for all rows of a person, at δ = 10⁻⁵ against whoever sees the models.
+perplexity of a third of the rows of held-out persons, and ε for all rows of a person, at δ = 10⁻⁵ against whoever sees
+the models.
 
 Sources: Hu et al., "LoRA" (ICLR 2022); Charles et al., "Fine-Tuning Large Language Models with User-Level Differential
 Privacy" (SaTML 2025).
