@@ -90,6 +90,24 @@ def test_a_silo_shifts_the_outputs_to_what_its_records_say(run: Path, folder: Pa
     assert float(load_file(south)["outputs.shift"]) > 0
 
 
+def test_each_silo_of_a_simulated_run_gets_a_part(run: Path, folder: Path, silodp: Silodp) -> None:
+    made = silodp("fine-tune", run, "--out", folder / "parts", "--json")
+    assert made.status == 0, made.err
+    rows = made.json["silos"]
+    assert [Path(row["out"]).name for row in rows] == ["north.safetensors", "south.safetensors"]
+    assert all(row["with_own_part"]["loss"] < row["shared"]["loss"] for row in rows)
+    north, south = (
+        float(load_file(folder / "parts" / f"{name}.safetensors")["outputs.shift"])
+        for name in ("north", "south")
+    )
+    assert north < 0 < south
+    # Nothing is overwritten, and one silo alone can be named.
+    assert "[argument.value]" in silodp("fine-tune", run, "--out", folder / "parts").err
+    assert "[argument.value]" in silodp("fine-tune", run, "--out", folder / "other", "--silo", "west").err
+    assert silodp("fine-tune", run, "--out", folder / "one", "--silo", "south").status == 0
+    assert [path.name for path in (folder / "one").iterdir()] == ["south.safetensors"]
+
+
 def test_predictions_use_the_part(run: Path, folder: Path, silodp: Silodp) -> None:
     own = folder / "own.safetensors"
     assert silodp("fine-tune", run, folder / "north.csv", "--out", own, "--silo", "north").status == 0
@@ -159,6 +177,7 @@ def test_no_code_that_a_configuration_names_is_run(run: Path, folder: Path, silo
     ):
         config.write_text(changed)
         assert f"[{code}]" in silodp("fine-tune", run, folder / "north.csv", "--out", out).err
+        assert "[bundle.code]" in silodp("fine-tune", run, "--out", folder / "parts").err
     config.write_text(
         text.replace('name = "uldp-sgd"', 'name = "own.py:Own"') + '\n[task]\nmetrics = ["own.py:m"]\n'
     )

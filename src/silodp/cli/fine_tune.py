@@ -16,8 +16,9 @@ from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.bundle import TrainedModel
-    from silodp.config.schema import TaskSection
+    from silodp.config.schema import RunConfig, TaskSection
     from silodp.data.silo_data import SiloData
+    from silodp.training.own_part import OwnPart
 
 
 def train_part(
@@ -29,12 +30,20 @@ def train_part(
             "config.toml.",
         ),
     ],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="The silo's table, as for training. It is not changed.")
-    ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where the part is written: .safetensors.")
+        Path,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the part is written: .safetensors; without TABLE a folder."
+        ),
     ],
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TABLE]",
+            help="The silo's table, as for training. It is not changed. Without it, each silo of a simulated run gets "
+            "a part, from the data of DIR/config.toml.",
+        ),
+    ] = None,
     parameters: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,7 +55,8 @@ def train_part(
     silo: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The silo of the run that wrote TABLE. Default: a silo that was not in it."
+            metavar="NAME",
+            help="The silo of the run that wrote TABLE. Default: a silo that was not in it; without TABLE, all.",
         ),
     ] = None,
     code: ModelCode = None,
@@ -63,9 +73,7 @@ def train_part(
     as_json: Json = False,
 ) -> None:
     """Train a silo's own part of a model on its table. It stays there, and costs no ε."""
-    _check_out(out)
     from silodp.bundle import load
-    from silodp.config.resolve import read_table_schema
     from silodp.config.schema import parse_config
     from silodp.config.toml_values import read_toml
     from silodp.report.guarantee_text import describe_epsilon
@@ -76,35 +84,30 @@ def train_part(
     local = replace(DEFAULT_LOCAL, **{name: value for name, value in given.items() if value is not None})
     # Not resolved: that would run the code that a configuration may name, and DIR may come from anywhere.
     config = parse_config({"name": "run", **read_toml(directory / "config.toml")}, directory)
-    section, data = config.task, _read_table(read_table_schema(config), table, silo)
+    section, found, lines = config.task, [], []
+    records = _find_records(config, table, silo, out)
     with contextlib.redirect_stdout(sys.stderr):
         shared = load(directory, code=code)
-        loss = _find_loss(section) or shared.find_loss(data.x)
-        tuned = shared.fine_tune(data, parameters or (), local=local, loss=loss)
-        measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
-    assert tuned.own is not None
-    write_durably(out, tuned.own.to_bytes(), PRIVATE_FILE)
-    held_out = len(data.held_out)
-    result = {
-        "out": str(out),
-        "numbers": tuned.own.size,
-        "epochs": tuned.own.epochs,
-        "held_out_records": held_out,
-        "shared": measured[0],
-        "with_own_part": measured[1],
-        "not_covered": STATEMENT,
-        "guarantee": shared.guarantees["released"].to_dict(),
-    }
-    lines = [
-        f"{out}: {pluralize(tuned.own.size, 'number')}, trained for {pluralize(tuned.own.epochs, 'epoch')}."
-    ]
-    if tuned.own.epochs == 0:
-        lines.append("Training did not help persons who were left out: the part changes nothing.")
-    for name in measured[0]:
-        before, after = (f"{one[name]:.4g}" if name in one else "not defined" for one in measured)
-        lines.append(
-            f"{name} on {pluralize(held_out, 'held-out record')} (private): {before} shared, {after} with it."
+    for file, data in records:
+        with contextlib.redirect_stdout(sys.stderr):
+            loss = _find_loss(section) or shared.find_loss(data.x)
+            tuned = shared.fine_tune(data, parameters or (), local=local, loss=loss)
+            measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
+        assert tuned.own is not None
+        write_durably(file, tuned.own.to_bytes(), PRIVATE_FILE)
+        found.append(
+            {
+                "out": str(file),
+                "numbers": tuned.own.size,
+                "epochs": tuned.own.epochs,
+                "held_out_records": len(data.held_out),
+                "shared": measured[0],
+                "with_own_part": measured[1],
+            }
         )
+        lines += _describe(file, tuned.own, measured, len(data.held_out))
+    about = {"not_covered": STATEMENT, "guarantee": shared.guarantees["released"].to_dict()}
+    result = {**found[0], **about} if table is not None else {"silos": found, **about}
     show(result, as_json, [*lines, STATEMENT, describe_epsilon(shared.guarantees["released"])])
 
 
@@ -160,6 +163,41 @@ def _check_out(out: Path) -> None:
         raise SilodpError(
             f"--out {out} {why}: name a new .safetensors file.", code="argument.value", field="--out"
         )
+
+
+def _find_records(
+    config: RunConfig, table: Path | None, silo: str | None, out: Path
+) -> list[tuple[Path, SiloData]]:
+    """Return the records of a table, or of the silos of a run, each with the file of its part."""
+    from silodp.config.resolve import load_silos, read_table_schema
+
+    if table is not None:
+        _check_out(out)
+        return [(out, _read_table(read_table_schema(config), table, silo))]
+    found = [(out / f"{one.name}.safetensors", one) for one in load_silos(config) if silo in (None, one.name)]
+    if not found:
+        raise SilodpError(
+            f"--silo {silo} is no silo of the run: name one of it, or leave the option out for all.",
+            code="argument.value",
+            field="--silo",
+        )
+    for file, _ in found:
+        _check_out(file)
+    out.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def _describe(file: Path, own: OwnPart, measured: list[dict[str, float]], held_out: int) -> list[str]:
+    """Return lines on a part, and what it changed."""
+    lines = [f"{file}: {pluralize(own.size, 'number')}, trained for {pluralize(own.epochs, 'epoch')}."]
+    if own.epochs == 0:
+        lines.append("Training did not help persons who were left out: the part changes nothing.")
+    for name in measured[0]:
+        before, after = (f"{one[name]:.4g}" if name in one else "not defined" for one in measured)
+        lines.append(
+            f"{name} on {pluralize(held_out, 'held-out record')} (private): {before} shared, {after} with it."
+        )
+    return lines
 
 
 def _read_table(schema: Any, table: Path, silo: str | None) -> SiloData:

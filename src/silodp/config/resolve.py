@@ -21,6 +21,7 @@ from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import ASSUMED_USERS, PublicData
+from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
@@ -252,6 +253,24 @@ def read_table_schema(config: RunConfig) -> Schema | None:
         return None
     schema: Schema = _resolve_data(config)[1]["schema"]
     return schema
+
+
+def load_silos(config: RunConfig) -> tuple[SiloData, ...]:
+    """Load the records of all silos of a configuration; no code that it names is run.
+
+    Raises:
+        SilodpError: [data] names code (code bundle.code), or the data cannot be read.
+    """
+    source = config.data.get("source")
+    if isinstance(source, str) and find_reference(source, DATASETS) is not None:
+        raise SilodpError(
+            f"the data of the run are code, {source}: give TABLE, or in Python give silodp.load(DIR).fine_tune a "
+            "silodp.SiloData.",
+            code="bundle.code",
+            field="data.source",
+        )
+    dataset, arguments = _resolve_data(config)
+    return dataset.load(arguments).silos
 
 
 def _resolve_data(config: RunConfig) -> tuple[Dataset, TomlTable]:
