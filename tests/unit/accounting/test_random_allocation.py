@@ -138,6 +138,26 @@ def test_losses_of_two_rounds_are_those_of_their_integral(sigma):
         assert max(removed, added) * (1 - 1e-5) <= found <= max(removed, added) * 1.004 + 1e-9
 
 
+def test_tails_that_are_cut_off_are_charged(monkeypatch):
+    exact = random_allocation.allocate_gaussian(8, 1.0)
+    monkeypatch.setattr(random_allocation, "_TAIL", 1e-3)
+    cut = random_allocation.allocate_gaussian(8, 1.0)
+    assert cut.zero > 1e-4
+    assert cut.infinite > 1e-4
+    # Both worlds keep all their probability, and no δ falls.
+    assert cut.masses.sum() + cut.zero >= 1 - 1e-12
+    assert cut.masses @ cut.ratios + cut.infinite >= 1 - 1e-12
+    for x in (0.3, 0.8, 1.0, 1.5, 4.0):
+        of_cut, of_exact = (
+            (
+                law.infinite + float(law.masses @ np.maximum(law.ratios - x, 0)),
+                law.zero + float(law.masses @ np.maximum(1 - law.ratios * x, 0)),
+            )
+            for law in (cut, exact)
+        )
+        assert all(np.array(of_cut) >= np.array(of_exact) - 1e-12)
+
+
 # T, k, σ, and the upper and the lower bound of PLD_accounting 2.0 at δ = 10⁻⁵.
 OTHERS = [
     (20, 1, 1.0, 1.631, 1.587),
