@@ -195,6 +195,14 @@ def test_evaluations_for_which_no_parameters_exist_are_refused():
         spec.aggregator.check(spec)
 
 
+@pytest.mark.timeout(20)
+def test_a_number_of_attempts_that_nobody_could_make_is_refused_at_once():
+    """Each of 4·10⁸ attempts was looked at, which took minutes, also where all cost alike."""
+    spec = replace(lattice_spec(ONCE), aggregator=Lattice(count_cap=COUNT_CAP, attempts=400_000_000))
+    with refused("crypto.parameters"):
+        spec.aggregator.check(spec)
+
+
 def test_a_run_of_more_rounds_than_parameters_were_chosen_for_is_refused():
     """After more attempts ciphertexts may disclose more than the δ that was kept for them."""
     prepare = partial(
