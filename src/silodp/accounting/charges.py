@@ -81,7 +81,9 @@ def compute_cost(
     return Cost(None, f"no epsilon holds at delta {delta:g}, because there is no noise or delta is too small")
 
 
-def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[tuple[E, int]]:
+def count_events(
+    event_in: Callable[[int], E], numbers: Sequence[int], period: int = 1
+) -> list[tuple[E, int]]:
     """Return the events of rounds (or evaluations) with their counts.
 
     Where units with budgets retire, rounds cost less from some round on and never more again; so in a plan equal rounds
@@ -91,10 +93,15 @@ def count_events(event_in: Callable[[int], E], numbers: Sequence[int]) -> list[t
     Args:
         event_in: returns the event of a round.
         numbers: of the rounds; a range stands for rounds of a plan, equal ones neighbors.
+        period: the number of rounds of a plan after which costs repeat, of which only the first one differs from the
+            others (`RunSpec.cost_period`).
     """
     # What was charged may differ from round to round in any order, so that only counting finds it.
     if not isinstance(numbers, range):
         return [*Counter(map(event_in, numbers)).items()]
+    if period > 1 and len(numbers) > 1:
+        first = -(-len(numbers) // period)
+        return [(event_in(0), first), (event_in(1), len(numbers) - first)]
     found: list[tuple[E, int]] = []
     begin = 0
     while begin < len(numbers):

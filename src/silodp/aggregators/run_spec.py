@@ -246,14 +246,17 @@ class RunSpec:
 
     @cached_property
     def varies_by_round(self) -> bool:
-        """Whether rounds may cost different amounts in any order (an allocation, a plug-in that reads `View.round`)."""
-        if self.method.allocation_rounds is not None:
-            return True
+        """Whether rounds may cost different amounts in any order, as with a plug-in that reads `View.round`."""
         # silodp's own methods read it to know who has retired: there, rounds of equal cost are neighbors.
         if all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator)):
             return False
         answers = range(self.min_silos, len(self.names) + 1)
         return any(reads_round(self.event, view) for n in answers for view in self.views(n).values())
+
+    @property
+    def cost_period(self) -> int:
+        """The number of rounds after which costs repeat, of which only the first one differs from the others."""
+        return 1 if self.varies_by_round else self.method.allocation_rounds or 1
 
     def number_rounds(self, rounds: int) -> Sequence[int]:
         """Return the numbers of the first rounds, as `count_events` takes them: a range where that is enough."""
@@ -349,10 +352,8 @@ class RunSpec:
         derived = self.charged_evaluation
         found = [*self.round_events().values()]
         found += [] if derived is None else derived.round_events().values()
-        if self.varies_by_round:
-            # The rounds of an allocation differ in one thing, that the first one bears the cost.
-            last = self.rounds if self.method.allocation_rounds is None else min(self.rounds, 2)
-            found += [event for n in range(1, last) for event in self.round_events(None, n).values()]
+        last = self.rounds if self.varies_by_round else min(self.rounds, 2)
+        found += [event for n in range(1, last) for event in self.round_events(None, n).values()]
         return tuple(dict.fromkeys(found))
 
     def calibrate(self) -> RunSpec:

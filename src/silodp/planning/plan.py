@@ -212,7 +212,12 @@ def _solve(
         find_noise = calibration.calibrate_noise_multiplier
         solvers["noise_multiplier"] = partial(find_noise, with_field("noise_multiplier"), *limits)
     solvers["rounds"] = partial(calibration.calibrate_rounds, in_first, *limits, most)
-    for name in (field for field in fields if field.endswith("_sampling")):
+    sampling = [field for field in fields if field.endswith("_sampling")]
+    if (
+        method.allocation_rounds is not None
+    ):  # persons are not drawn by coins, so there is no probability to choose
+        sampling.remove("user_sampling")
+    for name in sampling:
         solvers[name] = partial(calibration.calibrate_sampling_probability, with_field(name), *limits)
     found: dict[str, float | None] = {}
     refused: dict[str, SilodpError] = {}
@@ -298,7 +303,7 @@ def _count_first_rounds(
         return spec.round_events(survivors, round_)[adversary]
 
     def count(rounds: int) -> list[EventCount]:
-        charges = count_events(event_in, spec.number_rounds(rounds))
+        charges = count_events(event_in, spec.number_rounds(rounds), spec.cost_period)
         if spec.charged_evaluation is not None:
             # How many there are, and their noise, may depend on the number of rounds.
             evaluations = plan_charges(replace(spec, rounds=rounds), spec.accountant, survivors).evaluations

@@ -320,10 +320,11 @@ def count_charges(spec: RunSpec, releases: Releases, events_in: EventsIn) -> dic
         def find(number: int, about: RunSpec = about, release: int = release) -> tuple[Any, ...]:
             return tuple(events_in(about, number, release).items())
 
+        period = 1
         if isinstance(numbers, range):  # of a plan
-            numbers = about.number_rounds(len(numbers))
+            numbers, period = about.number_rounds(len(numbers)), about.cost_period
         # Without rounds an event is charged no times: it still says whether there would be a guarantee.
-        for events, count in count_events(find, numbers) or [(find(0), 0)]:
+        for events, count in count_events(find, numbers, period) or [(find(0), 0)]:
             for adversary, event in events:
                 found.setdefault(adversary, Counter())[event] += count
     return found

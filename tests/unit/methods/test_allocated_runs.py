@@ -23,6 +23,7 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg, UserBudgets, VerifiedIds
+from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, cross_entropy
@@ -86,6 +87,9 @@ def test_a_plan_and_a_ledger_charge_one_allocation_after_the_other(tmp_path: Pat
     spec = prepare(rounds=10)
     charges = plan_charges(spec, find_accountant("pld"))
     assert sorted(charges.charged["released"].values()) == [3, 7]
+    # A plan counts rounds without looking at each; a ledger looks at each.
+    many = plan_charges(prepare(rounds=10**9), find_accountant("pld"))
+    assert sorted(many.charged["released"].values()) == [250_000_000, 750_000_000]
     planned = {name: charges.compute_cost(name).epsilon for name in ("released", "server", "silo")}
     after = []
     result = silodp.train(
@@ -143,6 +147,16 @@ def test_a_silo_that_does_not_see_the_sample_is_charged_for_a_replacement():
 def test_numbers_of_numpy_are_numbers():
     method = replace(METHOD, random_allocation=np.int64(4))
     silodp.train(small_federation(silos=4), make_task(), method, rounds=2, delta=DELTA, seed=1)
+
+
+def test_a_target_is_met_by_noise_and_rounds_and_by_no_coin():
+    found = plan_run(prepare(rounds=8), target=1.0)["target"]
+    assert "user_sampling" not in found
+    events = [(RandomAllocation(4, Gaussian(found["noise_multiplier"])), 2)]
+    assert 0.99 < compute_epsilon(events, DELTA) <= 1.0
+    events = [(RandomAllocation(4, Gaussian(2.0)), found["rounds"] // 4)]
+    assert compute_epsilon(events, DELTA) <= 1.0
+    assert found["rounds"] % 4 == 0
 
 
 def test_integers_are_charged_as_such():
