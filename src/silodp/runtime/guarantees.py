@@ -203,7 +203,10 @@ class DerivedGuarantee:
             separate=spec.separate,
         )
         by_profile = spec.data.identity_digest and spec.needs_common_index
-        asks_server = spec.is_sampled or spec.method.needs_counts
+        draws = spec.method.samples_silos or (
+            spec.method.samples_users and spec.aggregator.sampled_by != "silos"
+        )
+        asks_server = draws or spec.method.needs_counts
         protocol = [one for one in spec.aggregator.assumptions if asks_server or one != SERVER_FOLLOWS]
         # Code from outside silodp is an assumption: silodp's tests do not cover it.
         plugins = (spec.method, spec.aggregator, self.charges.accountant)

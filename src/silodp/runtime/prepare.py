@@ -189,8 +189,8 @@ def _check_allocation(spec: RunSpec) -> None:
     field, problem = "random_allocation", f"random_allocation = {rounds}"
     if spec.aggregator.sampled_by != "silos":
         raise SilodpError(
-            f"{problem} under '{spec.aggregator.name}': only silos draw allocations, and here the sample is drawn by "
-            f"{spec.aggregator.sampled_by}; take user_sampling = {1 / rounds:g}, or aggregator = 'masked'.",
+            f"{problem} under '{spec.aggregator.name}': only silos draw allocations, and here they do not draw the "
+            f"sample; take user_sampling = {1 / rounds:g}, or aggregator = 'masked' (with uniform weights).",
             code="argument.conflict",
             field=field,
         )

@@ -72,8 +72,8 @@ def test_what_cannot_go_together_is_refused(settings, named):
     ("aggregator", "weighting", "said"),
     [
         (Masked(min_silos=3), "uniform", "every silo must answer every round"),
-        (Lattice(count_cap=3, attempts=20), "records", "the sample is drawn by server"),
-        (Lattice(count_cap=3, attempts=20, hidden_sample=4), "records", "the sample is drawn by nobody"),
+        (Lattice(count_cap=3, attempts=20), "records", "they do not draw the sample"),
+        (Lattice(count_cap=3, attempts=20, hidden_sample=4), "records", "they do not draw the sample"),
     ],
 )
 def test_runs_in_which_a_participation_might_go_uncharged_are_refused(aggregator, weighting, said):
