@@ -23,6 +23,7 @@ from silodp.deploy.policy import Policy
 from silodp.deploy.records import load_records, save_records
 from silodp.deploy.server import serve
 from silodp.deploy.status import StatusFile
+from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.run_directory import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.consortium import make_parties
@@ -158,6 +159,18 @@ def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) ->
     consortium = Consortium.load(make_parties(tmp_path, config) / "public")
     lines = format_agreement(describe_agreement(consortium))
     assert any(line.startswith("  assumes     the server is not malicious") for line in lines)
+
+
+def test_who_accepts_reads_all_that_the_report_will_ask_to_be_signed(tmp_path: Path) -> None:
+    config = CONFIG.replace("seed = 1\n", 'aggregator = "masked"\n').replace(
+        "clip =", "user_sampling = 0.5\nclip ="
+    )
+    consortium = Consortium.load(make_parties(tmp_path, config) / "public")
+    spec = consortium.stated_spec
+    derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    shown = set(describe_agreement(consortium)["assumptions"])
+    assert {text for one in derived.values() for text in one.assumptions} == shown
+    assert any("none of them tells the server who was sampled" in text for text in shown)
 
 
 @pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])

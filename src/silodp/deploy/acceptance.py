@@ -38,7 +38,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "name": consortium.resolved.config.name,
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
-        "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
+        # All that the report will ask to be signed: here the operator agrees.
+        "assumptions": [*dict.fromkeys(text for one in derived.values() for text in one.assumptions)],
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
         "aggregation": describe_settings(spec.aggregator),
