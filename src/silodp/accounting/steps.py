@@ -1,9 +1,8 @@
 """Convert events to the distinct steps that accountants compose, with counts and checked parameters.
 
 A step is one of: a release (`Additive`; two Gaussian releases of the same sum become one); a `PoissonSampled`
-release; a `RandomAllocation`, in its first round; a
-`SampledReplacement`; a `Group` of one of these or of a `RevealedSample`; a `RevealedSample` over steps
-(`list_inner_steps`).
+release; a `RandomAllocation`, in its first round; a `SampledReplacement`; a `Group` of one of these or of a
+`RevealedSample`; a `RevealedSample` over steps (`list_inner_steps`).
 """
 
 from __future__ import annotations

@@ -244,11 +244,16 @@ class RunSpec:
             or any(hasattr(event, "sampling_probability") for event in events)
         )
 
+    @property
+    def has_plugins(self) -> bool:
+        """Whether the method or the aggregator is code from outside silodp."""
+        return not all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator))
+
     @cached_property
     def varies_by_round(self) -> bool:
         """Whether rounds may cost different amounts in any order, as with a plug-in that reads `View.round`."""
         # silodp's own methods read it to know who has retired: there, rounds of equal cost are neighbors.
-        if all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator)):
+        if not self.has_plugins:
             return False
         answers = range(self.min_silos, len(self.names) + 1)
         return any(reads_round(self.event, view) for n in answers for view in self.views(n).values())

@@ -201,10 +201,7 @@ def compare_repetition(samples: Samples, level: float) -> NoiseTest:
     if apart is not None:
         # One place of each allocation, another one in each pair of them.
         pairs = np.arange(len(drawn) // (2 * apart))
-        drawn = np.stack(
-            [drawn[2 * apart * pairs + pairs % apart], drawn[2 * apart * pairs + pairs % apart + apart]], 1
-        )
-        drawn = drawn.reshape(2 * len(pairs), -1)
+        drawn = drawn[np.add.outer(2 * apart * pairs + pairs % apart, [0, apart]).ravel()]
     # Pairs of rounds that share no round, so that all of them are independent.
     count = len(drawn) // 2
     both = drawn[: 2 * count].reshape(count, 2, -1).all(axis=1)

@@ -65,15 +65,8 @@ class Signal:
                 return found and replace(found, coin=found.coin * rate)
             case events.RandomAllocation(rounds, inner):
                 # Each round is scored by itself: that a member is in no second one is not used.
-                found = cls.of(inner)
-                if found is None:
-                    return None
-                seen = event.is_seen
-                return (
-                    replace(found, coin=found.coin / rounds)
-                    if seen
-                    else replace(found, rate=found.rate / rounds)
-                )
+                coin = events.RevealedSample if event.is_seen else events.PoissonSampled
+                return cls.of(coin(1 / rounds, inner))
             case events.Group(size, inner):
                 found = cls.of(inner)
                 return found and replace(found, draws=found.draws * size)

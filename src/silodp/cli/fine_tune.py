@@ -88,9 +88,9 @@ def train_part(
     records = _find_records(config, table, silo, out)
     with contextlib.redirect_stdout(sys.stderr):
         shared = load(directory, code=code)
+        loss = _find_loss(section) or shared.find_loss(records[0][1].x)
     for file, data in records:
         with contextlib.redirect_stdout(sys.stderr):
-            loss = _find_loss(section) or shared.find_loss(data.x)
             tuned = shared.fine_tune(data, parameters or (), local=local, loss=loss)
             measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
         assert tuned.own is not None

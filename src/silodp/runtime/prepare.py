@@ -182,7 +182,7 @@ def assemble_spec(
 def _check_allocation(spec: RunSpec) -> None:
     """Refuse a random allocation that silos do not draw, or in which a participation might not be charged."""
     rounds = spec.method.allocation_rounds
-    if not all(type(part).__module__.startswith("silodp.") for part in (spec.method, spec.aggregator)):
+    if spec.has_plugins:
         _check_allocated_events(spec)
     if rounds is None:
         return
@@ -213,10 +213,10 @@ def _check_allocated_events(spec: RunSpec) -> None:
         nested = (inner for event in spec.round_events(None, number).values() for inner in list_nested(event))
         return [inner for inner in nested if isinstance(inner, RandomAllocation)]
 
+    paid: list[RandomAllocation] = []
     for number in range(spec.rounds):
-        found = list_allocated(number)
-        place = number % (rounds or 1)
-        paid = list_allocated(number - place)
+        found, place = list_allocated(number), number % (rounds or 1)
+        paid = found if place == 0 else paid
         if (found and rounds is None) or found != [
             replace(event, rounds=rounds or 1, is_first=place == 0) for event in paid
         ]:
