@@ -101,9 +101,20 @@ def test_each_silo_of_a_simulated_run_gets_a_part(run: Path, folder: Path, silod
         for name in ("north", "south")
     )
     assert north < 0 < south
+    # The report shows what was measured, as private, for as long as the model is that one.
+    assert silodp("report", run).status == 0
+    page = (run / "report.html").read_text()
+    assert "Parts that stay in the silos" in page
+    for row in rows:
+        assert f"{row['with_own_part']['roc_auc']:.4g}" in page
+    kept = run / "plots" / "own_parts.json"
+    kept.write_text(kept.read_text().replace('"weights": "', '"weights": "0'))
+    assert silodp("report", run).status == 0
+    assert "Parts that stay in the silos" not in (run / "report.html").read_text()
     # Nothing is overwritten, and one silo alone can be named.
-    assert "[argument.value]" in silodp("fine-tune", run, "--out", folder / "parts").err
-    assert "[argument.value]" in silodp("fine-tune", run, "--out", folder / "other", "--silo", "west").err
+    assert_sentence(silodp("fine-tune", run, "--out", folder / "parts"), "name a new folder")
+    other = silodp("fine-tune", run, "--out", folder / "other", "--silo", "noth")
+    assert_sentence(other, "did you mean 'north'?", code="argument.value")
     assert silodp("fine-tune", run, "--out", folder / "one", "--silo", "south").status == 0
     assert [path.name for path in (folder / "one").iterdir()] == ["south.safetensors"]
 
@@ -152,6 +163,7 @@ def test_parts_of_other_models_and_other_files_are_refused(run: Path, folder: Pa
         (("--out", "own.csv"), "argument.value"),
         (("--out", "config.toml"), "argument.value"),
         (("--out", "own.safetensors", "--parameters", "wieght"), "argument.value"),
+        (("--out", "own.safetensors", "--silo", "noth"), "argument.value"),
         (("--out", "own.safetensors", "--epochs", "0"), "argument.value"),
         (("--out", "own.safetensors", "--learning-rate", "nan"), "argument.value"),
     ],
@@ -317,6 +329,36 @@ def test_outputs_are_recalibrated_by_noisy_counts(folder: Path, silodp: Silodp) 
     )
     logit = np.log(before / (1 - before)) * made.json["scale"] + made.json["shift"]
     np.testing.assert_allclose(after, 1 / (1 + np.exp(-logit)), rtol=1e-4)
+
+
+def test_a_silo_gets_the_shift_of_its_own_noisy_counts(folder: Path, silodp: Silodp) -> None:
+    """North has few positive records and south many; the shared model has one prevalence for both."""
+    (folder / "config.toml").write_text((CONFIG + SUMS).replace('by = ["dose"]', "by_silo = true"))
+    assert silodp("run", folder / "config.toml", "--out", folder / "run").status == 0
+    page = (folder / "run" / "report.html").read_text()
+    assert "silodp recalibrate --silo" in page
+    shifts = {}
+    for silo in ("north", "south"):
+        out = folder / f"{silo}.safetensors"
+        made = silodp("recalibrate", folder / "run", "--out", out, "--silo", silo, "--json")
+        assert made.status == 0, made.err
+        assert made.json["after"] < made.json["before"]
+        shifts[silo] = made.json["shift"]
+        assert float(load_file(out)["outputs.shift"]) == pytest.approx(shifts[silo])
+    everyone = silodp("recalibrate", folder / "run", "--out", folder / "all.safetensors", "--json").json
+    assert shifts["north"] < everyone["shift"] < shifts["south"]
+    wrong = silodp("recalibrate", folder / "run", "--out", folder / "no.safetensors", "--silo", "noth")
+    assert_sentence(wrong, "did you mean 'north'?", code="argument.value")
+    arguments = (
+        "predict",
+        folder / "run",
+        folder / "north.csv",
+        "--silo",
+        "north",
+        "--out",
+        folder / "p.csv",
+    )
+    assert silodp(*arguments, "--own", folder / "north.safetensors").status == 0
 
 
 def test_counts_that_no_epsilon_covers_are_not_written(folder: Path, silodp: Silodp) -> None:

@@ -34,7 +34,9 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
     """List all data sets, and whether their files are present."""
     listed = load("silodp_experiments.fetch:list_datasets")(root)
     lines = [
-        f"{d.name:14} {d.rows:>9,} rows  {'present' if d.present else 'missing':8}  {d.origin}; {d.license}"
+        # Some are made of what is installed here, which has no published number of rows.
+        f"{d.name:14} {f'{d.rows:,}' if d.rows else 'varying':>9} rows  {'present' if d.present else 'missing':8}  "
+        f"{d.origin}; {d.license}"
         for d in listed
     ]
     show({"datasets": [vars(d) for d in listed]}, as_json, lines)

@@ -297,7 +297,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
 
     Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
     """
-    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_epsilon
+    from silodp.accounting.guarantee import TECHNICAL, describe_reservations, describe_unit, format_epsilon
     from silodp.report.formatting import make_environment
 
     # A terminal shows the text: it needs no escapes of HTML, and must not get sequences that steer it.
@@ -313,6 +313,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
         ends_early=whole is not None and whole > budget["epsilon"],
         pluralize=pluralize,
         describe_unit=describe_unit,
+        describe_reservations=describe_reservations,
         format_epsilon=format_epsilon,
     )
     return text.removesuffix("\n").split("\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +14,14 @@ import typer
 
 from silodp.cli._console import Json, ModelCode, show
 from silodp.errors import SilodpError
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize, suggest_name
 
 if TYPE_CHECKING:
     from silodp.bundle import TrainedModel
     from silodp.config.schema import RunConfig, TaskSection
     from silodp.data.silo_data import SiloData
-    from silodp.training.own_part import OwnPart
+    from silodp.report.decisions import Recalibration
+    from silodp.report.held_out import MeasuredPart
 
 
 def train_part(
@@ -72,11 +75,15 @@ def train_part(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a silo's own part of a model on its table. It stays there, and costs no ε."""
+    """Train a silo's own part of a model on its table. It stays there, and costs no ε.
+
+    Folds and batches are drawn at random, so that two calls give two parts.
+    """
     from silodp.bundle import load
     from silodp.config.schema import parse_config
     from silodp.config.toml_values import read_toml
     from silodp.report.guarantee_text import describe_epsilon
+    from silodp.report.held_out import MeasuredPart, OwnParts, keep_own_parts
     from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT
     from silodp.wire.files import PRIVATE_FILE, write_durably
 
@@ -84,8 +91,8 @@ def train_part(
     local = replace(DEFAULT_LOCAL, **{name: value for name, value in given.items() if value is not None})
     # Not resolved: that would run the code that a configuration may name, and DIR may come from anywhere.
     config = parse_config({"name": "run", **read_toml(directory / "config.toml")}, directory)
-    section, found, lines = config.task, [], []
-    records = _find_records(config, table, silo, out)
+    section, parts, lines = config.task, [], []
+    records = _find_records(config, directory, table, silo, out)
     with contextlib.redirect_stdout(sys.stderr):
         shared = load(directory, code=code)
         loss = _find_loss(section) or shared.find_loss(records[0][1].x)
@@ -95,19 +102,14 @@ def train_part(
             measured = [_measure(model, data, section, loss) for model in (shared, tuned)]
         assert tuned.own is not None
         write_durably(file, tuned.own.to_bytes(), PRIVATE_FILE)
-        found.append(
-            {
-                "out": str(file),
-                "numbers": tuned.own.size,
-                "epochs": tuned.own.epochs,
-                "held_out_records": len(data.held_out),
-                "shared": measured[0],
-                "with_own_part": measured[1],
-            }
-        )
-        lines += _describe(file, tuned.own, measured, len(data.held_out))
+        parts.append(MeasuredPart(data.name, tuned.own.size, tuned.own.epochs, len(data.held_out), *measured))
+        lines += _describe(file, parts[-1])
+    if table is None and silo is None:
+        keep_own_parts(directory, OwnParts(shared.description.weights, tuple(parts)))
+        lines.append(f"To see them in the report: silodp report {shlex.quote(str(directory))}")
     about = {"not_covered": STATEMENT, "guarantee": shared.guarantees["released"].to_dict()}
-    result = {**found[0], **about} if table is not None else {"silos": found, **about}
+    rows = [{"out": str(file), **asdict(part)} for (file, _), part in zip(records, parts, strict=True)]
+    result = {**rows[0], **about} if table is not None else {"silos": rows, **about}
     show(result, as_json, [*lines, STATEMENT, describe_epsilon(shared.guarantees["released"])])
 
 
@@ -116,6 +118,14 @@ def recalibrate(
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where the correction is written: .safetensors.")
     ],
+    silo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A silo of which the run released counts (evaluation.by_silo): it has the scale of all silos, and "
+            "a shift for its own frequency of the second class. Default: the correction for all silos.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Correct the probabilities of two classes by the noisy counts of a run's evaluation. It costs no further ε."""
@@ -136,24 +146,51 @@ def recalibrate(
             field="evaluation.noise_multiplier",
         )
     decisions = find_decisions(find_evaluation(run.rows), None)
-    if decisions is None or decisions.recalibration is None:
+    if decisions is None:
         raise SilodpError(
-            f"{directory} has no noisy counts of two classes by which outputs could be corrected, or the noise is too "
-            'large: run it with evaluation.across = "sums" and less noise, or use `silodp fine-tune` in each silo.',
+            f"{directory} has no noisy counts of two classes by which outputs could be corrected: run it with "
+            'evaluation.across = "sums", or use `silodp fine-tune` in each silo.',
             code="evaluation.labels",
             field="evaluation.across",
         )
-    fix, described = decisions.recalibration, ModelDescription.read(directory / DESCRIPTION)
+    fix = decisions.recalibration if silo is None else _find_correction(silo, decisions.silos)
+    if isinstance(fix, str):
+        raise SilodpError(
+            f"the counts of {directory} give no correction, because {fix}: run it with more held-out records or less "
+            "noise (evaluation), or use `silodp fine-tune` in each silo.",
+            code="evaluation.labels",
+            field="evaluation.noise_multiplier",
+        )
+    described = ModelDescription.read(directory / DESCRIPTION)
     part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift)
     write_durably(out, part.to_bytes())
     result = {"out": str(out), **vars(fix), "about": RECALIBRATED}
     sign = "plus" if fix.shift >= 0 else "minus"
     line = (
         f"{out}: logits are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} ± "
-        f"{fix.shift_error:.2g} (standard errors); log loss between the outermost steps: {fix.before:.4g} "
-        f"before, {fix.after:.4g} after."
+        f"{fix.shift_error:.2g} (standard errors); log loss of the predictions in all steps but the first and "
+        f"the last: {fix.before:.4g} before, {fix.after:.4g} after."
     )
     show(result, as_json, [line, RECALIBRATED])
+
+
+def _find_correction(silo: str, known: Mapping[str, Recalibration | str]) -> Recalibration:
+    """Return the correction of one silo."""
+    if silo not in known:
+        hint = suggest_name(silo, list(known)) or (
+            f"those of {join_names(known)} are." if known else "run it with evaluation.by_silo = true."
+        )
+        raise SilodpError(
+            f"--silo {silo}: no counts of it are known; {hint}", code="argument.value", field="--silo"
+        )
+    found = known[silo]
+    if isinstance(found, str):
+        raise SilodpError(
+            f"silo {silo} has no correction of its own, because {found}: leave --silo out, for that of all silos.",
+            code="evaluation.labels",
+            field="--silo",
+        )
+    return found
 
 
 def _check_out(out: Path) -> None:
@@ -166,37 +203,49 @@ def _check_out(out: Path) -> None:
 
 
 def _find_records(
-    config: RunConfig, table: Path | None, silo: str | None, out: Path
+    config: RunConfig, directory: Path, table: Path | None, silo: str | None, out: Path
 ) -> list[tuple[Path, SiloData]]:
     """Return the records of a table, or of the silos of a run, each with the file of its part."""
+    from silodp.bundle import read_silo_settings
     from silodp.config.resolve import load_silos, read_table_schema
 
     if table is not None:
         _check_out(out)
-        return [(out, _read_table(read_table_schema(config), table, silo))]
-    found = [(out / f"{one.name}.safetensors", one) for one in load_silos(config) if silo in (None, one.name)]
-    if not found:
+        schema = read_table_schema(config)
+        if schema is not None and silo is not None:
+            read_silo_settings(directory, silo)  # refuses a silo that the run does not have
+        return [(out, _read_table(schema, table, silo))]
+    silos = load_silos(config)
+    found = [(out / f"{one.name}.safetensors", one) for one in silos if silo in (None, one.name)]
+    if silo is not None and not found:
+        names = [one.name for one in silos]
+        hint = suggest_name(silo, names) or f"its silos are {join_names(names)}."
         raise SilodpError(
-            f"--silo {silo} is no silo of the run: name one of it, or leave the option out for all.",
+            f"--silo {silo} is no silo of the run: {hint}",
             code="argument.value",
             field="--silo",
         )
     for file, _ in found:
-        _check_out(file)
+        if file.exists():
+            raise SilodpError(
+                f"--out {out} has the part {file.name} already: name a new folder.",
+                code="argument.value",
+                field="--out",
+            )
     out.mkdir(parents=True, exist_ok=True)
     return found
 
 
-def _describe(file: Path, own: OwnPart, measured: list[dict[str, float]], held_out: int) -> list[str]:
+def _describe(file: Path, part: MeasuredPart) -> list[str]:
     """Return lines on a part, and what it changed."""
-    lines = [f"{file}: {pluralize(own.size, 'number')}, trained for {pluralize(own.epochs, 'epoch')}."]
-    if own.epochs == 0:
+    lines = [f"{file}: {pluralize(part.numbers, 'number')}, trained for {pluralize(part.epochs, 'epoch')}."]
+    if part.epochs == 0:
         lines.append("Training did not help persons who were left out: the part changes nothing.")
-    for name in measured[0]:
+    records = pluralize(part.held_out_records, "held-out record")
+    for name in part.shared:
+        measured = (part.shared, part.with_own_part)
         before, after = (f"{one[name]:.4g}" if name in one else "not defined" for one in measured)
-        lines.append(
-            f"{name} on {pluralize(held_out, 'held-out record')} (private): {before} shared, {after} with it."
-        )
+        lines.append(f"{name} on {records} (private): {before} shared, {after} with it.")
     return lines
 
 

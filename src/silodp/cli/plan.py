@@ -325,7 +325,8 @@ def epsilon(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set any field of the method, also of one in a file, for example clip=0.5; repeatable.",
+            help="Set any field of the method, also of one in a file, for example clip=0.5 or random_allocation=10; "
+            "repeatable.",
         ),
     ] = None,
     delta: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
-from silodp.config.build import convert_validation_error, make_unknown_error
+from silodp.config.build import convert_validation_error, get_fields, make_unknown_error
 from silodp.config.plugins import find_reference
 from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
 from silodp.errors import SilodpError
@@ -169,6 +169,33 @@ def _convert_error(error: ValidationError) -> SilodpError:
         return convert_validation_error(error, RunConfig)
     *above, name = map(str, first["loc"])
     section = ".".join(above)
+    if not section and (home := _find_section(name)):
+        return SilodpError(
+            f"{name} is not a field of the configuration: write {home}.{name}.",
+            code="config.unknown_field",
+            field=name,
+        )
     owners: dict[str, type[BaseModel]] = {"": RunConfig, "card": CardSection, "task": TaskSection}
     what = f"[{section}]" if section else "the configuration"
     return make_unknown_error(name, owners[section].model_fields, what, section)
+
+
+def _find_section(name: str) -> str | None:
+    """Return the section that has a field of this name; None where none has."""
+    # Imported for the message alone: methods load torch.
+    from silodp.accounting.ledger import Budget
+    from silodp.aggregators.registry import AGGREGATORS
+    from silodp.methods import METHODS
+    from silodp.methods.evaluation import Evaluation
+
+    sections: dict[str, Iterable[Callable[..., Any]]] = {
+        "method": METHODS.values(),
+        "budget": [Budget],
+        "aggregation": AGGREGATORS.values(),
+        "evaluation": [Evaluation],
+        "task": [TaskSection],
+        "card": [CardSection],
+    }
+    return next(
+        (at for at, makers in sections.items() if any(name in get_fields(one) for one in makers)), None
+    )

@@ -46,6 +46,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": {a: one.cost.epsilon if all_answer else one.any_dropouts for a, one in derived.items()},
+        # With fewer answers it would be larger.
+        "sample_known": derived["server"].sample_known if all_answer else None,
         "budget": None if spec.budget is None else asdict(spec.budget),
         "separate": spec.separate if computes_persons else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.kind,

@@ -64,6 +64,18 @@ _MAX_TOTAL_NOISE = 30.0
 """A candidate whose noise moves the parameters further than this, in all rounds together, is not tried."""
 DEFAULT_ROUNDS, DEFAULT_STEP = 10, 1.0
 """What is recommended without tuning, with `uldp-sgd`."""
+_REPLACED = {
+    "name",
+    "noise_multiplier",
+    "rounds",
+    "delta",
+    "step",
+    "clip",
+    "server_learning_rate",
+    "weighting",
+    "local",
+}
+"""Settings of a configured method in whose place those of a candidate stand."""
 _MIN_STANDARD_ERRORS = 2.0
 """Standard errors by which a candidate must be better than these; else these are kept."""
 
@@ -126,12 +138,13 @@ def tune(
         workers: where candidates are trained, one in each; None: here, one after the other.
 
     Returns:
-        JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "default_kept", whether another candidate
-        was better, but not clearly; "dropped_weighting", one that has no ε against somebody and is not clearly better
-        than the chosen one, which has one against everyone; "declined", the best weighting that was not chosen since
-        it has no ε against some adversary: with its mean "gain" and these adversaries; "candidates" with the mean and
-        the spread of the metric; "loss", the mean and the largest difference to the best candidate of each federation;
-        "no_guarantee", also in every candidate: the adversaries against whom these settings have no ε.
+        JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "left_out", the configured settings of the
+        method that no candidate has; "default_kept", whether another candidate was better, but not clearly;
+        "dropped_weighting", one that has no ε against somebody and is not clearly better than the chosen one, which has
+        one against everyone; "declined", the best weighting that was not chosen since it has no ε against some
+        adversary: with its mean "gain" and these adversaries; "candidates" with the mean and the spread of the metric;
+        "loss", the mean and the largest difference to the best candidate of each federation; "no_guarantee", also in
+        every candidate: the adversaries against whom these settings have no ε.
 
     Raises:
         SilodpError: records are no table, no weighting has an ε against the adversary, the evaluation costs ε, or
@@ -159,6 +172,7 @@ class _Tuner:
     """The candidates tried so far, and their metric on each federation.
 
     Attributes:
+        configured: The names of the settings in [method].
         scores: The metric by candidate and number of the federation; larger is better, so a loss is negated.
         sigma: Returns σ with which T rounds under a weighting and a model meet the target and the limits.
         users: The number of persons in a synthetic federation, which may be smaller than U.
@@ -177,6 +191,7 @@ class _Tuner:
         pool: Pool,
     ) -> None:
         self.spec, self.target = spec, target
+        self.configured = set(resolved.config.method)
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
         limits = dict(spec.silo_limits)
         self.limits = limits | {self.adversary: min(target, limits.get(self.adversary, target))}
@@ -377,6 +392,7 @@ class _Tuner:
                 "local_epochs": chosen.epochs or None,
                 "model": linear,
             },
+            "left_out": sorted(self.configured - _REPLACED),
             "default_kept": default_kept,
             "dropped_weighting": dropped,
             "declined": self._describe_declined(chosen, declined),

@@ -7,7 +7,7 @@ may carry noise that ε covers: all here is post-processing of them, and every n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -149,7 +149,13 @@ class Recalibration:
     after: float
 
 
-def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibration | None:
+_NONE = Recalibration(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""Where silos start if nothing is corrected for all of them: a shift needs fewer records than a scale."""
+
+
+def recalibrate(
+    counts: Sequence[Sequence[float]], noise_std: float, common: Recalibration | None = None
+) -> Recalibration | str:
     """Return the scale and the shift under which the counts are likeliest.
 
     The outermost steps are left out: they have no end, so nobody knows which logits are in them. Which records are in
@@ -160,10 +166,13 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     Args:
         counts: (2, B), by class and by step of the probability.
         noise_std: The standard deviation of the noise in a count.
+        common: The correction for all silos, where the counts are those of one silo: its scale is kept, and the shift
+            alone is found.
 
     Returns:
-        The correction; None where a class has no records in these steps, or the scale is not above twice its standard
-        error.
+        The correction; where there is none, a clause that says why: a class has no records in these steps, the scale
+        is not above twice its standard error, or the shift of a silo is within twice its standard error of the common
+        one.
 
     Source: Platt 1999, "Probabilistic Outputs for Support Vector Machines", on records by step; Guo et al. 2017, "On
     Calibration of Modern Neural Networks", for the temperature.
@@ -171,25 +180,33 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     table = np.asarray(counts, dtype=float)
     middles = ((np.arange(table.shape[1]) + 0.5) / table.shape[1])[1:-1]
     negative, positive = table[:, 1:-1]
-    if not len(middles) or negative.sum() <= 0 or positive.sum() <= 0:
-        return None
+    if not len(middles):
+        return f"there are {table.shape[1]} steps of the probability, and at least 3 are needed"
+    if min(negative.sum(), positive.sum()) <= 0:
+        return (
+            "all steps of the probability but the first and the last have no records of a class (noisy counts: "
+            f"{negative.sum():.0f} and {positive.sum():.0f})"
+        )
     logits = np.log(middles / (1 - middles))
     total = negative + positive
-    start = np.array([1.0, 0.0])
+    unchanged = np.array([1.0, 0.0])
+    start = unchanged if common is None else np.array([common.scale, common.shift])
+    free = slice(0 if common is None else 1, 2)
     found, step = start.copy(), np.ones(2)
-    design = np.stack([logits, np.ones_like(logits)], 1)
+    both = np.stack([logits, np.ones_like(logits)], 1)
+    design = both[:, free]
     for _ in range(_ITERATIONS):
-        chance = 1 / (1 + np.exp(-design @ found))
-        gradient = design.T @ (total * chance - positive) + _RIDGE * (found - start)
+        chance = 1 / (1 + np.exp(-both @ found))
+        gradient = design.T @ (total * chance - positive) + _RIDGE * (found - start)[free]
         # Of positive counts, so that it says which way is down also where noise is as large as the counts.
         curvature = np.maximum(total, 0) * chance * (1 - chance)
-        hessian = (design * curvature[:, None]).T @ design + _RIDGE * np.eye(2)
+        hessian = (design * curvature[:, None]).T @ design + _RIDGE * np.eye(design.shape[1])
         # A step of at most 1 in each direction, so that a start far from the best one does not overshoot.
         step = np.clip(np.linalg.solve(hessian, gradient), -1, 1)
-        found = found - step
+        found[free] -= step
 
     def log_loss(by: NDArray[np.float64]) -> float:
-        scores = design @ by
+        scores = both @ by
         losses = positive * np.logaddexp(0, -scores) + negative * np.logaddexp(0, scores)
         return float(losses.sum() / total.sum())
 
@@ -197,10 +214,19 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     inverse = np.linalg.inv(hessian)
     by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
     errors = np.sqrt(np.diag(inverse @ (hessian + noise_std**2 * by_count) @ inverse))
-    if found[0] <= 2 * errors[0] or np.abs(step).max() > 1e-6:  # or no best one was found
-        return None
+    if np.abs(step).max() > 1e-6:
+        return "no scale and shift are the likeliest ones under these counts"
+    if common is not None:
+        errors = np.array([common.scale_error, errors[0]])
+        if abs(found[1] - common.shift) <= 2 * errors[1]:
+            return (
+                f"its shift, {found[1]:.2g} ± {errors[1]:.2g}, differs by no more than twice its standard error "
+                f"from that of all silos, {common.shift:.2g}"
+            )
+    elif found[0] <= 2 * errors[0]:
+        return f"the scale of the logits, {found[0]:.2g} ± {errors[0]:.2g}, is not above twice its standard error"
     scale, shift, scale_error, shift_error = (float(one) for one in (*found, *errors))
-    return Recalibration(scale, shift, scale_error, shift_error, log_loss(start), log_loss(found))
+    return Recalibration(scale, shift, scale_error, shift_error, log_loss(unchanged), log_loss(found))
 
 
 def count_by_step(bins: Sequence[CalibrationBin]) -> list[list[float]]:
@@ -260,12 +286,14 @@ class Decisions:
 
     Attributes:
         thresholds: By rising probability.
-        recalibration: A correction of the outputs; None where a class has no records.
+        recalibration: A correction of the outputs, or a clause that says why there is none.
+        silos: That of each silo whose counts are known, by its name.
         is_covered: Whether ε covers the counts.
     """
 
     thresholds: tuple[Threshold, ...]
-    recalibration: Recalibration | None
+    recalibration: Recalibration | str
+    silos: Mapping[str, Recalibration | str]
     is_covered: bool
 
 
@@ -284,4 +312,12 @@ def find_decisions(evaluation: NoisyEvaluation | None, held_out: HeldOut | None)
     # Of many narrow steps, about ten.
     every = max(1, steps // BINS)
     thresholds = list_thresholds(counts, noise)[every - 1 :: every]
-    return Decisions(thresholds, recalibrate(counts, noise), is_covered)
+    common, silos = recalibrate(counts, noise), {}
+    if evaluation is not None:
+        start = common if isinstance(common, Recalibration) else _NONE
+        silos = {
+            part.name: recalibrate(part.counts, part.noise_std, start)
+            for part in evaluation.list_parts(of_silos=True)
+            if part.counts
+        }
+    return Decisions(thresholds, common, silos, is_covered)

@@ -56,6 +56,7 @@ class EvaluatedPart:
         records: Noisy number of records; None where it is not shown.
         noise_std: Standard deviation of the noise in a count.
         estimates: Metrics by name; those that are lost in the noise are left out.
+        counts: Noisy counts of a silo that is shown, by class, of two, and by step of the probability; () for others.
     """
 
     of: str
@@ -64,6 +65,7 @@ class EvaluatedPart:
     records: float | None
     noise_std: float
     estimates: Mapping[str, Estimate]
+    counts: Sequence[Sequence[float]] = ()
 
     @property
     def title(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from silodp.accounting.guarantee import NOT_COVERED, ON_THE_LIST, TECHNICAL, Gua
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.config.schema import CardSection, parse_card
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, parse_toml, refuse_unsound
+from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
 from silodp.report.guarantee_text import collect_texts
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
@@ -119,10 +120,28 @@ class Facts:
         return tuple(self.spec.get("data", {}).get("silos", ()))
 
     @property
+    def method(self) -> str:
+        """The settings of the method as they were declared; all of them for a run without a configuration."""
+        try:
+            declared = parse_toml(self.run.config or "")["method"]
+            return ", ".join([declared.pop("name"), *_list_settings(declared)])
+        except UNSOUND:
+            return str(self.run.summary.get("settings", "unknown"))
+
+    @property
     def loss(self) -> str | None:
         """The name of the loss; None where no file states it."""
         loss = self.spec.get("model", {}).get("loss")
         return loss if isinstance(loss, str) else None
+
+
+def _list_settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Return "name = value" of each setting in a table of TOML, and in the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _list_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
 
 
 def list_assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[Assumption, ...]:

@@ -8,9 +8,8 @@ published. What is not known is said to be unknown.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from silodp.accounting.guarantee import HELD_OUT, ON_THE_LIST
 from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_toml
 from silodp.report.attacks import describe_for_card
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
@@ -160,7 +158,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         "covers": describe_cover(facts.released.private),
         "sums": _tabulate_sums(find_evaluation(run.rows)),
         "names": list_quantities(run.rows),
-        "method": _describe_method(run),
+        "method": facts.method,
     }
 
 
@@ -273,21 +271,3 @@ def _tabulate_pooled(
         "has_subgroups": bool(declared),
         "late": [titles[one] for one in declared if one not in measured],
     }
-
-
-def _describe_method(run: RunRecord) -> str:
-    """Return the settings of the method as they were declared; all of them for a run without a configuration."""
-    try:
-        declared = parse_toml(run.config or "")["method"]
-        return ", ".join([declared.pop("name"), *_list_settings(declared)])
-    except UNSOUND:
-        return str(run.summary.get("settings", "unknown"))
-
-
-def _list_settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    """Return "name = value" of each setting in a table of TOML, and in the tables in it."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _list_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False, default=str)}"

@@ -28,7 +28,7 @@ from silodp.report.facts import Assumption, Facts, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
-from silodp.report.held_out import HeldOut, read_held_out
+from silodp.report.held_out import HeldOut, read_held_out, read_own_parts
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.text import join_names
@@ -145,6 +145,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         decision_curve=decisions
         and (curve := plots.plot_decisions(decisions.thresholds)) is not None
         and _add(pictures, "decisions", curve),
+        own_parts=read_own_parts(directory, run.model_digest),
         gaps=list_gaps(evaluation.list_parts(False)) if evaluation else (),
         utility=_draw_utility(pictures, run, ends),
         attacked=_draw_attack(pictures, run.attack),

@@ -34,7 +34,8 @@ from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metric
 
 _T = TypeVar("_T")
 
-ALLOCATION, DOUBTS, HELD_OUT = "allocation.json", "doubts.json", "held_out.json"
+ALLOCATION, DOUBTS = "allocation.json", "doubts.json"
+HELD_OUT, OWN_PARTS = "held_out.json", "own_parts.json"
 """Private files in DIR/plots, beside the pictures; a report is written without those that are deleted."""
 MAX_BARS = 400
 """Of an `Allocation`, however many persons there are."""

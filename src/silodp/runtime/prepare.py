@@ -203,6 +203,12 @@ def _check_allocation(spec: RunSpec) -> None:
             code="argument.conflict",
             field=field,
         )
+    if left := spec.rounds % rounds:
+        _log.warning(
+            "%s and rounds = %d: the last allocation ends after %d of its %d rounds, so some persons are in none of "
+            "them, and ε counts it in full; take a multiple of %d",
+            problem, spec.rounds, left, rounds, rounds,
+        )  # fmt: skip
 
 
 def _check_allocated_events(spec: RunSpec) -> None:

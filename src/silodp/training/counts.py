@@ -291,10 +291,12 @@ class CountTable(Settings):
 
     def _overlap(self, weight: float, counts: Tensor) -> _Measured:
         confusion = counts.reshape(self.shape)
-        value = measure_overlap(confusion, weight).mean()
+        overlaps = measure_overlap(confusion, weight)
+        # Noise may carry a class out of its limits, and Dice then below IoU; the error is that of what is not cut off.
+        value = (overlaps + (overlaps.clamp(0, 1) - overlaps).detach()).mean()
         either = (confusion.sum(0) + confusion.sum(1))[1:]
         # No count says how far records differ in it, so its error as a sample's is not known.
-        return _Measured(value, tuple(either), either.min(), value.clamp(0, 1), value.clamp(0, 1))
+        return _Measured(value, tuple(either), either.min(), value, value)
 
     def _roc_auc(self, counts: Tensor) -> _Measured:
         # The Mann-Whitney statistic: pairs whose positive record is in a higher bin; those in one bin count half.

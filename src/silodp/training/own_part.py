@@ -97,11 +97,14 @@ class OwnPart:
             return cls(about["run"], about["weights"], int(about["epochs"]), tensors, stated)
         except FileNotFoundError:
             raise SilodpError(
-                f"{path} is missing: make it with `silodp fine-tune`.", code="bundle.missing", field="own"
+                f"{path} is missing: make it with `silodp fine-tune` or `silodp recalibrate`.",
+                code="bundle.missing",
+                field="own",
             ) from None
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SilodpError(
-                f"{path} is no own part of a model ({type(error).__name__}): make it with `silodp fine-tune`.",
+                f"{path} is no own part of a model ({type(error).__name__}): make it with `silodp fine-tune` or "
+                "`silodp recalibrate`.",
                 code="bundle.damaged",
                 field="own",
             ) from None

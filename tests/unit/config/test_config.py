@@ -162,6 +162,8 @@ def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Pa
     ("override", "says"),
     [
         ("rouns=3", "rouns is not a field of the configuration: did you mean 'rounds'?"),
+        ("min_silos=3", "min_silos is not a field of the configuration: write aggregation.min_silos."),
+        ("noise_multiplier=3", "write method.noise_multiplier."),
         ("method.clipp=1", "method.clipp is not a field of uldp-avg: did you mean 'clip'?"),
         ("method.local.epoch=1", "did you mean 'epochs'?"),
         ("method.local.xyz=1", "use learning_rate, epochs, batch_size"),

@@ -82,6 +82,13 @@ def test_runs_in_which_a_participation_might_go_uncharged_are_refused(aggregator
     assert raised.value.field == "random_allocation"
 
 
+def test_an_allocation_that_is_cut_short_is_named(caplog):
+    prepare(rounds=8)
+    assert not caplog.records
+    prepare(rounds=10)
+    assert "the last allocation ends after 2 of its 4 rounds" in caplog.text
+
+
 def test_a_plan_and_a_ledger_charge_one_allocation_after_the_other(tmp_path: Path):
     # The last allocation is cut short, and costs as much as a whole one.
     spec = prepare(rounds=10)

@@ -201,9 +201,10 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
     monkeypatch.setattr(tuning, "draw_federation", lambda *some: drawn.append(draw(*some)) or drawn[-1])
     monkeypatch.setattr(tuning, "train_without_parties", measured)
     monkeypatch.setattr(tuning, "measure", scored)
-    config = load_config(configured(tmp_path), ())
+    config = load_config(configured(tmp_path), ["method.server_momentum=0.5"])
     spec = config.build_public_spec()[0]
     found = tune(config, spec, 2.0, federations=3, give_up=["server", "silo"])
+    assert found["left_out"] == ["server_momentum"]
     chosen = found["chosen"]
     assert found["default_kept"] is kept
     # With the default settings both weightings are equally good, and only uniform has an ε against everyone.
@@ -301,6 +302,7 @@ RESULT = {
         "local_epochs": None,
         "model": None,
     },
+    "left_out": ["random_allocation"],
     "default_kept": False,
     "dropped_weighting": None,
     "declined": None,
@@ -316,6 +318,11 @@ def test_the_printed_noise_is_never_less_than_the_chosen(sigma):
     lines = format_tuning(RESULT | {"chosen": {**RESULT["chosen"], "noise_multiplier": sigma}})
     (printed,) = [float(line.split(" = ")[1]) for line in lines if line.startswith("noise_multiplier")]
     assert sigma * (1 - 1e-12) <= printed <= sigma * (1 + 1.1e-4)
+
+
+def test_settings_that_are_not_tried_are_named():
+    lines = format_tuning(RESULT | {"chosen": {**RESULT["chosen"], "noise_multiplier": 1.0}})
+    assert any("method.random_allocation" in line for line in lines)
 
 
 def test_tuning_needs_a_target_and_tables(tmp_path, silodp):

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_score, recall_score
 
-from silodp.report.decisions import find_decisions, list_gaps, list_thresholds, recalibrate
+from silodp.report.decisions import Recalibration, find_decisions, list_gaps, list_thresholds, recalibrate
 from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
 from silodp.training.counts import Estimate
@@ -97,7 +97,7 @@ def test_what_is_lost_in_the_noise_is_not_told() -> None:
 def test_a_correction_is_found_again(scale: float, shift: float) -> None:
     counts = count(*draw(200_000, scale=scale, shift=shift))
     found = recalibrate(counts.tolist(), 0.0)
-    assert found is not None
+    assert isinstance(found, Recalibration)
     assert found.scale == pytest.approx(scale, rel=0.1)
     assert found.shift == pytest.approx(shift, abs=0.05)
     assert found.after <= found.before
@@ -118,7 +118,7 @@ def test_extreme_predictions_are_not_called_cautious(scale: float, spread: float
     label = (coins.random(len(logit)) < 1 / (1 + np.exp(-scale * logit))).astype(int)
     probability = np.minimum(1 / (1 + np.exp(-logit)), 1 - 1e-9)
     found = recalibrate(count(probability, label).tolist(), 0.0)
-    assert found is not None
+    assert isinstance(found, Recalibration)
     assert found.scale == pytest.approx(scale, abs=0.1)
 
 
@@ -129,11 +129,11 @@ def test_noise_makes_no_correction_smaller(steps: int) -> None:
     counts = np.zeros((2, steps))
     np.add.at(counts, (label, (probability * steps).astype(int)), 1)
     exact = recalibrate(counts.tolist(), 0.0)
-    assert exact is not None
+    assert isinstance(exact, Recalibration)
     coins, deviations, scales = np.random.default_rng(4), [], []
     for _ in range(200):
         found = recalibrate((counts + coins.normal(0, 8.0, counts.shape)).tolist(), 8.0)
-        assert found is not None
+        assert isinstance(found, Recalibration)
         scales.append(found.scale)
         deviations.append((found.scale - exact.scale) / found.scale_error)
     assert np.mean(scales) == pytest.approx(exact.scale, abs=0.06)
@@ -143,22 +143,49 @@ def test_noise_makes_no_correction_smaller(steps: int) -> None:
 def test_the_error_of_a_correction_is_that_of_many_draws() -> None:
     coins, counts, noise_std = np.random.default_rng(2), count(*draw(3000, scale=0.6)), 8.0
     found = recalibrate(counts.tolist(), noise_std)
-    assert found is not None
+    assert isinstance(found, Recalibration)
     drawn = []
     for seed in range(300):
         again = count(*draw(3000, seed, scale=0.6)) + coins.normal(0, noise_std, counts.shape)
         one = recalibrate(again.tolist(), 0.0)
-        assert one is not None
+        assert isinstance(one, Recalibration)
         drawn.append((one.scale, one.shift))
     assert np.allclose((found.scale_error, found.shift_error), np.std(drawn, axis=0), rtol=0.25)
 
 
 def test_noise_that_says_the_reverse_is_no_ground_for_a_correction() -> None:
     counts = count(*draw(300))
-    assert recalibrate(counts[::-1].tolist(), 0.0) is None
-    assert recalibrate(counts.tolist(), 60.0) is None
-    assert recalibrate([[5.0] * STEPS, [0.0] * STEPS], 0.0) is None
-    assert recalibrate([[5.0, 5.0], [5.0, 5.0]], 0.0) is None  # no step has two ends
+    for table, noise_std, why in (
+        (counts[::-1].tolist(), 0.0, "not above twice its standard error"),
+        (counts.tolist(), 60.0, "not above twice its standard error"),
+        ([[5.0] * STEPS, [0.0] * STEPS], 0.0, "no records of a class (noisy counts: 40 and 0)"),
+        ([[5.0, 5.0], [5.0, 5.0]], 0.0, "at least 3 are needed"),  # no step has two ends
+    ):
+        found = recalibrate(table, noise_std)
+        assert isinstance(found, str)
+        assert why in found
+
+
+def test_a_silo_has_the_common_scale_and_a_shift_of_its_own() -> None:
+    everyone, one = count(*draw(50_000, scale=0.6)), count(*draw(20_000, scale=0.6, shift=1.0))
+    common = recalibrate(everyone.tolist(), 0.0)
+    assert isinstance(common, Recalibration)
+    found = recalibrate(one.tolist(), 0.0, common)
+    assert isinstance(found, Recalibration)
+    assert (found.scale, found.scale_error) == (common.scale, common.scale_error)
+    assert found.shift == pytest.approx(1.0, abs=0.07)
+    assert found.after < found.before
+    alike = recalibrate(count(*draw(2000, 3, scale=0.6)).tolist(), 0.0, common)
+    assert isinstance(alike, str)
+    assert "differs by no more than twice its standard error" in alike
+    # The error of the shift is that of many draws, as the scale is given.
+    coins, noise_std, shifts = np.random.default_rng(5), 8.0, []
+    for seed in range(200):
+        again = count(*draw(3000, seed, scale=0.6, shift=1.0)) + coins.normal(0, noise_std, one.shape)
+        drawn = recalibrate(again.tolist(), noise_std, common)
+        assert isinstance(drawn, Recalibration)
+        shifts.append((drawn.shift, drawn.shift_error))
+    assert np.mean([error for _, error in shifts]) == pytest.approx(np.std([s for s, _ in shifts]), rel=0.2)
 
 
 def make_evaluation(counts: list[list[float]], **fields: object) -> NoisyEvaluation:

@@ -171,6 +171,24 @@ def test_counts_give_the_metrics_and_their_noise(classes):
         assert found.standard_error == pytest.approx(spread, rel=0.2)
 
 
+def test_dice_is_never_below_iou_where_a_class_is_lost_in_the_noise():
+    """The second class is predicted nowhere, and noise makes the count of its agreement negative."""
+    table = CountTable("places", 3)
+    counts = torch.tensor([[90.0, 2.0, 30.0], [8.0, 40.0, 20.0], [60.0, 25.0, -12.0]], dtype=torch.float64)
+    found = table.estimate(counts.flatten(), 5.0)
+    of_first = 40 / (8 + 40 + 20 + 2 + 25)
+    assert found["iou"].value == pytest.approx(of_first / 2)
+    assert found["dice"].value == pytest.approx(of_first / (1 + of_first))
+    # The error is as large as if nothing were cut off: noise may as well have gone the other way.
+    errors = []
+    for agreed in (-1e-6, 1e-6):
+        counts[2, 2] = agreed
+        errors.append(
+            {name: one.standard_error for name, one in table.estimate(counts.flatten(), 5.0).items()}
+        )
+    assert errors[0] == pytest.approx(errors[1])
+
+
 @pytest.mark.parametrize("labels", [1, 7, 64])
 @pytest.mark.parametrize("unit", ["user", "record"])
 def test_removal_moves_no_sum_by_more_than_a_clip(unit, labels):
