@@ -2,11 +2,15 @@
 
     SILODP_DATA=DIR python benchmarks/own_parts.py heart --seeds 5
     SILODP_DATA=DIR python benchmarks/own_parts.py states --records 100 --seeds 3
+    SILODP_DATA=DIR python benchmarks/own_parts.py states --records 2000 --seeds 3 --counts-noise 4
 
 The shared model is logistic regression by `uldp-sgd`, 20 rounds, σ = 5, step 1, everyone in each round, weights at
 home: ε = 3.85 at δ = 10⁻⁵ against whoever sees the models. A model of a silo alone and an own part are trained without
 noise, as they do not leave the silo, both by the search of `silodp fine-tune` for the number of epochs. Printed are the
 area under the ROC curve and the log loss on the held-out records, means over silos, ± the standard error over seeds.
+
+With `--counts-noise` the shared model is recalibrated by noisy counts of half of the held-out records, in place of own
+parts, and measured on the other half; ε is then that of the run and its counts together.
 """
 
 from __future__ import annotations
@@ -14,18 +18,23 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import silodp
+from silodp.report.decisions import find_decisions
+from silodp.report.evaluation import find_evaluation
 from silodp.training import binary_cross_entropy
 from silodp.training.metrics import roc_auc
 from silodp.training.own_part import OwnPart, train_own_part
 from silodp_experiments import benchmarks
 
 WAYS = ("shared", "alone", "shared, own outputs", "shared, all parameters own")
+COUNTED_WAYS = ("shared", "shared, recalibrated", "shared, recalibrated with a shift for each silo")
 
 
 def measure(model: nn.Module, held_out: silodp.SiloData) -> tuple[float, float]:
@@ -35,17 +44,20 @@ def measure(model: nn.Module, held_out: silodp.SiloData) -> tuple[float, float]:
     return found["roc_auc"], found["loss"]
 
 
-def train(federation: silodp.Federation, seed: int) -> nn.Module:
-    """Return the shared model."""
+def train(
+    federation: silodp.Federation, seed: int, evaluation: dict[str, Any] | None = None
+) -> silodp.Result:
+    """Train the shared model."""
     torch.manual_seed(seed)
     task = silodp.Task(nn.Linear(federation.silos[0].x.shape[1], 1), binary_cross_entropy())
     method = silodp.methods.UldpSgd(5.0, step=1.0, weighting="home")
-    return silodp.train(federation, task, method, rounds=20, seed=seed, evaluate_every=20).model
+    every = {"evaluate_every": 20} if evaluation is None else {"evaluation": evaluation}
+    return silodp.train(federation, task, method, rounds=20, seed=seed, **every)
 
 
 def compare(federation: silodp.Federation, seed: int) -> np.ndarray:
     """Return both metrics of all ways in each silo, (silos, ways, 2)."""
-    shared = train(federation, seed)
+    shared = train(federation, seed).model
     nothing = copy.deepcopy(shared)
     for parameter in nothing.parameters():
         nn.init.zeros_(parameter)
@@ -62,6 +74,43 @@ def compare(federation: silodp.Federation, seed: int) -> np.ndarray:
     return np.array(found)
 
 
+def halve(silo: silodp.SiloData, seed: int) -> tuple[silodp.SiloData, silodp.SiloData]:
+    """Return a silo with one half of its held-out records, and the other half."""
+    held_out = silo.held_out
+    order = np.random.default_rng(seed).permutation(len(held_out))
+    first, second = (
+        replace(held_out, x=held_out.x[part], y=held_out.y[part], user=held_out.user[part])
+        for part in np.array_split(order, 2)
+    )
+    return replace(silo, test=first), second
+
+
+def compare_counted(
+    federation: silodp.Federation, seed: int, sigma: float
+) -> tuple[np.ndarray, float | None]:
+    """Return both metrics in each silo, (silos, ways, 2), of the shared model and its recalibrations, and ε."""
+    halves = [halve(silo, seed) for silo in federation.silos]
+    federation = replace(federation, silos=tuple(counted for counted, _ in halves))
+    evaluation = {"across": "sums", "noise_multiplier": sigma, "by_silo": True}
+    result = train(federation, seed, evaluation)
+    decisions = find_decisions(find_evaluation(result.metrics), None)
+    assert decisions is not None
+    found = []
+    for silo, held_out in halves:
+        if len(np.unique(held_out.y)) < 2:
+            continue
+        common = decisions.recalibration
+        row = [measure(result.model, held_out)]
+        for fix in (common, decisions.silos.get(silo.name, common)):
+            if isinstance(fix, str):  # the model stays as it is
+                row.append(row[0])
+                continue
+            part = OwnPart.of_recalibration("", "", fix.scale, fix.shift, fix.limits)
+            row.append(measure(part.apply(result.model), held_out))
+        found.append(row)
+    return np.array(found), result.epsilon
+
+
 def main() -> None:
     """Print the table of docs/results.md."""
     parser = argparse.ArgumentParser(
@@ -72,6 +121,9 @@ def main() -> None:
         "--records", type=int, default=100, help="records of a state, a fifth of them held out"
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--counts-noise", type=float, help="σ of the counts; recalibrates in place of own parts"
+    )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -81,15 +133,20 @@ def main() -> None:
             federation = benchmarks.heart_disease(users=200, normalize="public", seed=seed)
         else:
             federation = benchmarks.acs_income(max_per_state=given.records, normalize="public", seed=seed)
-        found = compare(federation, seed)
+        if given.counts_noise is None:
+            found = compare(federation, seed)
+        else:
+            found, epsilon = compare_counted(federation, seed, given.counts_noise)
+            print(f"seed {seed}: ε = {epsilon:.3f}")
         means.append(found.mean(0))
-        if given.data == "heart":
+        if given.data == "heart" and given.counts_noise is None:
             print(f"seed {seed}, log loss by hospital:\n{found[..., 1].round(3)}")
     errors = (
-        np.std(means, 0, ddof=1) / len(means) ** 0.5 if given.seeds > 1 else np.full((len(WAYS), 2), np.nan)
+        np.std(means, 0, ddof=1) / len(means) ** 0.5 if given.seeds > 1 else np.full(means[0].shape, np.nan)
     )
+    ways = WAYS if given.counts_noise is None else COUNTED_WAYS
     print("| model | area under the ROC curve | log loss |\n|---|---|---|")
-    for way, mean, error in zip(WAYS, np.mean(means, 0), errors, strict=True):
+    for way, mean, error in zip(ways, np.mean(means, 0), errors, strict=True):
         print(f"| {way} | {mean[0]:.3f} ± {error[0]:.3f} | {mean[1]:.3f} ± {error[1]:.3f} |")
 
 

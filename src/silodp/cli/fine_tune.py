@@ -153,7 +153,7 @@ def recalibrate(
             code="evaluation.labels",
             field="evaluation.across",
         )
-    fix = decisions.recalibration if silo is None else _find_correction(silo, decisions.silos)
+    fix = decisions.recalibration
     if isinstance(fix, str):
         raise SilodpError(
             f"the counts of {directory} give no correction, because {fix}: run it with more held-out records or less "
@@ -161,36 +161,39 @@ def recalibrate(
             code="evaluation.labels",
             field="evaluation.noise_multiplier",
         )
+    if silo is not None:
+        fix = _find_correction(silo, decisions.silos)
     described = ModelDescription.read(directory / DESCRIPTION)
-    part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift)
+    part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift, fix.limits)
     write_durably(out, part.to_bytes())
     result = {"out": str(out), **vars(fix), "about": RECALIBRATED}
     sign = "plus" if fix.shift >= 0 else "minus"
+    drawn = (
+        ""
+        if fix.limits is None
+        else f" beyond ±{fix.limits[0]:.3g} are drawn in to ±{sum(fix.limits):.3g}, then all"
+    )
+    where = "in all steps but the first and the last" if fix.limits is None else "with these drawn in"
     line = (
-        f"{out}: logits are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} ± "
-        f"{fix.shift_error:.2g} (standard errors); log loss of the predictions in all steps but the first and "
-        f"the last: {fix.before:.4g} before, {fix.after:.4g} after."
+        f"{out}: logits{drawn} are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} "
+        f"± {fix.shift_error:.2g} (standard errors); log loss of the predictions {where}: {fix.before:.4g} before, "
+        f"{fix.after:.4g} after."
     )
     show(result, as_json, [line, RECALIBRATED])
 
 
-def _find_correction(silo: str, known: Mapping[str, Recalibration | str]) -> Recalibration:
+def _find_correction(silo: str, known: Mapping[str, Recalibration]) -> Recalibration:
     """Return the correction of one silo."""
     if silo not in known:
         hint = suggest_name(silo, list(known)) or (
             f"those of {join_names(known)} are." if known else "run it with evaluation.by_silo = true."
         )
         raise SilodpError(
-            f"--silo {silo}: no counts of it are known; {hint}", code="argument.value", field="--silo"
-        )
-    found = known[silo]
-    if isinstance(found, str):
-        raise SilodpError(
-            f"silo {silo} has no correction of its own, because {found}: leave --silo out, for that of all silos.",
-            code="evaluation.labels",
+            f"--silo {silo}: no counts of both classes are known of it; {hint}",
+            code="argument.value",
             field="--silo",
         )
-    return found
+    return known[silo]
 
 
 def _check_out(out: Path) -> None:

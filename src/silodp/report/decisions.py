@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -137,8 +137,10 @@ class Recalibration:
         shift: Above 0 where positive records are more frequent than predicted.
         scale_error: The standard error of the scale, by noise and sample together.
         shift_error: That of the shift.
-        before: The log loss of the predictions in all but the outermost steps, to the width of a step.
+        before: The log loss of the predictions, to the width of a step: in all but the outermost steps, or in all of
+            them, where logits are drawn in.
         after: That of the corrected ones.
+        limits: (a, w), where logits beyond ±a are first drawn in, to less than ±(a + w); None where they are not.
     """
 
     scale: float
@@ -147,50 +149,165 @@ class Recalibration:
     shift_error: float
     before: float
     after: float
+    limits: tuple[float, float] | None = None
 
 
-_NONE = Recalibration(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Where silos start if nothing is corrected for all of them: a shift needs fewer records than a scale."""
+_UNCHANGED = Recalibration(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def recalibrate(
-    counts: Sequence[Sequence[float]], noise_std: float, common: Recalibration | None = None
-) -> Recalibration | str:
+def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibration | str:
     """Return the scale and the shift under which the counts are likeliest.
 
-    The outermost steps are left out: they have no end, so nobody knows which logits are in them. Which records are in
-    the others depends on the predictions alone, and so leaves the fit right. Negative counts, which noise may make,
-    stay: to count them as none would make every empty step look like records. Under much noise counts may say the
-    reverse of what the model says, and are then no ground for a correction.
+    The outermost steps are left out at first: they have no end, so nobody knows which logits are in them. Which records
+    are in the others depends on the predictions alone, and so leaves the fit right. Where the share of positive records
+    in an outermost step contradicts it, predictions there are too extreme for any scale: their logits are drawn in to
+    about the width of one more step, and all steps are used. If these leave the scale open, a scale of 1 among others,
+    the shift alone is found.
+
+    Under much noise counts may say the reverse of what the model says, and are then no ground for a correction.
 
     Args:
         counts: (2, B), by class and by step of the probability.
         noise_std: The standard deviation of the noise in a count.
-        common: The correction for all silos, where the counts are those of one silo: its scale is kept, and the shift
-            alone is found.
 
     Returns:
-        The correction; where there is none, a clause that says why: a class has no records in these steps, the scale
-        is not above twice its standard error, or the shift of a silo is within twice its standard error of the common
-        one.
+        The correction; where there is none, a clause that says why: a class has no records in these steps, or scale and
+        shift are lost in their standard errors.
 
     Source: Platt 1999, "Probabilistic Outputs for Support Vector Machines", on records by step; Guo et al. 2017, "On
     Calibration of Modern Neural Networks", for the temperature.
     """
     table = np.asarray(counts, dtype=float)
-    middles = ((np.arange(table.shape[1]) + 0.5) / table.shape[1])[1:-1]
-    negative, positive = table[:, 1:-1]
-    if not len(middles):
-        return f"there are {table.shape[1]} steps of the probability, and at least 3 are needed"
+    number = table.shape[1]
+    if number < 4:
+        return f"there are {number} steps of the probability, and at least 4 are needed"
+    edge = math.log(number - 1)
+    found = _fit_correction(_Steps.of(table, noise_std, None))
+    believed = found if _is_clear(found) else _UNCHANGED
+    if _is_contradicted(cast(Recalibration, believed), table, edge, noise_std):
+        everywhere = _Steps.of(table, noise_std, (edge, edge - math.log((number - 2) / 2)))
+        found = _fit_correction(everywhere)
+        # A scale of 1 may be right, unless the counts say that it is less.
+        if isinstance(found, str) or not (_is_clear(found) or found.scale + 2 * found.scale_error < 1):
+            alone = _fit_correction(everywhere, _UNCHANGED)
+            if isinstance(alone, Recalibration) and abs(alone.shift) > 2 * alone.shift_error:
+                found = alone
+    if isinstance(found, str) or _is_clear(found):
+        return found
+    fitted = f"{found.scale:.2g} ± {found.scale_error:.2g}"
+    return (
+        f"the scale of the logits, {fitted}, is within twice its standard error of both 0 and 1, or below 0"
+    )
+
+
+def recalibrate_silos(parts: Sequence[EvaluatedPart], common: Recalibration) -> dict[str, Recalibration]:
+    """Return the correction of each silo whose counts are known: the common scale, and a shift of its own.
+
+    How far silos differ is estimated from all of them, and the shift of each is moved towards the common one by as much
+    as its error makes up of its distance: silos that do not differ, or whose counts are lost in the noise, have the
+    common shift.
+
+    Args:
+        parts: The silos, with their counts.
+        common: The correction for all silos.
+
+    Source: DerSimonian and Laird 1986, "Meta-analysis in clinical trials", for the variance between silos.
+    """
+    steps = {part.name: _Steps.of(np.asarray(part.counts), part.noise_std, common.limits) for part in parts}
+    fits = {name: _fit_correction(one, common) for name, one in steps.items()}
+    known = {name: one for name, one in fits.items() if isinstance(one, Recalibration)}
+    if not known:
+        return {}
+    variance = np.array([one.shift_error**2 for one in known.values()])
+    distance = np.array([one.shift for one in known.values()]) - common.shift
+    between = max(0.0, float(np.average(distance**2 - variance, weights=1 / variance)))
+    found = {}
+    for (name, one), own in zip(known.items(), between / (between + variance), strict=True):
+        shift = common.shift + own * (one.shift - common.shift)
+        after = steps[name].compute_log_loss(common.scale, shift)
+        found[name] = replace(
+            one, shift=float(shift), shift_error=float(math.sqrt(own) * one.shift_error), after=after
+        )
+    return found
+
+
+def _is_clear(found: Recalibration | str) -> bool:
+    """Return whether there is a scale above 0, which keeps the order, and it is clear of 0 or of 1."""
+    if isinstance(found, str) or found.scale <= 0:
+        return False
+    return found.scale > 2 * found.scale_error or found.scale + 2 * found.scale_error < 1
+
+
+def _is_contradicted(
+    believed: Recalibration, table: NDArray[np.float64], edge: float, noise_std: float
+) -> bool:
+    """Return whether records in an outermost step have the class that it predicts less often than believed at its edge.
+
+    Args:
+        believed: The correction by the other steps.
+        table: Counts (2, B), by class and by step.
+        edge: The logit at which the last step begins.
+        noise_std: The standard deviation of the noise in a count.
+    """
+    for step, logit, label in ((0, -edge, 0), (table.shape[1] - 1, edge, 1)):
+        here, predicted = np.zeros(table.shape, bool), np.zeros(table.shape, bool)
+        here[:, step], predicted[label] = True, True
+        share = _measure_share(table, here, predicted, noise_std)
+        positive = 1 / (1 + math.exp(-(believed.scale * logit + believed.shift)))
+        if share is not None and share.value + 2 * find_error(share) < (positive if label else 1 - positive):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Counts of records by class and by logit.
+
+    Attributes:
+        counts: (2, k). Negative counts, which noise may make, stay: to count them as none would make every empty step
+            look like records.
+        logits: (k,), ascending, each in the middle of its step.
+        noise_std: The standard deviation of the noise in a count.
+        limits: Between which logits are drawn in; None: the outermost steps are left out.
+    """
+
+    counts: NDArray[np.float64]
+    logits: NDArray[np.float64]
+    noise_std: float
+    limits: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, table: NDArray[np.float64], noise_std: float, limits: tuple[float, float] | None) -> _Steps:
+        """Return the steps of counts (2, B) by equal steps of the probability."""
+        middles = (np.arange(table.shape[1]) + 0.5) / table.shape[1]
+        logits = np.log(middles / (1 - middles))
+        if limits is None:
+            return cls(table[:, 1:-1], logits[1:-1], noise_std, None)
+        logits[[0, -1]] = -limits[0] - limits[1] / 2, limits[0] + limits[1] / 2
+        return cls(table, logits, noise_std, limits)
+
+    def compute_log_loss(self, scale: float, shift: float) -> float:
+        """Return the log loss of predictions with this scale and shift."""
+        scores, (negative, positive) = scale * self.logits + shift, self.counts
+        losses = positive * np.logaddexp(0, -scores) + negative * np.logaddexp(0, scores)
+        return float(losses.sum() / self.counts.sum())
+
+
+def _fit_correction(steps: _Steps, common: Recalibration | None = None) -> Recalibration | str:
+    """Return the correction under which the counts are likeliest; a clause that says why, where there is none.
+
+    Args:
+        steps: The counts.
+        common: The correction whose scale is kept; None: the scale is found, too.
+    """
+    logits, (negative, positive) = steps.logits, steps.counts
     if min(negative.sum(), positive.sum()) <= 0:
         return (
-            "all steps of the probability but the first and the last have no records of a class (noisy counts: "
-            f"{negative.sum():.0f} and {positive.sum():.0f})"
+            f"{'all' if steps.limits else 'the inner'} steps of the probability have no records of a class (noisy "
+            f"counts: {negative.sum():.0f} and {positive.sum():.0f})"
         )
-    logits = np.log(middles / (1 - middles))
     total = negative + positive
-    unchanged = np.array([1.0, 0.0])
-    start = unchanged if common is None else np.array([common.scale, common.shift])
+    start = np.array([1.0, 0.0]) if common is None else np.array([common.scale, common.shift])
     free = slice(0 if common is None else 1, 2)
     found, step = start.copy(), np.ones(2)
     both = np.stack([logits, np.ones_like(logits)], 1)
@@ -204,29 +321,22 @@ def recalibrate(
         # A step of at most 1 in each direction, so that a start far from the best one does not overshoot.
         step = np.clip(np.linalg.solve(hessian, gradient), -1, 1)
         found[free] -= step
-
-    def log_loss(by: NDArray[np.float64]) -> float:
-        scores = both @ by
-        losses = positive * np.logaddexp(0, -scores) + negative * np.logaddexp(0, scores)
-        return float(losses.sum() / total.sum())
-
+    if np.abs(step).max() > 1e-6:
+        return "no scale and shift are the likeliest ones under these counts"
     # The delta method: a count changes the gradient by (chance − 1)·x or chance·x, and the sample by its own variance.
     inverse = np.linalg.inv(hessian)
     by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
-    errors = np.sqrt(np.diag(inverse @ (hessian + noise_std**2 * by_count) @ inverse))
-    if np.abs(step).max() > 1e-6:
-        return "no scale and shift are the likeliest ones under these counts"
-    if common is not None:
-        errors = np.array([common.scale_error, errors[0]])
-        if abs(found[1] - common.shift) <= 2 * errors[1]:
-            return (
-                f"its shift, {found[1]:.2g} ± {errors[1]:.2g}, differs by no more than twice its standard error "
-                f"from that of all silos, {common.shift:.2g}"
-            )
-    elif found[0] <= 2 * errors[0]:
-        return f"the scale of the logits, {found[0]:.2g} ± {errors[0]:.2g}, is not above twice its standard error"
-    scale, shift, scale_error, shift_error = (float(one) for one in (*found, *errors))
-    return Recalibration(scale, shift, scale_error, shift_error, log_loss(unchanged), log_loss(found))
+    errors = np.sqrt(np.diag(inverse @ (hessian + steps.noise_std**2 * by_count) @ inverse))
+    scale, shift = map(float, found)
+    return Recalibration(
+        scale,
+        shift,
+        scale_error=float(errors[0]) if common is None else common.scale_error,
+        shift_error=float(errors[-1]),
+        before=steps.compute_log_loss(1.0, 0.0),
+        after=steps.compute_log_loss(scale, shift),
+        limits=steps.limits,
+    )
 
 
 def count_by_step(bins: Sequence[CalibrationBin]) -> list[list[float]]:
@@ -293,7 +403,7 @@ class Decisions:
 
     thresholds: tuple[Threshold, ...]
     recalibration: Recalibration | str
-    silos: Mapping[str, Recalibration | str]
+    silos: Mapping[str, Recalibration]
     is_covered: bool
 
 
@@ -312,12 +422,7 @@ def find_decisions(evaluation: NoisyEvaluation | None, held_out: HeldOut | None)
     # Of many narrow steps, about ten.
     every = max(1, steps // BINS)
     thresholds = list_thresholds(counts, noise)[every - 1 :: every]
-    common, silos = recalibrate(counts, noise), {}
-    if evaluation is not None:
-        start = common if isinstance(common, Recalibration) else _NONE
-        silos = {
-            part.name: recalibrate(part.counts, part.noise_std, start)
-            for part in evaluation.list_parts(of_silos=True)
-            if part.counts
-        }
-    return Decisions(thresholds, common, silos, is_covered)
+    found, silos = recalibrate(counts, noise), {}
+    if evaluation is not None and isinstance(found, Recalibration):
+        silos = recalibrate_silos([one for one in evaluation.list_parts(True) if one.counts], found)
+    return Decisions(thresholds, found, silos, is_covered)

@@ -42,7 +42,7 @@ RECALIBRATED = (
     "The outputs are recalibrated by noisy counts of held-out records, which the ε of the run covers: the file may be "
     "given on with the model."
 )
-_SCALE, _SHIFT = "outputs.scale", "outputs.shift"
+_SCALE, _SHIFT, _LIMITS = "outputs.scale", "outputs.shift", "outputs.limits"
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,21 @@ class OwnPart:
     about: str = STATEMENT
 
     @classmethod
-    def of_recalibration(cls, run: str, weights: str, scale: float, shift: float) -> OwnPart:
-        """Return the part that multiplies the logit of two classes and adds a shift."""
+    def of_recalibration(
+        cls, run: str, weights: str, scale: float, shift: float, limits: tuple[float, float] | None = None
+    ) -> OwnPart:
+        """Return the part that multiplies the logit of two classes and adds a shift.
+
+        Args:
+            run: The id of the run.
+            weights: SHA-256 (hex) of the shared model.
+            scale: What the logit is multiplied by.
+            shift: What is added then.
+            limits: (a, w): logits beyond ±a are first drawn in, to less than ±(a + w); None: they are not.
+        """
         tensors = {_SCALE: torch.tensor(scale), _SHIFT: torch.tensor([shift])}
+        if limits is not None:
+            tensors[_LIMITS] = torch.tensor(limits)
         return cls(run, weights, 0, tensors, RECALIBRATED)
 
     @property
@@ -121,7 +133,7 @@ class OwnPart:
         for name, tensor in self.tensors.items():
             place = parameters.get(name)
             if place is not None and self.about == RECALIBRATED:
-                tensor = tensor.to(place.dtype)  # two numbers, made without the model
+                tensor = tensor.to(place.dtype)  # a few numbers, made without the model
             if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
                 raise SilodpError(
                     f"the own part has '{name}', {tuple(tensor.shape)} of {tensor.dtype}, and the model has no such "
@@ -134,22 +146,34 @@ class OwnPart:
 
 
 class _Outputs(nn.Module):
-    """A scale of all outputs, and a shift of each class or number; of two logits, that of the second one alone."""
+    """A scale of all outputs, and a shift of each class or number; or those of the logit of two classes."""
 
     def __init__(self, size: int, like: Tensor, of_second: bool) -> None:
         super().__init__()
         self.of_second = of_second
         self.scale = nn.Parameter(like.new_ones(()))
         self.shift = nn.Parameter(like.new_zeros(size))
+        if of_second:  # no logit is beyond the limit of a part that has none
+            self.limits = nn.Parameter(like.new_tensor([torch.inf, 1.0]), requires_grad=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
         shift: Tensor = self.shift
-        if self.of_second and outputs.shape[1:] == (2,):
-            shift = torch.cat([torch.zeros_like(shift), shift])
+        if self.of_second:
+            of_two = outputs.shape[1:] == (2,)
+            logit = outputs[:, 1:] - outputs[:, :1] if of_two else outputs
+            fixed = self._draw_in(logit) * self.scale + shift
+            return torch.cat([torch.zeros_like(fixed), fixed], 1) if of_two else fixed
         if shift.numel() == 1:
             return outputs * self.scale + shift.reshape(())
         # Of outputs (n, K, ...) every place of a class is shifted alike.
         return outputs * self.scale + shift.reshape(-1, *[1] * (outputs.dim() - 2))
+
+    def _draw_in(self, logit: Tensor) -> Tensor:
+        """Return the logits, those beyond ±a moved to less than ±(a + w) in the same order."""
+        edge, width = self.limits
+        beyond = (logit.abs() - edge).clamp(min=0)
+        size: Tensor = logit.abs() - beyond + width * (1 - (-beyond / width).exp())
+        return size * logit.sign()
 
 
 class _OwnOutputs(nn.Module):

@@ -6,13 +6,24 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import minimize_scalar
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import precision_score, recall_score
+from sklearn.metrics import log_loss, precision_score, recall_score
+from torch import nn
 
-from silodp.report.decisions import Recalibration, find_decisions, list_gaps, list_thresholds, recalibrate
+from silodp.report.decisions import (
+    Recalibration,
+    find_decisions,
+    list_gaps,
+    list_thresholds,
+    recalibrate,
+    recalibrate_silos,
+)
 from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
 from silodp.training.counts import Estimate
+from silodp.training.own_part import OwnPart
 
 MEASURES = (
     "called",
@@ -156,36 +167,106 @@ def test_the_error_of_a_correction_is_that_of_many_draws() -> None:
 def test_noise_that_says_the_reverse_is_no_ground_for_a_correction() -> None:
     counts = count(*draw(300))
     for table, noise_std, why in (
-        (counts[::-1].tolist(), 0.0, "not above twice its standard error"),
-        (counts.tolist(), 60.0, "not above twice its standard error"),
-        ([[5.0] * STEPS, [0.0] * STEPS], 0.0, "no records of a class (noisy counts: 40 and 0)"),
-        ([[5.0, 5.0], [5.0, 5.0]], 0.0, "at least 3 are needed"),  # no step has two ends
+        (counts[::-1].tolist(), 0.0, "is within twice its standard error of both 0 and 1, or below 0"),
+        (counts.tolist(), 60.0, "is within twice its standard error of both 0 and 1, or below 0"),
+        (
+            [[5.0] * STEPS, [0.0] * STEPS],
+            0.0,
+            "all steps of the probability have no records of a class (noisy counts: 50 and 0)",
+        ),
+        ([[5.0, 5.0], [5.0, 5.0]], 0.0, "at least 4 are needed"),  # no step has two ends
     ):
         found = recalibrate(table, noise_std)
         assert isinstance(found, str)
         assert why in found
 
 
-def test_a_silo_has_the_common_scale_and_a_shift_of_its_own() -> None:
-    everyone, one = count(*draw(50_000, scale=0.6)), count(*draw(20_000, scale=0.6, shift=1.0))
-    common = recalibrate(everyone.tolist(), 0.0)
-    assert isinstance(common, Recalibration)
-    found = recalibrate(one.tolist(), 0.0, common)
+def draw_overconfident(records: int, seed: int = 0, often: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions of which nine in ten are below .1, and a label that hardly depends on them."""
+    coins = np.random.default_rng(seed)
+    logit = coins.normal(-6, 3, records)
+    label = (
+        coins.random(records) < 1 / (1 + np.exp(-0.05 * (logit + 6) - math.log(often / (1 - often))))
+    ).astype(int)
+    return 1 / (1 + np.exp(-logit)), label
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 40.0])
+def test_predictions_that_are_too_extreme_for_any_scale_are_drawn_in(noise_std: float) -> None:
+    coins = np.random.default_rng(1)
+    counts = count(*draw_overconfident(4000)) + coins.normal(0, noise_std or 1e-9, (2, STEPS))
+    found = recalibrate(counts.tolist(), noise_std)
     assert isinstance(found, Recalibration)
-    assert (found.scale, found.scale_error) == (common.scale, common.scale_error)
-    assert found.shift == pytest.approx(1.0, abs=0.07)
+    assert found.limits is not None
+    probability, label = draw_overconfident(4000, 2)
+    part = OwnPart.of_recalibration("r", "w", found.scale, found.shift, found.limits)
+    logit = torch.from_numpy(np.log(probability / (1 - probability)))[:, None]
+    fixed = part.apply(nn.Linear(1, 1, bias=False, dtype=torch.float64))
+    next(fixed.parameters()).data.fill_(1.0)
+    after = torch.sigmoid(fixed(logit))[:, 0].detach().numpy()
+    assert (np.argsort(after) == np.argsort(probability)).all()
+    assert log_loss(label, after) < 0.68 < 1.3 < log_loss(label, probability)
     assert found.after < found.before
-    alike = recalibrate(count(*draw(2000, 3, scale=0.6)).tolist(), 0.0, common)
-    assert isinstance(alike, str)
-    assert "differs by no more than twice its standard error" in alike
-    # The error of the shift is that of many draws, as the scale is given.
-    coins, noise_std, shifts = np.random.default_rng(5), 8.0, []
-    for seed in range(200):
-        again = count(*draw(3000, seed, scale=0.6, shift=1.0)) + coins.normal(0, noise_std, one.shape)
-        drawn = recalibrate(again.tolist(), noise_std, common)
-        assert isinstance(drawn, Recalibration)
-        shifts.append((drawn.shift, drawn.shift_error))
-    assert np.mean([error for _, error in shifts]) == pytest.approx(np.std([s for s, _ in shifts]), rel=0.2)
+
+
+def test_extreme_predictions_that_are_right_are_not_drawn_in() -> None:
+    for seed in range(20):
+        found = recalibrate(count(*draw(3000, seed)).tolist(), 0.0)
+        assert isinstance(found, Recalibration)
+        assert found.limits is None
+
+
+def make_silo(name: str, counts: np.ndarray, noise_std: float) -> EvaluatedPart:
+    return EvaluatedPart("silo", name, True, float(counts.sum()), noise_std, {}, counts.tolist())
+
+
+def test_a_silo_has_the_common_scale_and_a_shift_of_its_own() -> None:
+    common = recalibrate(count(*draw(50_000, scale=0.6)).tolist(), 0.0)
+    assert isinstance(common, Recalibration)
+    shifts = {"a": 1.0, "b": 0.0, "c": -0.5}
+    parts = [
+        make_silo(name, count(*draw(20_000, 4, scale=0.6, shift=shift)), 0.0)
+        for name, shift in shifts.items()
+    ]
+    found = recalibrate_silos([*parts, make_silo("nobody", np.zeros((2, STEPS)), 0.0)], common)
+    assert found.keys() == shifts.keys()
+    for name, shift in shifts.items():
+        assert (found[name].scale, found[name].scale_error) == (common.scale, common.scale_error)
+        assert found[name].shift == pytest.approx(shift, abs=0.08)
+        assert found[name].after <= found[name].before
+
+
+def find_likeliest_shift(counts: np.ndarray, scale: float) -> float:
+    """The independent oracle, by the steps between the outermost ones."""
+    middles = ((np.arange(STEPS) + 0.5) / STEPS)[1:-1]
+    logits, (negative, positive) = scale * np.log(middles / (1 - middles)), counts[:, 1:-1]
+
+    def loss(shift: float) -> float:
+        score = logits + shift
+        return float((positive * np.logaddexp(0, -score) + negative * np.logaddexp(0, score)).sum())
+
+    return float(minimize_scalar(loss, bounds=(-4, 4), method="bounded").x)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_shifts_of_silos_are_closer_with_what_all_silos_say(spread: float) -> None:
+    """Ten silos of 500 records under noise: the shift by the counts of each alone is further off."""
+    coins, noise_std = np.random.default_rng(6), 8.0
+    common = Recalibration(0.6, 0.0, 0.0, 0.0, 0.0, 0.0)
+    own, moved, stated = [], [], []
+    for seed in range(30):
+        true = coins.normal(0, spread, 10)
+        counts = [count(*draw(500, 10 * seed + s, scale=0.6, shift=shift)) for s, shift in enumerate(true)]
+        noisy = [one + coins.normal(0, noise_std, one.shape) for one in counts]
+        parts = [make_silo(f"{s}", one, noise_std) for s, one in enumerate(noisy)]
+        found = recalibrate_silos(parts, common)
+        for s, part in enumerate(parts):
+            if part.name in found:
+                own.append(find_likeliest_shift(noisy[s], common.scale) - true[s])
+                moved.append(found[part.name].shift - true[s])
+                stated.append(found[part.name].shift_error)
+    assert np.std(moved) < 0.9 * np.std(own)
+    assert np.std(moved) < 1.3 * np.sqrt(np.mean(np.square(stated)) + 0.05**2)
 
 
 def make_evaluation(counts: list[list[float]], **fields: object) -> NoisyEvaluation:
