@@ -21,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,16 +102,10 @@ def assert_shows(shown: str, printed: str) -> None:
         assert any(fnmatch.fnmatchcase(found, pattern) for found in lines), f"{line!r} is not in:\n{printed}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_everything_on_a_page_runs_and_prints_what_it_shows(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if missing := find_missing(page.stem):
-        pytest.skip(f"{', '.join(missing)} not installed: make test-{page.stem}")
-    monkeypatch.chdir(tmp_path)
+def run_blocks(blocks: Sequence[Block]) -> None:
+    """Write the files and run the programs and commands of a page, in the current folder."""
     printed = ""
-    for block in blocks_of(page, LAST_SECTIONS.get(page.stem) if find_missing("pretrained") else None):
+    for block in blocks:
         if block.title is not None:
             assert block.language in ("python", "toml", "csv", "json", "yaml")
             Path(block.title).write_text(block.text)
@@ -127,6 +122,29 @@ def test_everything_on_a_page_runs_and_prints_what_it_shows(
             assert_shows(block.text, printed)
         else:
             pytest.fail(f"a block of type {block.language!r} is not checked by anything")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_everything_on_a_page_runs_and_prints_what_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing := find_missing(page.stem):
+        pytest.skip(f"{', '.join(missing)} not installed: make test-{page.stem}")
+    monkeypatch.chdir(tmp_path)
+    run_blocks(blocks_of(page, LAST_SECTIONS.get(page.stem) if find_missing("pretrained") else None))
+
+
+@pytest.mark.slow
+def test_the_trial_of_a_deployment_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server and three silos as processes of this machine."""
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "trial.md"
+    _, _, rest = (ROOT / "docs" / "deployment.md").read_text().partition("\n## Try it on one machine\n")
+    page.write_text(rest.partition("\n## ")[0])
+    assert {block.language for block in blocks_of(page)} == {"toml", "sh"}
+    run_blocks(blocks_of(page))
+    assert (tmp_path / "consortium" / "server" / "run" / "report.html").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
