@@ -37,7 +37,7 @@ REACH = 4.0
 MOST_LOG_LOSS = 2.0
 """A mean of −log p beyond so many times log K, that of a model that knows nothing, counts as that much."""
 MIN_CERTAINTY = 3.0
-"""Standard deviations of its noise that a count must exceed before a metric is divided by it."""
+"""Standard deviations of its noise that a count must exceed before it is shown as a number, or divided by."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import chi2, norm
 
 from silodp.data.tables.counted import MOMENT_CENTER
+from silodp.training.counts import MIN_CERTAINTY
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
-MIN_CERTAINTY = 3.0
-"""Standard deviations of its noise that a count must exceed before it is shown as a number, or divided by."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _Z = float(norm.ppf(0.5 + LEVEL / 2))
 _DRAWS = 5_000
