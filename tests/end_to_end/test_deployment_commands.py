@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from silodp.accounting.guarantee import format_epsilon
 from silodp.cli.deploy import format_agreement
 from silodp.cli.parties import FILTERED_RUNS, FIXED_RUNS, format_spent
 from silodp.config.resolve import load_config
@@ -168,9 +169,15 @@ def test_who_accepts_reads_all_that_the_report_will_ask_to_be_signed(tmp_path: P
     consortium = Consortium.load(make_parties(tmp_path, config) / "public")
     spec = consortium.stated_spec
     derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
-    shown = set(describe_agreement(consortium)["assumptions"])
+    agreed = describe_agreement(consortium)
+    shown = set(agreed["assumptions"])
     assert {text for one in derived.values() for text in one.assumptions} == shown
     assert any("none of them tells the server who was sampled" in text for text in shown)
+    # And what ε is where that fails.
+    known = derived["server"].sample_known
+    assert known is not None
+    (line,) = [line for line in format_agreement(agreed) if line.startswith("  ε ")]
+    assert f"({format_epsilon(known)} if it learns who was sampled)" in line
 
 
 @pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])

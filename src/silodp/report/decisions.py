@@ -250,11 +250,15 @@ def _is_contradicted(
         noise_std: The standard deviation of the noise in a count.
     """
     for step, logit, label in ((0, -edge, 0), (table.shape[1] - 1, edge, 1)):
-        here, predicted = np.zeros(table.shape, bool), np.zeros(table.shape, bool)
-        here[:, step], predicted[label] = True, True
-        share = _measure_share(table, here, predicted, noise_std)
+        total = float(table[:, step].sum())
+        if total <= max(0.0, MIN_CERTAINTY * noise_std * math.sqrt(2)):
+            continue
         positive = 1 / (1 + math.exp(-(believed.scale * logit + believed.shift)))
-        if share is not None and share.value + 2 * find_error(share) < (positive if label else 1 - positive):
+        least = positive if label else 1 - positive
+        # With one more record as is believed, so that a single one is no proof.
+        share = (float(table[label, step]) + least) / (total + 1)
+        sample, noise = least * (1 - least) / (total + 1), noise_std / total * math.hypot(least, 1 - least)
+        if share + MIN_CERTAINTY * math.sqrt(sample + noise**2) < least:
             return True
     return False
 

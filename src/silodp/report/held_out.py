@@ -2,7 +2,7 @@
 
 No ε covers any of it. It is measured at the end of a run whose metrics are those of pooled held-out records, and kept
 in DIR/plots/held_out.json, from which the report is drawn. Where silos evaluate by themselves, or by noised sums,
-nothing is measured here.
+nothing is measured here. What own parts of the silos change is in DIR/plots/own_parts.json.
 """
 
 from __future__ import annotations

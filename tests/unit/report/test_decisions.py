@@ -210,10 +210,22 @@ def test_predictions_that_are_too_extreme_for_any_scale_are_drawn_in(noise_std: 
 
 
 def test_extreme_predictions_that_are_right_are_not_drawn_in() -> None:
-    for seed in range(20):
-        found = recalibrate(count(*draw(3000, seed)).tolist(), 0.0)
+    coins = np.random.default_rng(0)
+    for seed in range(40):
+        for counts, noise_std in (
+            (count(*draw(3000, seed)), 0.0),
+            (count(*draw(1500, seed)) + coins.normal(0, 20.0, (2, STEPS)), 20.0),
+        ):
+            found = recalibrate(counts.tolist(), noise_std)
+            assert isinstance(found, Recalibration)
+            assert found.limits is None
+    # A single record proves nothing; three of three do.
+    for wrong, is_drawn_in in ((1, False), (3, True)):
+        counts = count(*draw(300))
+        counts[:, -1] = wrong, 0
+        found = recalibrate(counts.tolist(), 0.0)
         assert isinstance(found, Recalibration)
-        assert found.limits is None
+        assert (found.limits is not None) is is_drawn_in
 
 
 def make_silo(name: str, counts: np.ndarray, noise_std: float) -> EvaluatedPart:
