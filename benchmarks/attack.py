@@ -25,6 +25,7 @@ from silodp.errors import SilodpError
 from silodp.methods import METHODS, Ddp, Method, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.training.sgd import LocalTraining
+from timing import show_help
 
 Settings = dict[str, Any]
 EVALUATION = "evaluation"
@@ -186,4 +187,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main(sys.argv[1:])

@@ -28,6 +28,7 @@ from silodp.methods import Rpdp
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp_baselines import UldpNaive
 from silodp.training.sgd import LocalTraining
+from timing import show_help
 
 Scores = NDArray[np.float64]
 
@@ -202,4 +203,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main()

@@ -16,7 +16,7 @@ from silodp.training import Task, cross_entropy
 from silodp.training.gradients import build_plain_gradient, build_traceable_gradient, put_channels_last
 from silodp.training.models import cnn_mnist
 from silodp.training.sgd._tracing import TracedGradient
-from timing import measure_in_turn
+from timing import measure_in_turn, show_help
 
 
 def measure(users: int, batch: int) -> dict[str, float]:
@@ -49,6 +49,7 @@ def measure(users: int, batch: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for users, batch in ((8, 64), (8, 32), (16, 16), (50, 4)):
         row = measure(users, batch)

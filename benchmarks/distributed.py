@@ -22,7 +22,7 @@ from silodp.methods import Ddp, FederationSize, LocalContext
 from silodp.training import Task, cross_entropy
 from silodp.training.models import cnn_fashion
 from silodp.training.sgd import RecordGradients
-from timing import measure_in_turn
+from timing import measure_in_turn, show_help
 
 CLIENTS, STEPS, BATCH, REPETITIONS = 10, 11, 512, 5
 RECORDS = STEPS * BATCH
@@ -96,6 +96,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for row in measure():
         print(row)

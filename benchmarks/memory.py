@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from timing import show_help
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-m", "silodp.cli.main")
 NAMES = ("north",)
@@ -282,4 +284,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main()

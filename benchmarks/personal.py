@@ -20,6 +20,7 @@ from silodp.accounting.two_stage import TwoStage, compute_two_stage_curve, fit_s
 from silodp.config.resolve import load_config
 from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError
+from timing import show_help
 
 ROUNDS = 15
 HEART: dict[str, Any] = {"local_steps": 50, "client_sampling": 1.0, "delta": 1e-3}
@@ -109,6 +110,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for row in measure():
         print(

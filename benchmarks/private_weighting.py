@@ -25,6 +25,7 @@ from silodp.training.models import cnn_mnist
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 from silodp_experiments import benchmarks
+from timing import show_help
 
 DATA = Path("../shared/data")
 METHOD = UldpAvg(5.0, 0.1, LocalTraining(learning_rate=0.01, epochs=1, batch_size=8), weighting="records")
@@ -147,6 +148,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for row in measure():
         print(row)

@@ -19,7 +19,7 @@ from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.training import Task, cross_entropy, record_gradients
 from silodp.training.models import cnn_mnist, cnn_rpdp, logistic, mlp
 from silodp.training.sgd import RecordGradients
-from timing import measure_in_turn
+from timing import measure_in_turn, show_help
 
 BATCH = 512
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -69,6 +69,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for name, (build, shape) in MODELS.items():
         row = measure(build(), shape)

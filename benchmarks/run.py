@@ -22,6 +22,7 @@ import paillier
 import personal
 import private_weighting
 import secure_aggregation
+from timing import show_help
 
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "local-training": local_training.measure,
@@ -60,4 +61,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main()

@@ -20,6 +20,7 @@ from silodp.crypto.streams import keystream
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.noise import Randomness, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
+from timing import show_help
 
 SIZE, SILOS, REPETITIONS = 10**6, 5, 5
 
@@ -91,5 +92,6 @@ def _truncate(grid: Quantizer, vectors: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     for row in measure():
         print(row)

@@ -17,7 +17,7 @@ from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext
 from silodp.methods.roles import FederationSize
-from timing import measure_in_turn
+from timing import measure_in_turn, show_help
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 RUNS = {
@@ -61,6 +61,7 @@ def measure(name: str, settings: list[str]) -> dict[bool, float]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for label, (name, settings) in RUNS.items():
         together, alone = measure(name, settings).values()

@@ -18,7 +18,7 @@ from silodp.mechanisms import rows as row_sums
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.quantization import Quantizer
 from silodp.mechanisms.rows import compute_norms
-from timing import measure_in_turn
+from timing import measure_in_turn, show_help
 
 SHAPES = ((1000, 5_012), (200, 21_840), (50, 10**6), (10, 10**7))
 WIDTHS = (12, 13, 14, 15, 16, 17)
@@ -74,6 +74,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     torch.set_num_threads(1)
     for row in measure():
         print(

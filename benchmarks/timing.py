@@ -1,8 +1,12 @@
-"""Times of several cases, measured in turn in one process, so that other work on the machine slows down all alike."""
+"""What benchmarks share: times of several cases, measured in turn in one process, and their help.
+
+Measured in turn, other work on the machine slows down all cases alike.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -28,3 +32,10 @@ def measure_in_turn(
             if turn:
                 seconds[name].append(clock() - begin)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def show_help(text: str | None) -> None:
+    """Print the text of a benchmark and end, where --help or -h is given: most take hours to run."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(text)
+        sys.exit()

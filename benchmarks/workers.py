@@ -27,6 +27,7 @@ from silodp.runtime.train import run
 from silodp.runtime.workers import Workers
 from silodp.training import binary_cross_entropy
 from silodp.training.models import logistic
+from timing import show_help
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DATA = Path(os.environ.get("SILODP_DATA", "../shared/data")).resolve()
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    show_help(__doc__)
     main()
