@@ -2,6 +2,7 @@
 
     pip install peft transformers                                the adapters
     python benchmarks/text_adapters.py pretrain                  the public model, into base.safetensors (5 minutes)
+    python benchmarks/text_adapters.py public                    its perplexity, from base.safetensors
     python benchmarks/text_adapters.py train adapters --epsilon 7.94 --step 0.7 --seeds 0 1 2
     python benchmarks/text_adapters.py group --epsilon 7.94 --rate 0.02 --seeds 0 1 2
     python benchmarks/text_adapters.py memory                    peaks of fresh processes
@@ -92,6 +93,13 @@ def pretrain(file: Path, steps: int = 900) -> None:
         schedule.step()
     save_file(model.state_dict(), file)
     print(f"{len(x):,} public rows; perplexity of held-out persons {measure(model):.2f}")
+
+
+def show_public(file: Path) -> None:
+    """Print the perplexity of the stored public model, before any private training."""
+    model = make_network()
+    model.load_state_dict(load_file(file))
+    print(f"public model: perplexity of held-out persons {measure(model):.2f}")
 
 
 def measure(model: nn.Module) -> float:
@@ -241,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["pretrain", "train", "group", "memory", "peak"])
+    parser.add_argument("part", choices=["pretrain", "public", "train", "group", "memory", "peak"])
     parser.add_argument("way", choices=["adapters", "tuned", "fresh"], nargs="?", default="adapters")
     parser.add_argument("--base", type=Path, default=Path("base.safetensors"))
     parser.add_argument("--rank", type=int, default=1)
@@ -258,6 +266,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.part == "pretrain":
         pretrain(given.base)
+    elif given.part == "public":
+        show_public(given.base)
     elif given.part == "memory":
         show_memory(given.base)
     elif given.part == "peak":
