@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import log_loss
 from torch import nn
 
 import silodp
@@ -34,7 +35,12 @@ from silodp.training.own_part import OwnPart, train_own_part
 from silodp_experiments import benchmarks
 
 WAYS = ("shared", "alone", "shared, own outputs", "shared, all parameters own")
-COUNTED_WAYS = ("shared", "shared, recalibrated", "shared, recalibrated with a shift for each silo")
+COUNTED_WAYS = (
+    "always the frequency of the class",
+    "shared",
+    "shared, recalibrated",
+    "shared, recalibrated with a shift for each silo",
+)
 
 
 def measure(model: nn.Module, held_out: silodp.SiloData) -> tuple[float, float]:
@@ -86,24 +92,26 @@ def halve(silo: silodp.SiloData, seed: int) -> tuple[silodp.SiloData, silodp.Sil
 
 
 def compare_counted(
-    federation: silodp.Federation, seed: int, sigma: float
+    federation: silodp.Federation, seed: int, sigma: float, bins: int
 ) -> tuple[np.ndarray, float | None]:
     """Return both metrics in each silo, (silos, ways, 2), of the shared model and its recalibrations, and ε."""
     halves = [halve(silo, seed) for silo in federation.silos]
     federation = replace(federation, silos=tuple(counted for counted, _ in halves))
-    evaluation = {"across": "sums", "noise_multiplier": sigma, "by_silo": True}
+    evaluation = {"across": "sums", "noise_multiplier": sigma, "bins": bins, "by_silo": True}
     result = train(federation, seed, evaluation)
     decisions = find_decisions(find_evaluation(result.metrics), None)
     assert decisions is not None
+    often = float(np.concatenate([silo.y for silo in federation.silos]).mean())
     found = []
     for silo, held_out in halves:
         if len(np.unique(held_out.y)) < 2:
             continue
         common = decisions.recalibration
-        row = [measure(result.model, held_out)]
+        constant = log_loss(held_out.y, np.full(len(held_out), often), labels=[0, 1])
+        row = [(0.5, constant), measure(result.model, held_out)]
         for fix in (common, decisions.silos.get(silo.name, common)):
             if isinstance(fix, str):  # the model stays as it is
-                row.append(row[0])
+                row.append(row[1])
                 continue
             part = OwnPart.of_recalibration("", "", fix.scale, fix.shift, fix.limits)
             row.append(measure(part.apply(result.model), held_out))
@@ -124,6 +132,7 @@ def main() -> None:
     parser.add_argument(
         "--counts-noise", type=float, help="σ of the counts; recalibrates in place of own parts"
     )
+    parser.add_argument("--bins", type=int, default=10, help="steps of the probability, with --counts-noise")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -136,7 +145,7 @@ def main() -> None:
         if given.counts_noise is None:
             found = compare(federation, seed)
         else:
-            found, epsilon = compare_counted(federation, seed, given.counts_noise)
+            found, epsilon = compare_counted(federation, seed, given.counts_noise, given.bins)
             print(f"seed {seed}: ε = {epsilon:.3f}")
         means.append(found.mean(0))
         if given.data == "heart" and given.counts_noise is None:

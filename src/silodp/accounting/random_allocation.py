@@ -247,7 +247,8 @@ class Law:
 def allocate_gaussian(releases: int, sigma: float) -> Law:
     """Return the law of X for b releases with Gaussian noise of multiplier σ.
 
-    Averages of 1, 2, 4, … ratios are formed on grids that keep pace with their spread, about 1/(σ√n).
+    Averages are formed by the binary digits of b, on grids that keep pace with their spread, about 1/(σ√n) for n of
+    them.
     """
 
     def step(count: int) -> float:

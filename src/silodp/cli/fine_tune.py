@@ -168,17 +168,18 @@ def recalibrate(
     write_durably(out, part.to_bytes())
     result = {"out": str(out), **vars(fix), "about": RECALIBRATED}
     sign = "plus" if fix.shift >= 0 else "minus"
-    drawn = (
-        ""
-        if fix.limits is None
-        else f" beyond ±{fix.limits[0]:.3g} are drawn in to ±{sum(fix.limits):.3g}, then all"
-    )
-    where = "in all steps but the first and the last" if fix.limits is None else "with these drawn in"
+    drawn, where = "", "in all steps but the first and the last"
+    if fix.limits is not None:
+        drawn = f" beyond ±{fix.limits[0]:.3g} are drawn in to less than ±{sum(fix.limits):.3g}, then all"
+        where = "with these drawn in"
+    scale = f"{fix.scale:.4g} ± {fix.scale_error:.2g}" if fix.scale_error else f"{fix.scale:.4g} (kept)"
     line = (
-        f"{out}: logits{drawn} are multiplied by {fix.scale:.4g} ± {fix.scale_error:.2g}, {sign} {abs(fix.shift):.4g} "
-        f"± {fix.shift_error:.2g} (standard errors); log loss of the predictions {where}: {fix.before:.4g} before, "
-        f"{fix.after:.4g} after."
+        f"{out}: logits{drawn} are multiplied by {scale}, {sign} {abs(fix.shift):.4g} ± {fix.shift_error:.2g} "
+        "(standard errors)"
     )
+    if fix.before is not None and fix.after is not None:
+        line += f"; log loss of the predictions {where}: {fix.before:.4g} before, {fix.after:.4g} after"
+    line += f"; {fix.verdict}." if fix.verdict else "."
     show(result, as_json, [line, RECALIBRATED])
 
 
@@ -189,7 +190,7 @@ def _find_correction(silo: str, known: Mapping[str, Recalibration]) -> Recalibra
             f"those of {join_names(known)} are." if known else "run it with evaluation.by_silo = true."
         )
         raise SilodpError(
-            f"--silo {silo}: no counts of both classes are known of it; {hint}",
+            f"--silo {silo}: no counts of it are known; {hint}",
             code="argument.value",
             field="--silo",
         )

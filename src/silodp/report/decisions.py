@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,21 +138,40 @@ class Recalibration:
         scale_error: The standard error of the scale, by noise and sample together.
         shift_error: That of the shift.
         before: The log loss of the predictions, to the width of a step: in all but the outermost steps, or in all of
-            them, where logits are drawn in.
+            them, where logits are drawn in. None where it is lost in the noise.
         after: That of the corrected ones.
         limits: (a, w), where logits beyond ±a are first drawn in, to less than ±(a + w); None where they are not.
+        error_at_one: The standard error of the scale if the true one is 1: noise that makes the found one smaller makes
+            its error smaller, too.
     """
 
     scale: float
     shift: float
     scale_error: float
     shift_error: float
-    before: float
-    after: float
+    before: float | None
+    after: float | None
     limits: tuple[float, float] | None = None
+    error_at_one: float = 0.0
+
+    @property
+    def most_scale(self) -> float:
+        """The scale and twice its standard error."""
+        return self.scale + 2 * max(self.scale_error, self.error_at_one)
+
+    @property
+    def verdict(self) -> str:
+        """What the correction says of the predictions, as a clause; "" where that is in its numbers alone."""
+        if self.limits is not None or self.most_scale < 0.9:
+            return "predictions are too extreme"
+        if self.scale - 2 * self.scale_error > 1.15:
+            return "predictions are too cautious"
+        if abs(self.scale - 1) <= 2 * self.scale_error and abs(self.shift) <= 2 * self.shift_error:
+            return "no change is called for"
+        return ""
 
 
-_UNCHANGED = Recalibration(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_UNCHANGED = Recalibration(1.0, 0.0, 0.0, 0.0, None, None)
 
 
 def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibration | str:
@@ -161,8 +180,8 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     The outermost steps are left out at first: they have no end, so nobody knows which logits are in them. Which records
     are in the others depends on the predictions alone, and so leaves the fit right. Where the share of positive records
     in an outermost step contradicts it, predictions there are too extreme for any scale: their logits are drawn in to
-    about the width of one more step, and all steps are used. If these leave the scale open, a scale of 1 among others,
-    the shift alone is found.
+    about the width of one more step, and all steps are used. If the counts leave the scale open, a scale of 1 among
+    others, the shift alone is found.
 
     Under much noise counts may say the reverse of what the model says, and are then no ground for a correction.
 
@@ -182,30 +201,32 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     if number < 4:
         return f"there are {number} steps of the probability, and at least 4 are needed"
     edge = math.log(number - 1)
-    found = _fit_correction(_Steps.of(table, noise_std, None))
-    believed = found if _is_clear(found) else _UNCHANGED
-    if _is_contradicted(cast(Recalibration, believed), table, edge, noise_std):
-        everywhere = _Steps.of(table, noise_std, (edge, edge - math.log((number - 2) / 2)))
-        found = _fit_correction(everywhere)
-        # A scale of 1 may be right, unless the counts say that it is less.
-        if isinstance(found, str) or not (_is_clear(found) or found.scale + 2 * found.scale_error < 1):
-            alone = _fit_correction(everywhere, _UNCHANGED)
-            if isinstance(alone, Recalibration) and abs(alone.shift) > 2 * alone.shift_error:
-                found = alone
-    if isinstance(found, str) or _is_clear(found):
+    steps = _Steps.of(table, noise_std, None)
+    found = _fit_correction(steps)
+    if _is_contradicted(found if _is_clear(found) else _UNCHANGED, table, edge, noise_std):
+        steps = _Steps.of(table, noise_std, (edge, edge - math.log((number - 2) / 2)))
+        found = _fit_correction(steps)
+    if _is_clear(found):
         return found
-    fitted = f"{found.scale:.2g} ± {found.scale_error:.2g}"
+    if isinstance(found, Recalibration) and found.most_scale < 1:
+        return f"the scale of the logits, {found.scale:.2g} ± {found.scale_error:.2g}, is not above 0"
+    alone = _fit_correction(steps, _UNCHANGED)
+    if isinstance(alone, str):
+        return alone
+    if abs(alone.shift) > 2 * alone.shift_error:
+        return alone
     return (
-        f"the scale of the logits, {fitted}, is within twice its standard error of both 0 and 1, or below 0"
+        f"neither a scale of the logits nor their shift, {alone.shift:.2g} ± {alone.shift_error:.2g}, is known to more "
+        "than twice its standard error"
     )
 
 
 def recalibrate_silos(parts: Sequence[EvaluatedPart], common: Recalibration) -> dict[str, Recalibration]:
-    """Return the correction of each silo whose counts are known: the common scale, and a shift of its own.
+    """Return the correction of each of some silos: the common scale, and a shift of its own.
 
     How far silos differ is estimated from all of them, and the shift of each is moved towards the common one by as much
     as its error makes up of its distance: silos that do not differ, or whose counts are lost in the noise, have the
-    common shift.
+    common shift. The error is that of its own counts alone, which the moved shift does not exceed.
 
     Args:
         parts: The silos, with their counts.
@@ -215,27 +236,26 @@ def recalibrate_silos(parts: Sequence[EvaluatedPart], common: Recalibration) -> 
     """
     steps = {part.name: _Steps.of(np.asarray(part.counts), part.noise_std, common.limits) for part in parts}
     fits = {name: _fit_correction(one, common) for name, one in steps.items()}
-    known = {name: one for name, one in fits.items() if isinstance(one, Recalibration)}
-    if not known:
-        return {}
-    variance = np.array([one.shift_error**2 for one in known.values()])
-    distance = np.array([one.shift for one in known.values()]) - common.shift
-    between = max(0.0, float(np.average(distance**2 - variance, weights=1 / variance)))
+    known = [one for one in fits.values() if isinstance(one, Recalibration)]
+    variance = np.array([one.shift_error**2 for one in known])
+    distance = np.array([one.shift for one in known]) - common.shift
+    between = max(0.0, float(np.average(distance**2 - variance, weights=1 / variance))) if known else 0.0
     found = {}
-    for (name, one), own in zip(known.items(), between / (between + variance), strict=True):
+    for name, one in fits.items():
+        if isinstance(one, str):
+            found[name] = replace(common, before=None, after=None)
+            continue
+        own = between / (between + one.shift_error**2)
         shift = common.shift + own * (one.shift - common.shift)
-        after = steps[name].compute_log_loss(common.scale, shift)
-        found[name] = replace(
-            one, shift=float(shift), shift_error=float(math.sqrt(own) * one.shift_error), after=after
-        )
+        found[name] = replace(one, shift=shift, after=steps[name].compute_log_loss(common.scale, shift))
     return found
 
 
-def _is_clear(found: Recalibration | str) -> bool:
+def _is_clear(found: Recalibration | str) -> TypeGuard[Recalibration]:
     """Return whether there is a scale above 0, which keeps the order, and it is clear of 0 or of 1."""
     if isinstance(found, str) or found.scale <= 0:
         return False
-    return found.scale > 2 * found.scale_error or found.scale + 2 * found.scale_error < 1
+    return found.scale > 2 * found.scale_error or found.most_scale < 1
 
 
 def _is_contradicted(
@@ -255,10 +275,13 @@ def _is_contradicted(
             continue
         positive = 1 / (1 + math.exp(-(believed.scale * logit + believed.shift)))
         least = positive if label else 1 - positive
-        # With one more record as is believed, so that a single one is no proof.
-        share = (float(table[label, step]) + least) / (total + 1)
-        sample, noise = least * (1 - least) / (total + 1), noise_std / total * math.hypot(least, 1 - least)
-        if share + MIN_CERTAINTY * math.sqrt(sample + noise**2) < least:
+        share = min(max(float(table[label, step]) / total, 0.0), 1.0)
+        sample = compute_error(share, total)
+        noise = noise_std / total * math.hypot(share, 1 - share)
+        belief = least * (1 - least) * (believed.scale_error * edge + believed.shift_error)
+        # With one more record as is believed, so that a few are no proof.
+        share = (share * total + least) / (total + 1)
+        if share + MIN_CERTAINTY * math.hypot(sample, noise, belief) < least:
             return True
     return False
 
@@ -290,56 +313,70 @@ class _Steps:
         logits[[0, -1]] = -limits[0] - limits[1] / 2, limits[0] + limits[1] / 2
         return cls(table, logits, noise_std, limits)
 
-    def compute_log_loss(self, scale: float, shift: float) -> float:
-        """Return the log loss of predictions with this scale and shift."""
-        scores, (negative, positive) = scale * self.logits + shift, self.counts
+    def compute_log_loss(self, scale: float, shift: float) -> float | None:
+        """Return the log loss of predictions with this scale and shift; None where it is lost in the noise."""
+        scores, (negative, positive), total = scale * self.logits + shift, self.counts, self.counts.sum()
         losses = positive * np.logaddexp(0, -scores) + negative * np.logaddexp(0, scores)
-        return float(losses.sum() / self.counts.sum())
+        is_lost = total <= MIN_CERTAINTY * self.noise_std * math.sqrt(self.counts.size) or total <= 0
+        return None if is_lost or losses.sum() < 0 else float(losses.sum() / total)
 
 
-def _fit_correction(steps: _Steps, common: Recalibration | None = None) -> Recalibration | str:
+def _fit_correction(steps: _Steps, kept: Recalibration | None = None) -> Recalibration | str:
     """Return the correction under which the counts are likeliest; a clause that says why, where there is none.
 
     Args:
         steps: The counts.
-        common: The correction whose scale is kept; None: the scale is found, too.
+        kept: A correction whose scale is kept, so that the shift alone is found; None: the scale is found, too.
     """
     logits, (negative, positive) = steps.logits, steps.counts
-    if min(negative.sum(), positive.sum()) <= 0:
+    # Of a shift alone one class may say enough: the ridge bounds it.
+    if (min if kept is None else sum)((negative.sum(), positive.sum())) <= 0:
         return (
             f"{'all' if steps.limits else 'the inner'} steps of the probability have no records of a class (noisy "
             f"counts: {negative.sum():.0f} and {positive.sum():.0f})"
         )
     total = negative + positive
-    start = np.array([1.0, 0.0]) if common is None else np.array([common.scale, common.shift])
-    free = slice(0 if common is None else 1, 2)
+    start = np.array([1.0, 0.0]) if kept is None else np.array([kept.scale, kept.shift])
+    free = slice(0 if kept is None else 1, 2)
     found, step = start.copy(), np.ones(2)
     both = np.stack([logits, np.ones_like(logits)], 1)
     design = both[:, free]
+    ridge = _RIDGE * np.eye(design.shape[1])
     for _ in range(_ITERATIONS):
         chance = 1 / (1 + np.exp(-both @ found))
         gradient = design.T @ (total * chance - positive) + _RIDGE * (found - start)[free]
         # Of positive counts, so that it says which way is down also where noise is as large as the counts.
         curvature = np.maximum(total, 0) * chance * (1 - chance)
-        hessian = (design * curvature[:, None]).T @ design + _RIDGE * np.eye(design.shape[1])
+        hessian = (design * curvature[:, None]).T @ design + ridge
         # A step of at most 1 in each direction, so that a start far from the best one does not overshoot.
         step = np.clip(np.linalg.solve(hessian, gradient), -1, 1)
         found[free] -= step
     if np.abs(step).max() > 1e-6:
         return "no scale and shift are the likeliest ones under these counts"
-    # The delta method: a count changes the gradient by (chance − 1)·x or chance·x, and the sample by its own variance.
-    inverse = np.linalg.inv(hessian)
-    by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
-    errors = np.sqrt(np.diag(inverse @ (hessian + steps.noise_std**2 * by_count) @ inverse))
+    errors = []
+    for by in (found,) if kept is not None else (start, found):
+        chance = 1 / (1 + np.exp(-both @ by))
+        weight = design * (chance * (1 - chance))[:, None]
+        # Of all counts, as noise in empty steps is no information; and what errors are divided by must be clear of it.
+        hessian = (weight * total[:, None]).T @ design + ridge
+        noise = steps.noise_std * math.sqrt(2) * np.linalg.norm(weight * design, axis=0)
+        if (np.diag(hessian) <= MIN_CERTAINTY * noise).any() or np.linalg.eigvalsh(hessian).min() <= 0:
+            return "the noise of the counts is too large for scale and shift"
+        # The delta method: a count changes the gradient by (chance − 1)·x or chance·x, the sample by its own variance.
+        inverse = np.linalg.inv(hessian)
+        by_count = (design * (chance**2 + (1 - chance) ** 2)[:, None]).T @ design
+        variance = np.diag(inverse @ (hessian + steps.noise_std**2 * by_count) @ inverse)
+        errors.append(np.sqrt(variance))
     scale, shift = map(float, found)
     return Recalibration(
         scale,
         shift,
-        scale_error=float(errors[0]) if common is None else common.scale_error,
-        shift_error=float(errors[-1]),
+        scale_error=float(errors[-1][0]) if kept is None else kept.scale_error,
+        shift_error=float(errors[-1][-1]),
         before=steps.compute_log_loss(1.0, 0.0),
         after=steps.compute_log_loss(scale, shift),
         limits=steps.limits,
+        error_at_one=float(errors[0][0]) if kept is None else kept.error_at_one,
     )
 
 

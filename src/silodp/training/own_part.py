@@ -171,9 +171,11 @@ class _Outputs(nn.Module):
     def _draw_in(self, logit: Tensor) -> Tensor:
         """Return the logits, those beyond ±a moved to less than ±(a + w) in the same order."""
         edge, width = self.limits
-        beyond = (logit.abs() - edge).clamp(min=0)
-        size: Tensor = logit.abs() - beyond + width * (1 - (-beyond / width).exp())
-        return size * logit.sign()
+        size = logit.abs()
+        beyond = (size - edge).clamp(min=0)
+        # Slower than e^(−beyond), so that logits far beyond still differ in float32.
+        drawn: Tensor = torch.minimum(size, edge) + width - width**2 / (beyond + width)
+        return drawn * logit.sign()
 
 
 class _OwnOutputs(nn.Module):
@@ -200,7 +202,7 @@ def train_own_part(
     """Train a silo's own part of a model, for as many epochs as helps persons who are left out.
 
     How many epochs are best is found by cross-validation over the persons of the silo, so a silo whose records add
-    nothing keeps the shared model. No noise is added.
+    nothing keeps the shared model, or moves it little. No noise is added.
 
     Args:
         model: The shared model; it is left as it is.
