@@ -385,3 +385,7 @@ def test_one_shift_of_two_logits_is_that_of_the_second_class(dtype: torch.dtype)
     x = torch.randn(5, 3, dtype=dtype)
     logit = model(x)[:, 1] - model(x)[:, 0]
     torch.testing.assert_close(fixed(x)[:, 1] - fixed(x)[:, 0], 0.5 * logit - 1)
+    ends = torch.tensor([[-torch.inf], [torch.inf]], dtype=dtype)
+    for limits, wanted in ((None, ends), ((2.0, 0.5), torch.tensor([[-2.25], [0.25]], dtype=dtype))):
+        fixed = OwnPart.of_recalibration("r", "w", 0.5, -1.0, limits).apply(nn.Linear(1, 1).to(dtype))
+        torch.testing.assert_close(fixed.outputs(ends), wanted)

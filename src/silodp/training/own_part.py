@@ -172,7 +172,7 @@ class _Outputs(nn.Module):
         """Return the logits, those beyond ±a moved to less than ±(a + w) in the same order."""
         edge, width = self.limits
         size = logit.abs()
-        beyond = (size - edge).clamp(min=0)
+        beyond = torch.where(size > edge, size - edge, 0)  # inf is not beyond inf, and inf − inf no number
         # Slower than e^(−beyond), so that logits far beyond still differ in float32.
         drawn: Tensor = torch.minimum(size, edge) + width - width**2 / (beyond + width)
         return drawn * logit.sign()
