@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from support.benchmark_scripts import load_benchmark
 
-def load_benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "attack_others.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_claims", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-attack_others = load_benchmark()
+attack_others = load_benchmark("attack_others")
 
 
 @pytest.mark.slow

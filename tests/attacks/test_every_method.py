@@ -6,11 +6,6 @@ benchmarks/attack.py, whose full table is in docs/results.md.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 import silodp
@@ -18,20 +13,9 @@ from attacks.test_caught_faults import SETTINGS
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.methods import METHODS, Rpdp, UldpAvg
 from silodp.training.sgd import LocalTraining
+from support.benchmark_scripts import load_benchmark
 
-
-def load_benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "attack.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_attacks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load_benchmark()
+BENCHMARK = load_benchmark("attack")
 ONCE = {
     ("uldp-avg", "at home", "select"),
     ("uldp-avg", "by records", "lattice"),
