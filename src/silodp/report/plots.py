@@ -246,7 +246,8 @@ def plot_decisions(thresholds: Sequence[Threshold]) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     # Calling everyone positive soon costs far more than anything else on the page.
     low, high = min(0.0, *limits[:, 0]), max(0.0, *limits[:, 1])
-    axes.set(xlim=(0, 1), ylim=(low - 0.08 * (high - low), high + 0.08 * (high - low)))
+    margin = 0.08 * (high - low) or 0.1  # a model that calls nobody positive has the net benefit 0 everywhere
+    axes.set(xlim=(0, 1), ylim=(low - margin, high + margin))
     axes.legend(frameon=False)
     return figure
 

@@ -23,6 +23,7 @@ from silodp.report.decisions import (
 )
 from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
+from silodp.report.plots import plot_decisions
 from silodp.training.counts import Estimate
 from silodp.training.own_part import OwnPart
 
@@ -103,6 +104,14 @@ def test_what_is_lost_in_the_noise_is_not_told() -> None:
     assert last.positive_value is not None  # fifty negative records are enough to divide by
     assert first.specificity is not None
     assert list_thresholds([[0.0] * STEPS] * 2, 0.0)[0].net_benefit is None
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("place", [0, 4, STEPS - 1])
+def test_a_curve_is_drawn_where_all_predictions_are_alike(place: int) -> None:
+    counts = np.zeros((2, STEPS))
+    counts[:, place] = 40, 20
+    assert plot_decisions(list_thresholds(counts.tolist(), 0.0)) is not None
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (0.4, 0.0), (0.7, -1.0), (2.0, 0.5)])
