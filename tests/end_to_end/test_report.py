@@ -479,3 +479,9 @@ def test_no_users_folder_is_on_the_page(run_directory: Path) -> None:
     text = report(run_directory)
     assert str(folder) not in text
     assert "…/north.csv" in text
+    # Neither where the method is code of the user.
+    own = CONFIG.replace('name = "uldp-avg"', f'name = "{folder}/mine.py:Mine"')
+    (run_directory / "config.toml").write_text(own)
+    text = report(run_directory)
+    assert str(folder) not in text
+    assert "…/mine.py:Mine, noise_multiplier = 5.0" in text

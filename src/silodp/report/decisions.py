@@ -211,9 +211,7 @@ def recalibrate(counts: Sequence[Sequence[float]], noise_std: float) -> Recalibr
     if isinstance(found, Recalibration) and found.most_scale < 1:
         return f"the scale of the logits, {found.scale:.2g} ± {found.scale_error:.2g}, is not above 0"
     alone = _fit_correction(steps, _UNCHANGED)
-    if isinstance(alone, str):
-        return alone
-    if abs(alone.shift) > 2 * alone.shift_error:
+    if isinstance(alone, str) or abs(alone.shift) > 2 * alone.shift_error:
         return alone
     return (
         f"neither a scale of the logits nor their shift, {alone.shift:.2g} ± {alone.shift_error:.2g}, is known to more "

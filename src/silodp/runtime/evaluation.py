@@ -229,8 +229,9 @@ def _describe_part(
     # The rule looks at noisy counts and public numbers alone, so that what is not shown says nothing more.
     shown = records >= max(least_group, MIN_CERTAINTY * table.count_std(noise_std))
     estimates = table.estimate(counts, noise_std) if shown else {}
-    # A silo may correct its outputs by them.
-    steps = counts.reshape(table.shape).round(decimals=3).tolist()
+    by_step = {}
+    if shown and of == "silo" and table.kind == "scores":  # a silo may correct its outputs by them
+        by_step["counts"] = counts.reshape(table.shape).round(decimals=3).tolist()
     return {
         "of": of,
         "name": name,
@@ -238,7 +239,7 @@ def _describe_part(
         "records": round(records, 1) if shown else None,
         "noise_std": round(noise_std, 6),
         "estimates": {metric: asdict(estimate) for metric, estimate in estimates.items()},
-        **({"counts": steps} if shown and of == "silo" and table.kind == "scores" else {}),
+        **by_step,
     }
 
 
