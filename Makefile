@@ -5,6 +5,8 @@ VENV ?= .venv
 NEWEST ?= .venv-newest
 FLOWER ?= .venv-flower
 NVFLARE ?= .venv-nvflare
+CONTAINERS ?= podman
+COMPOSE ?= $(CONTAINERS)-compose
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
@@ -13,7 +15,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -36,6 +38,12 @@ test-flower: $(DEVELOPED) $(FLOWER)/.installed
 # Messages over NVIDIA FLARE, likewise; one after the other, since its processes carry the messages of several tests.
 test-nvflare: $(DEVELOPED) $(NVFLARE)/.installed
 	SILODP_NVFLARE=$(NVFLARE) $(PYTEST) -n 0 -m slow tests/end_to_end/test_nvflare.py
+
+# Each party in a container, by packaging/compose.yaml, with podman-compose or COMPOSE="docker compose" CONTAINERS=docker; as
+# root, because the user of the image must own the parties' folders.
+test-containers: $(DEVELOPED) wheel
+	$(CONTAINERS) build $(BUILD_OPTIONS) --file packaging/Containerfile --tag silodp .
+	SILODP_COMPOSE="$(COMPOSE)" $(PYTEST) -n 0 -m slow tests/end_to_end/test_containers.py
 
 # Logs by TensorBoard and MLflow; where MLflow is not installed, its tests are skipped.
 test-trackers: $(DEVELOPED)

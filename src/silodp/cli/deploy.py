@@ -42,6 +42,9 @@ def init(
         bool,
         Option("--local", help="For tests: make all parties, with their keys and data, on this machine."),
     ] = False,
+    host: Annotated[
+        str, Option(help="Name or address of the server, as silos reach it, with --local.")
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port of the server, with --local. 0: a free one.")] = 0,
     after: Annotated[
         Path | None,
@@ -76,7 +79,7 @@ def init(
         log(f"warning: {doubt}")
     if local:
         chosen = port or find_free_port()
-        made = make_local(resolved, resolved.load_federation(), out, chosen)
+        made = make_local(resolved, resolved.load_federation(), out, chosen, host)
         result = {"folder": str(out), "digest": made.digest, "port": chosen, "for_tests": True}
         lines = [
             f"Wrote {out}: public/, server/ and silos/ with test keys and the records of every silo.",
@@ -351,14 +354,18 @@ def up(
     as_json: Json = False,
 ) -> None:
     """For tests: start server and silos of a local consortium as separate processes, and wait for the end."""
+    from silodp.deploy.consortium import Consortium
+
     # As an installed command: -P keeps modules of the current folder from being imported.
     command = [sys.executable, "-P", "-m", "silodp.cli.main"]
     public = str(folder / "public")
+    # On this machine also where it was made for another name of the server.
+    url = f"https://127.0.0.1:{Consortium.load(folder / 'public').sealed.port}"
     # Silos run until they are stopped, so they end with this block: also when the server fails or Ctrl-C is pressed.
     with ExitStack() as ending:
         for home in sorted((folder / "silos").iterdir()):
             log_file = ending.enter_context((home / "log.txt").open("ab"))
-            silo = subprocess.Popen([*command, "silo", public, str(home)], stderr=log_file)
+            silo = subprocess.Popen([*command, "silo", public, str(home), "--url", url], stderr=log_file)
             ending.callback(_stop, silo)
         server = [*command, "server", public, str(folder / "server")]
         output = subprocess.DEVNULL if as_json else None  # one object on standard output

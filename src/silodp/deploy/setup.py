@@ -350,14 +350,17 @@ def find_free_port() -> int:
             return port
 
 
-def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port: int) -> Consortium:
+def make_local(
+    resolved: ResolvedRun, federation: Federation, folder: Path, port: int, host: str = "127.0.0.1"
+) -> Consortium:
     """Make a whole consortium on one machine, with the keys of all parties: for tests.
 
     Args:
         resolved: The run as configured.
         federation: The records of all silos, which are written to the folders of the silos.
         folder: The folder to write, with public/, server/ and silos/NAME/.
-        port: Port of the server on 127.0.0.1.
+        port: Port of the server.
+        host: Name or address of the server, as silos reach it.
     """
     data = federation.public(with_records=resolved.method.unit == "record")
     draft_public(resolved, folder / PUBLIC, data)
@@ -365,7 +368,7 @@ def make_local(resolved: ResolvedRun, federation: Federation, folder: Path, port
     homes = {SERVER: folder / SERVER, **{name: folder / "silos" / name for name in data.silos}}
     for name, home in homes.items():
         shutil.copy(make_keys(home, name), folder / REQUESTS)
-    consortium = seal_public(folder, "127.0.0.1", port, for_tests=True)
+    consortium = seal_public(folder, host, port, for_tests=True)
     accept_digest(homes[SERVER], consortium.digest)
     needs_counts, has_seed = consortium.stated_spec.method.needs_counts, resolved.config.seed is not None
     for silo in federation.silos:

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -24,6 +25,7 @@ from silodp.cli.main import app
 ROOT = Path(__file__).parents[3]
 UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
 CONTAINER = ROOT / "packaging" / "Containerfile"
+COMPOSE = ROOT / "packaging" / "compose.yaml"
 
 
 def read_unit(path: Path) -> dict[str, dict[str, str]]:
@@ -117,6 +119,26 @@ def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
         (" ".join(comments), shown),
     ):
         assert option in started
+
+
+@pytest.mark.parametrize("name", yaml.safe_load(COMPOSE.read_text())["services"])
+def test_a_party_of_the_compose_file_has_its_own_folder_and_reaches_the_server_alone(name: str) -> None:
+    found = yaml.safe_load(COMPOSE.read_text())
+    services, networks = found["services"], found["networks"]
+    party = services[name]
+    command = parse_command(party["command"])
+    assert str(command["public"]) == "/var/lib/silodp/public"
+    assert str(command["folder"]) == f"/var/lib/silodp/{name}"
+    public, own = (volume.rpartition("}")[2] for volume in party["volumes"])
+    assert public == "/public:/var/lib/silodp/public:ro"
+    home = name if name == "server" else f"silos/{name}"
+    assert own == f"/{home}:/var/lib/silodp/{name}"
+    assert networks == {f"to-{other}": {"internal": True} for other in services if other != "server"}
+    assert party["networks"] == (list(networks) if name == "server" else [f"to-{name}"])
+    assert (party["read_only"], party["cap_drop"]) == (True, ["ALL"])
+    assert party["security_opt"] == ["no-new-privileges:true"]
+    assert "ports" not in party
+    assert "environment" not in party
 
 
 ADVISORIES = {"starlette": "0.49.1", "jinja2": "3.1.6", "h11": "0.16.0"}
