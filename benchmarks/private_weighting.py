@@ -1,14 +1,13 @@
 """Private weighting inside whole runs: `python benchmarks/private_weighting.py`.
 
 Everything is counted: keys, sessions, transfers, encoded and signed messages, verification, decryption. CPU seconds of
-all parties in one process; a run is measured with none, one and two rounds, so that set-up and rounds come apart.
+all parties in one process. The first round of a run includes the set-up; the next one is the median of the others.
 Bytes are those of one round over all silos, both ways, with signatures and the model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,32 +43,23 @@ def zipf_federation(users: int, silos: int, features: int, records: int) -> Fede
     return Federation(tuple(tables), users, None, classes=2)
 
 
-def cpu(work: Callable[[], object]) -> tuple[float, float]:
-    """CPU and wall seconds of one call."""
-    started = time.process_time(), time.perf_counter()
-    work()
-    return time.process_time() - started[0], time.perf_counter() - started[1]
+ROUNDS = 4
 
 
 def phases(federation: Federation, task: Task, method: UldpAvg, aggregator: Aggregator) -> dict[str, float]:
-    """Seconds of set-up, and of one more round after the first."""
+    """Seconds of the first round with the set-up, and of one more round after the first."""
+    passed = [(time.process_time(), time.perf_counter())]
 
-    travelled: dict[str, int] = {}
+    def note(_: object) -> None:
+        passed.append((time.process_time(), time.perf_counter()))
 
-    def play(rounds: int) -> None:
-        result = train(federation, task, method, rounds=rounds, aggregator=aggregator, seed=0)
-        travelled.update(result.metrics[-1].get("bytes", {}))
-
-    def run(rounds: int) -> tuple[float, float]:
-        return cpu(lambda: play(rounds))
-
-    nothing, one, two = run(0), run(1), run(2)
+    result = train(federation, task, method, rounds=ROUNDS, aggregator=aggregator, seed=0, on_round=note)
+    cpu, wall = np.diff(passed, axis=0)[-ROUNDS:].T
     return {
-        "set-up, CPU s": nothing[0],
-        "first round, CPU s": one[0] - nothing[0],
-        "next round, CPU s": two[0] - one[0],
-        "next round, wall s": two[1] - one[1],
-        **{f"bytes {way} a round": size for way, size in travelled.items()},
+        "set-up and first round, CPU s": float(passed[-ROUNDS][0] - passed[0][0]),
+        "next round, CPU s": float(np.median(cpu[1:])),
+        "next round, wall s": float(np.median(wall[1:])),
+        **{f"bytes {way} a round": size for way, size in result.metrics[-1].get("bytes", {}).items()},
     }
 
 

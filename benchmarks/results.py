@@ -10,32 +10,35 @@ the lines of the jobs concerned.
     python benchmarks/results.py --list         finished and missing pieces, and the time that the missing ones take
     python benchmarks/results.py --print JOB    the command of every piece
     python benchmarks/results.py --tables       write the tables of docs/results.md from the lines
+    python benchmarks/results.py --workers 8    the same lines, of eight pieces at a time (needs silodp[ray])
+
+Figure 5 as printed is some 2,000 core hours. Its jobs begin with "printed" and run only where they are named. With
+--cluster, all machines have this checkout, its environment and its runs/ at the same paths.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
 import re
-import shlex
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import results_records
 import results_users
 from results_job import Job, Table
+from results_piece import CURVE, ROOT, Line, Piece, pieces_of, try_piece
+
+if TYPE_CHECKING:
+    from silodp.runtime.workers import Workers
 
 JOBS = [
     *results_users.QUICK,
@@ -44,156 +47,18 @@ JOBS = [
     *results_records.LONG,
     *results_records.TUNING,
 ]
+PRINTED = results_users.PRINTED
+"""Of experiments that take days: only where they are named."""
 TABLES = results_users.TABLES | results_records.TABLES
-ROOT = Path(__file__).parents[1]
 LINES = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "results.md"
 UNFINISHED = ROOT / "runs" / "results"
 """Run directories of pieces that take long; each is deleted when its line is written."""
-SPENT = "cpu_seconds.json"
-"""In such a directory: CPU seconds of all calls."""
 LONG_SECONDS = 600
 MOST_BYTES = 200
-CURVE = (0, 1, 5, 10, 20, 50)
-"""Rounds at which a line has the first metric; 0 is the untrained model."""
-ADVERSARIES = ("released", "server", "silo")
-Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One run: a method of a job, and a seed."""
-
-    job: Job
-    label: str
-    seed: int
-
-    def overrides(self) -> list[str]:
-        """Return what the run sets, as the arguments of --set; data, task and method are replaced whole."""
-        job = self.job
-        tables = {"data": {"source": source_of(job), **job.data}, "task": job.task}
-        tables["method"] = job.methods[self.label]
-        if job.budgets is not None:
-            tables["budgets"] = job.budgets
-        plain = {"rounds": job.rounds, "delta": job.delta, "seed": self.seed, "evaluate_every": job.every}
-        return [f"{key}={format_toml(value)}" for key, value in (plain | tables).items()]
-
-    def command(self) -> str:
-        """Return the command that makes the run."""
-        sets = [part for override in self.overrides() for part in ("--set", override)]
-        return shlex.join(["silodp", "run", f"examples/{self.job.example}.toml", *sets])
-
-    @property
-    def id(self) -> str:
-        """Digest of everything in the configuration that the result depends on, besides the seed."""
-        config = self.load().config
-        left_out = {"name", "seed", "evaluate_every", "methods"}
-        found = config.model_dump(mode="json", exclude_none=True, exclude=left_out)
-        # A method in a file is named by its path, which another checkout has elsewhere.
-        text = json.dumps(found, sort_keys=True).replace(f"{ROOT}/", "")
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-    def load(self) -> Any:
-        """Load the configuration."""
-        from silodp.config.resolve import load_config
-
-        return load_config(ROOT / "examples" / f"{self.job.example}.toml", self.overrides())
-
-
-def source_of(job: Job) -> str:
-    """Return the data set of a job: the one that its data name, or that of the example."""
-    return str(job.data.get("source") or _read_source(job.example))
-
-
-@cache
-def _read_source(example: str) -> str:
-    from silodp.config.toml_values import read_toml
-
-    return str(read_toml(ROOT / "examples" / f"{example}.toml")["data"]["source"])
-
-
-def format_toml(value: Any) -> str:
-    """Return a value as TOML in one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {format_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(format_toml(item) for item in value) + "]"
-    return json.dumps(value)
-
-
-def pieces_of(job: Job, seeds: int | None = None) -> Iterator[Piece]:
-    """Yield the pieces in running order: every method once before the second seed."""
-    for seed in range(job.seeds if seeds is None else min(seeds, job.seeds)):
-        for label in job.methods:
-            yield Piece(job, label, seed)
 
 
 # --- Running ---
-
-
-def run(piece: Piece, out: Path | None = None) -> Line:
-    """Train, and return the line of the piece; with `out`, continue the run in this directory if there is one."""
-    import torch
-
-    from silodp.runtime.train import train
-
-    torch.set_num_threads(1)
-    resolved = piece.load()
-    federation = _load_federation(json.dumps(dict(piece.job.data), sort_keys=True), piece)
-    task = resolved.build_task(federation)
-    resume = out is not None and (out / "checkpoint" / "state.safetensors").exists()
-    if out is not None and not resume:
-        shutil.rmtree(out, ignore_errors=True)  # a run that ended before its first checkpoint
-    earlier = json.loads((out / SPENT).read_text()) if out is not None and resume else 0.0
-    started = time.process_time()
-
-    def spent() -> float:
-        return earlier + time.process_time() - started
-
-    def keep(directory: Path, _: object) -> None:
-        (directory / SPENT).write_text(json.dumps(spent()))
-
-    result = train(
-        federation,
-        task,
-        resolved.method,
-        **resolved.settings(),
-        evaluate_every=resolved.config.evaluate_every,
-        out=out,
-        resume=resume,
-        on_round=None if out is None else partial(keep, out),
-    )
-    measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
-    last = max(measured)
-    epsilon = [result.guarantees[adversary].epsilon for adversary in ADVERSARIES]
-    first = next(iter(measured[last]))
-    return {
-        "method": piece.label,
-        "seed": piece.seed,
-        "rounds": last,
-        "curve": [_round(measured[r][first], 3) if r in measured else None for r in CURVE if r < last],
-        "final": [_round(value, 4) for value in measured[last].values()],
-        # Upwards: a bound must not become smaller by rounding.
-        "epsilon": [None if e is None else math.ceil(1000 * e) / 1000 for e in epsilon],
-        "seconds": round(spent(), 1),
-        "id": piece.id,
-    }
-
-
-_loaded: dict[str, Any] = {}
-
-
-def _load_federation(key: str, piece: Piece) -> Any:
-    """Load the data of a piece; those of the last one are kept, since neighbors share them."""
-    key += f"{source_of(piece.job)} {piece.job.budgets}"
-    if key not in _loaded:
-        _loaded.clear()
-        _loaded[key] = piece.load().load_federation()
-    return _loaded[key]
-
-
-def _round(value: float | None, digits: int) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
 def append(path: Path, line: Line) -> None:
@@ -224,7 +89,11 @@ def finished(job: Job, folder: Path = LINES) -> dict[tuple[str, int], Line]:
 
 
 def run_missing(
-    jobs: Iterable[Job], folder: Path = LINES, at_most: float = math.inf, seeds: int | None = None
+    jobs: Iterable[Job],
+    folder: Path = LINES,
+    at_most: float = math.inf,
+    seeds: int | None = None,
+    workers: Workers | None = None,
 ) -> int:
     """Run every piece that has no line; return how many failed.
 
@@ -233,29 +102,37 @@ def run_missing(
         folder: of the lines.
         at_most: leave out pieces that take more seconds.
         seeds: only the first seeds of each method; None: all.
+        workers: where the pieces are computed, one in each; None: here, one after the other.
     """
-    from silodp.errors import SilodpError
+    from silodp.runtime.workers import open_pool
 
     failed = 0
+    with open_pool(workers) as pool:
+        for piece, out, line, problem in pool(try_piece, (), _find_missing(jobs, folder, at_most, seeds)):
+            name = f"{piece.job.name}: {piece.label}, seed {piece.seed}"
+            if line is None:
+                failed += 1
+                print(f"{name}: failed: {problem}\n  $ {piece.command()}", flush=True)
+                continue
+            append(folder / f"{piece.job.name}.jsonl", line)
+            if out is not None:
+                shutil.rmtree(out)
+            print(f"{name}: {line['final']} in {line['seconds']} s", flush=True)
+    return failed
+
+
+def _find_missing(
+    jobs: Iterable[Job], folder: Path, at_most: float, seeds: int | None
+) -> Iterator[tuple[Piece, Path | None]]:
+    """Yield each piece that has no line, and the directory in which one that takes long is continued."""
     for job in jobs:
         for piece in pieces_of(job, seeds):
             done = finished(job, folder)  # anew each time: another process may work on the same job
             expected = estimate(piece, done)
             if (piece.label, piece.seed) in done or expected > at_most:
                 continue
-            print(f"{job.name}: {piece.label}, seed {piece.seed}", flush=True)
-            out = UNFINISHED / piece.id / str(piece.seed) if expected > LONG_SECONDS else None
-            try:
-                line = run(piece, out)
-            except SilodpError as error:
-                failed += 1
-                print(f"  failed: {error}\n  $ {piece.command()}", flush=True)
-                continue
-            append(folder / f"{job.name}.jsonl", line)
-            if out is not None:
-                shutil.rmtree(out)
-            print(f"  {line['final']} in {line['seconds']} s", flush=True)
-    return failed
+            print(f"{job.name}: {piece.label}, seed {piece.seed} begins", flush=True)
+            yield piece, UNFINISHED / piece.id / str(piece.seed) if expected > LONG_SECONDS else None
 
 
 def estimate(piece: Piece, done: Mapping[tuple[str, int], Line]) -> float:
@@ -286,7 +163,7 @@ def list_jobs(jobs: Iterable[Job], folder: Path = LINES) -> str:
 def render(name: str, folder: Path = LINES) -> str:
     """Return a table of docs/results.md: a row for each label, a column for each place."""
     table: Table = TABLES[name]
-    jobs = [job for job in JOBS if job.table == name]
+    jobs = [job for job in (*JOBS, *PRINTED) if job.table == name]
     columns = list(dict.fromkeys(job.column for job in jobs))
     cells: dict[str, dict[str, list[Line]]] = {}
     wanted: dict[str, dict[str, int]] = {}
@@ -373,8 +250,13 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, help="only the first seeds, to see every method once before more"
     )
+    parser.add_argument("--workers", type=int, default=0, help="pieces that are computed at a time, with Ray")
+    parser.add_argument(
+        "--cluster", metavar="HOST:PORT", help="Ray cluster of the workers; default: this machine"
+    )
     arguments = parser.parse_args()
-    jobs = [job for job in JOBS if not arguments.job or job.name.startswith(tuple(arguments.job))]
+    named = [job for job in (*JOBS, *PRINTED) if job.name.startswith(tuple(arguments.job))]
+    jobs = named if arguments.job else JOBS
     if not jobs:
         sys.exit(f"no job begins with {' or '.join(arguments.job)}: --list prints their names")
     if arguments.list:
@@ -383,8 +265,12 @@ def main() -> None:
         print("\n".join(piece.command() for job in jobs for piece in pieces_of(job)))
     elif arguments.tables:
         PAGE.write_text(write_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    elif run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds):
-        sys.exit("some pieces failed: see above")
+    else:
+        from silodp.runtime.workers import Workers
+
+        workers = Workers(arguments.workers, arguments.cluster) if arguments.workers else None
+        if run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds, workers=workers):
+            sys.exit("some pieces failed: see above")
 
 
 if __name__ == "__main__":
