@@ -12,7 +12,7 @@ the lines of the jobs concerned.
     python benchmarks/results.py --tables       write the tables of docs/results.md from the lines
     python benchmarks/results.py --workers 8    the same lines, of eight pieces at a time (needs silodp[ray])
 
-Figure 5 as printed is some 2,000 core hours. Its jobs begin with "printed" and run only where they are named. With
+Figure 5 as printed is 1,341 core hours. Its jobs begin with "printed" and run only where they are named. With
 --cluster, all machines have this checkout, its environment and its runs/ at the same paths.
 """
 
@@ -27,6 +27,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,9 +107,13 @@ def run_missing(
     """
     from silodp.runtime.workers import open_pool
 
-    failed = 0
+    failed, missing = 0, _find_missing(jobs, folder, at_most, seeds)
+    first = next(missing, None)
+    if first is None:
+        print("nothing is missing")
+        return 0
     with open_pool(workers) as pool:
-        for piece, out, line, problem in pool(try_piece, (), _find_missing(jobs, folder, at_most, seeds)):
+        for piece, out, line, problem in pool(try_piece, (), chain([first], missing)):
             name = f"{piece.job.name}: {piece.label}, seed {piece.seed}"
             if line is None:
                 failed += 1
@@ -239,7 +244,9 @@ def write_tables(page: str, folder: Path = LINES) -> str:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job", nargs="*", help="only jobs whose name begins so")
     parser.add_argument("--list", action="store_true", help="finished and missing pieces, and what they take")
     parser.add_argument("--print", action="store_true", help="print the command of every piece")
@@ -250,7 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, help="only the first seeds, to see every method once before more"
     )
-    parser.add_argument("--workers", type=int, default=0, help="pieces that are computed at a time, with Ray")
+    parser.add_argument("--workers", type=int, help="pieces that are computed at a time (silodp[ray])")
     parser.add_argument(
         "--cluster", metavar="HOST:PORT", help="Ray cluster of the workers; default: this machine"
     )
@@ -266,10 +273,17 @@ def main() -> None:
     elif arguments.tables:
         PAGE.write_text(write_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
+        from silodp.errors import SilodpError
         from silodp.runtime.workers import Workers
 
-        workers = Workers(arguments.workers, arguments.cluster) if arguments.workers else None
-        if run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds, workers=workers):
+        try:
+            if arguments.workers is None and arguments.cluster is not None:
+                parser.error("--cluster needs --workers")
+            workers = None if arguments.workers is None else Workers(arguments.workers, arguments.cluster)
+            failed = run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds, workers=workers)
+        except SilodpError as error:
+            sys.exit(f"error: {error} [{error.code}]")
+        if failed:
             sys.exit("some pieces failed: see above")
 
 

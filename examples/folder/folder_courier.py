@@ -34,6 +34,7 @@ def carry_for_server(socket: str, outgoing: Path, incoming: Path) -> None:
     """Put a request into the folder of its silo, and give back the answers that have come."""
     request = take_request(socket, wait=0.1)
     if request is not None:
+        (incoming / request.silo).mkdir(parents=True, exist_ok=True)
         put(outgoing / request.silo, request.exchange, request.body, "request")
     for path in [*incoming.glob("*/*.answer"), *incoming.glob("*/*.refused")]:
         found = read(path)
@@ -62,6 +63,8 @@ def carry_for_silo(socket: str, outgoing: Path, incoming: Path) -> None:
     time.sleep(0.05)
 
 
+for folder in sys.argv[3:5]:
+    Path(folder).mkdir(parents=True, exist_ok=True)
 carry = {"server": carry_for_server, "silo": carry_for_silo}[sys.argv[1]]
 while True:
     try:

@@ -21,6 +21,7 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
+from silodp.aggregators.select import Select
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.shares import SERVER_CHOOSES
@@ -32,7 +33,7 @@ from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.transport import SignedParty, sign, verify
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from support.refusals import refused
 from support.stores import copy_entries, set_back, side_of
 from support.wires import set_state
@@ -763,3 +764,35 @@ def test_states_survive_a_restart():
     state = parties.silos["silo0"].gate.state
     assert copy.deepcopy(parties.started("silo0")).gate.state == state
     assert (state.round, state.attempt, state.opened) == (0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "method"),
+    [(Masked(min_silos=3), AVG), (Select(min_silos=3), HOME), (replace(LATTICE, min_silos=3), RECORDS)],
+    ids=["masked", "select", "lattice"],
+)
+def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method):
+    """Its ledger has the charge. What another attempt would draw is a second release, and only one is charged."""
+    parties = Parties(aggregator, method, silos=4, rounds=10)
+    copies, charge = [], Gate.charge
+
+    def watched(gate, request):
+        charge(gate, request)
+        copies.append((gate, copy_entries(parties.stores["silo1"])))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gate, "charge", watched)
+        parties.run_round(0)
+    asked, store = parties.last("update", "silo1"), parties.store_of("silo1")
+    drawn, own = store.round(0).get("noisy/0"), parties.silos["silo1"].gate
+    (before,) = (
+        entries for gate, entries in copies if gate is own and not any("noisy" in name for name in entries)
+    )
+    set_back(parties.stores["silo1"], before)
+    silo = parties.started("silo1")
+    roster = ["silo0", "silo1", "silo2"]
+    with refused("gate.set_back"):
+        silo.answer(replace(asked, attempt=1, fields={**asked.fields, "roster": roster}))
+    silo.answer(asked)
+    assert store.round(0).get("noisy/0") == drawn, "the same request has the same noise"
+    assert len(silo.gate.ledger.history) == 1

@@ -106,6 +106,9 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     other = encrypted(parties, asked, parties.server.store.round(0).get("request/0"), 1)
     assert other.blobs["nonce"] == asked.blobs["nonce"]
+    with refused("gate.set_back"):  # the store has no answer to what was charged
+        silo.answer(other)
+    silo.gate.withdraw(asked)  # the defense behind it
     with pytest.raises(SilodpError, match="the server sent ciphertexts under a seed seen before"):
         silo.answer(other)
     assert silo.answer(asked).blobs["masked"]
@@ -127,6 +130,7 @@ def test_two_attempts_of_one_roster_are_masked_apart():
     ]:
         parties.stores["silo1"].drop(name)
     parties.stores["silo1"].put("run/gate", State(step=5, session=0).encode())
+    silo.gate.withdraw(asked)  # else the gate refuses what was not charged
     again = encrypted(parties, replace(asked, attempt=1), key, 1)
     sent.append(digits.from_bytes(silo.answer(again).blobs["masked"]))
     with pytest.raises(SilodpError, match="does not decrypt"):

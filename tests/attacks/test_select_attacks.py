@@ -16,11 +16,13 @@ from silodp.aggregators.base import CHOICES_BLOB
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.homes import HomeParameters
 from silodp.crypto.oblivious_transfer import TransferReceiver
+from silodp.crypto.secure_aggregation import WordGroup, open_sum
+from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from support.clear import released
 from support.oracles import small_federation
-from support.private import HOME, SELECT, Parties, counts_of, run
+from support.private import HOME, LATTICE, SAMPLED, SELECT, Parties, counts_of, hidden_samples, run
 from support.refusals import refused
 from support.stores import side_of
 from support.wires import wire  # noqa: F401
@@ -106,6 +108,32 @@ def test_a_process_that_dies_with_its_draw_stored_sends_that_draw(monkeypatch):
     assert answer.blobs["corrections"] == Message.decode(stored).arrays["corrections"].tobytes()
 
 
+@pytest.mark.parametrize("how", ["other choices", "another model"])
+def test_a_silo_that_was_set_back_sends_its_rows_under_other_keys(how):
+    """Store and ledger are copies of one moment, so nobody notices; with the same keys both would open every row."""
+    parties = Parties(SELECT, HOME, rounds=10)
+    sent, stores = [], []
+    with Parties.watch("silo1", sent, stores):
+        parties.run_round(0)
+    before = next(store for message, store in zip(sent, stores, strict=True) if message.kind == "update")
+    request = parties.last("update", "silo1")
+    first = next(m for n, m in parties.transport.answered if (n, m.kind) == ("silo1", "update"))
+    kept = Message.decode(parties.server.store.round(0).get("choices/0/silo1") or b"")
+    other = choose_again(parties, "silo1", 0, 1 - kept.arrays["bits"].astype(np.int64))
+    lie = (
+        replace(request, blobs={CHOICES_BLOB: other})
+        if how == "other choices"
+        else replace(request, arrays={**request.arrays, "params": request.arrays["params"] + np.float32(1)})
+    )
+    second = parties.restored("silo1", before).answer(lie)
+    one, two = (
+        np.frombuffer(answer.blobs["corrections"], "<u4").reshape(USERS, -1) for answer in (first, second)
+    )
+    for seen in (one + two, one - two):  # twice the row; the difference of two rows
+        # A row is at most 2^16 steps of the grid: these are as long as random words.
+        assert (np.abs(seen.view(np.int32).astype(float)).max(axis=1) > 2**24).all()
+
+
 # --- B2: every silo has transfers of its own ---
 
 
@@ -114,7 +142,9 @@ def test_a_silo_knows_no_key_of_another():
     parties = Parties(SELECT, HOME)
     parties.run_round(0)
     kept = [parties.store_of(name).run.get(f"products/{parties.session}") for name in parties.names]
-    assert len({one[40:] for one in kept}) == len(kept)
+    # Each alone: with δ and what the server holds, whoever knows only δ opens every row.
+    for part in (slice(40, 168), slice(168, None)):  # δ, and the seeds
+        assert len({one[part] for one in kept}) == len(kept)
     # What the other silos know opens no correction: the keys they would compute differ from those that were used.
     request = parties.last("update", "silo1")
     choices = request.blobs[CHOICES_BLOB]
@@ -157,6 +187,12 @@ def test_the_share_leaves_masked_sealed_and_noisy(monkeypatch):
     assert all((masked[name] != drawn[name]).all() for name in masked)
     # The pair masks cancel in the sum; what is left are the seals, without which it is not the sum of the shares.
     assert (sum(masked.values()) != sum(drawn.values())).all()
+    # Opened seals give the sum, and of no silo its own share.
+    seals = {name: m.blobs["seal"] for name, m in parties.transport.answered if m.kind == "open"}
+    ring = WordGroup(len(drawn["silo0"]), 32)
+    assert (open_sum(masked.values(), seals, ring) == sum(drawn.values())).all()
+    for name in parties.names:
+        assert (open_sum([masked[name]], {name: seals[name]}, ring) != drawn[name]).all()
 
 
 def test_every_share_has_its_noise(monkeypatch):
@@ -171,6 +207,16 @@ def test_every_share_has_its_noise(monkeypatch):
     noise = np.concatenate(totals) / std
     limits = stats.chi2.ppf([5e-7, 1 - 5e-7], noise.size) / noise.size
     assert limits[0] < (noise**2).mean() < limits[1]
+
+
+@pytest.mark.parametrize(("aggregator", "method"), [(SELECT, SAMPLED_HOME), (LATTICE, SAMPLED)])
+def test_a_rounds_sample_hangs_on_no_other_round(aggregator, method):
+    """The server knows its own part of a round; with one κ for all rounds it would learn of the next."""
+    hidden = replace(aggregator, hidden_sample=10)
+    with hidden_samples(hidden.sampling_ratio(method)) as seen:
+        run(hidden, method, rounds=2, federation=small_federation(users=400, records=800))
+    first, second = seen.shifts[0], seen.shifts[1]
+    assert (first == second).mean() < 0.6  # half of them by chance
 
 
 # --- B4: all persons are sent, and look alike ---
@@ -279,3 +325,18 @@ def test_the_server_with_one_silo_knows_homes_and_still_no_row_of_another():
     everyone = np.arange(USERS)
     assert (both[bits.astype(int), everyone] == chosen).all()
     assert (both[1 - bits.astype(int), everyone] != chosen).any(axis=1).all()
+
+
+def test_masked_classes_that_cannot_be_stop_the_set_up_by_name():
+    answer = Silo.answer
+
+    def wrong(self, request):
+        sent = answer(self, request)
+        if request.kind == "masked classes" and self.name == "silo2":
+            return replace(sent, arrays={"masked": sent.arrays["masked"] | np.uint8(0x80)})
+        return sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Silo, "answer", wrong)
+        with pytest.raises(SilodpError, match="silo2"):
+            Parties(SELECT, HOME)

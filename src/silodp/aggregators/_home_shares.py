@@ -8,6 +8,7 @@ Source: docs/protocols.md, section 7.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -43,7 +44,10 @@ class HomeServerShares(ServerShares):
         parameters, offers = self.parameters(bytes.fromhex(info.session)), OtServer(self.spec, self.context)
         request = Message("masked classes", self.spec.run, 0, info.number, {"session": info.session})
         answers = self.context.ask_all(dict.fromkeys(self.spec.names, request))
-        masked = np.stack([answers[name].arrays["masked"] for name in self.spec.names])
+        sent = {name: answers[name].arrays["masked"] for name in self.spec.names}
+        for name, classes in sent.items():
+            blame_silo(name, partial(parameters.validate, classes, CLASSES, "masked classes"))
+        masked = np.stack([*sent.values()])
         pairs = parameters.ask_comparisons(server, masked)
         answer = offers.ask(info, "comparisons", request=pairs.message)
         won = blame_silo(self.spec.names[0], lambda: pairs.entries(answer.blobs["answer"], 1))

@@ -136,8 +136,8 @@ class RoundRequest:
             bytes.
         own_blobs: A function that returns the blobs of an attempt that go to one silo alone, by its name: of those that
             `base.common_digest` leaves out. A repeated call returns the same bytes.
-        keep: A function that gets an attempt and the answers to its update, before anything is decided about them; it
-            stores what further attempts at the release will need.
+        keep: A function that gets an attempt, its updates and the answers to them by silo, before anything is decided
+            about them; it stores what further attempts at the release will need.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -145,8 +145,8 @@ class RoundRequest:
     own_blobs: Callable[[RoundAttempt], Mapping[str, Mapping[str, bytes]]] = field(
         default=lambda attempt: {}, repr=False
     )
-    keep: Callable[[RoundAttempt, Mapping[str, Message]], None] = field(
-        default=lambda attempt, answers: None, repr=False
+    keep: Callable[[RoundAttempt, Mapping[str, Message], Mapping[str, Message]], None] = field(
+        default=lambda attempt, requests, answers: None, repr=False
     )
 
     @classmethod
@@ -210,7 +210,7 @@ class ServerAttempts:
             for name in own.keys() & requests.keys():
                 requests[name] = replace(request, blobs={**blobs, **own[name]})
             answers, failures = self.context.ask(requests)
-            sent.keep(now, answers)
+            sent.keep(now, requests, answers)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._drop_silos(now, failures, now.release + self.context.charged(round_, now.release))
                 continue

@@ -30,7 +30,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.homes import MAX_SILOS, HomeParameters, compute_max_users
 from silodp.crypto.keys import Session
-from silodp.crypto.products import MaskedRows, add_products
+from silodp.crypto.products import MaskedRows, add_products, bind_keys
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import draw_skellam
@@ -239,7 +239,11 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
         return Message.decode(get_or_make(store, _choices_key(attempt, name), choose))
 
     def _keep(
-        self, context: base.ServerContext, attempt: RoundAttempt, answers: Mapping[str, Message]
+        self,
+        context: base.ServerContext,
+        attempt: RoundAttempt,
+        requests: Mapping[str, Message],
+        answers: Mapping[str, Message],
     ) -> None:
         """Store the server's shares of a release; silos send corrections in its first attempt alone.
 
@@ -251,7 +255,8 @@ class _SelectServer(_private_weights.PrivateWeightingServer):
             if store.get(_product_key(attempt, name)) is not None:
                 continue
             kept = Message.decode(store.get(_choices_key(attempt, name)) or b"")
-            keys, bits, corrections = kept.arrays["keys"], kept.arrays["bits"], answer.blobs["corrections"]
+            keys = bind_keys(kept.arrays["keys"], requests[name].digest())
+            bits, corrections = kept.arrays["bits"], answer.blobs["corrections"]
             share = blame_silo(name, partial(add_products, keys, bits, corrections, ring))
             stored = Message("kept", self.spec.run, arrays={"share": share})
             store.put(_product_key(attempt, name), stored.encode())
@@ -302,7 +307,8 @@ class _Silo(_home_shares.HomeSilo):
     ) -> dict[str, np.ndarray]:
         """Return the corrections and the noisy share of one release."""
         ring, grid = self._ring, self._aggregator.grid(self._spec)
-        rows = MaskedRows.begin(self._open_transfers(request, attempt.release), ring)
+        keys = bind_keys(self._open_transfers(request, attempt.release), request.digest())
+        rows = MaskedRows.begin(keys, ring)
         update, stream = _private_weights.compute_rows(work, attempt.release)
         noise = draw_skellam(ring.size, compute_noise_variance(update.bounds, grid), stream)
         share = ring.add(rows.share, ring.from_integers(noise))

@@ -313,8 +313,20 @@ def _describe_file_error(error: OSError) -> CommandFailure:
     return CommandFailure(
         MISTAKE,
         "cli.file",
-        f"{name} cannot be used ({error.strerror or error}): check the path and its permissions, or name another.",
+        f"{name} cannot be used ({error.strerror or error}){_describe_owner(error)}: check the path and its "
+        "permissions, or name another.",
     )
+
+
+def _describe_owner(error: OSError) -> str:
+    """Return whose the file or the folder is that another user may not use, for the sentence; else nothing."""
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return ""
+    for path in (Path(os.fsdecode(error.filename)), *Path(os.fsdecode(error.filename)).parents):
+        with suppress(OSError):
+            owner = path.stat().st_uid
+            return "" if owner == os.geteuid() else f", of user {owner}, while this is user {os.geteuid()}"
+    return ""
 
 
 def _describe_unexpected(error: BaseException) -> CommandFailure:

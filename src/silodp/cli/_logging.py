@@ -19,7 +19,7 @@ from silodp.cli._console import describe_failure
 from silodp.errors import SilodpError
 
 LEVELS = ("debug", "info", "warning", "error")
-_QUIET = ("httpx", "httpcore", "uvicorn", "asyncio")
+_QUIET = ("httpx", "httpcore", "uvicorn", "asyncio", "matplotlib")
 """Libraries whose records below a warning say nothing of the run."""
 
 _BURST, _REFILL_SECONDS = 60, 60.0

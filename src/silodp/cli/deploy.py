@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from typer import Argument, Option
 
@@ -24,11 +25,15 @@ deploy_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+LOCAL_HOST = "127.0.0.1"
 _MAX_STATUS_SECONDS = 60.0
 """A process that runs writes its status.json every ten seconds."""
 
-Public = Annotated[Path, Argument(metavar="PUBLIC", help="The consortium's public folder.")]
-Folder = Annotated[Path, Argument(metavar="FOLDER", help="The party's own folder, with its keys.")]
+# Whether they can be read is seen when they are: the message then says whose they are.
+Public = Annotated[Path, Argument(metavar="PUBLIC", help="The consortium's public folder.", readable=False)]
+Folder = Annotated[
+    Path, Argument(metavar="FOLDER", help="The party's own folder, with its keys.", readable=False)
+]
 Url = Annotated[str | None, Option(help="Address of the server. Default: that of the roster.")]
 
 
@@ -44,7 +49,7 @@ def init(
     ] = False,
     host: Annotated[
         str, Option(help="Name or address of the server, as silos reach it, with --local.")
-    ] = "127.0.0.1",
+    ] = LOCAL_HOST,
     port: Annotated[int, Option(help="Port of the server, with --local. 0: a free one.")] = 0,
     after: Annotated[
         Path | None,
@@ -86,6 +91,10 @@ def init(
             "Everything is on this machine, so this consortium protects nobody. Start it:",
             f"  {format_command('deploy', 'up', out)}",
         ]
+        if host != LOCAL_HOST:
+            lines.append(
+                f"or in containers, where silos reach the server as '{host}' (docs/deployment_admin.md)."
+            )
     else:
         data = resolved.read_public_data(users)
         asked = ["server", *data.silos]
@@ -212,7 +221,7 @@ def accept(
     if not as_json:
         for line in format_agreement(agreed):
             log(line)
-    given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
+    given = _ask_code() if code is None else code
     _check_code(given, consortium.code)
     result = {"digest": consortium.digest, "policy": None, "agreement": agreed}
     if is_server:
@@ -360,7 +369,7 @@ def up(
     command = [sys.executable, "-P", "-m", "silodp.cli.main"]
     public = str(folder / "public")
     # On this machine also where it was made for another name of the server.
-    url = f"https://127.0.0.1:{Consortium.load(folder / 'public').sealed.port}"
+    url = f"https://{LOCAL_HOST}:{Consortium.load(folder / 'public').sealed.port}"
     # Silos run until they are stopped, so they end with this block: also when the server fails or Ctrl-C is pressed.
     with ExitStack() as ending:
         for home in sorted((folder / "silos").iterdir()):
@@ -376,6 +385,21 @@ def up(
         code="deploy.silo_failed",
     )
     show({"run": str(folder / "server" / "run")}, as_json, [f"The run is in {folder / 'server' / 'run'}."])
+
+
+def _ask_code() -> str:
+    """Ask for the code that the coordinator reads out."""
+    try:
+        return str(typer.prompt("Code as read out by the coordinator", err=True))
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise SilodpError(
+            "the code was not typed, and there is no terminal to ask for it: give --code CODE, or start the container "
+            "with -it.",
+            code="argument.value",
+            field="--code",
+        ) from None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -407,7 +431,8 @@ def status(
     path = folder / STATUS
     require(
         path.exists(),
-        f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started.",
+        f"{path} is not there: give the folder of a server, or of a silo over HTTPS, that was started"
+        f"{', such as ' + str(server) if (server := folder / 'server').is_dir() else ''}.",
         code="cli.file",
         field="folder",
     )

@@ -59,6 +59,7 @@ def server(
 ) -> None:
     """Run the server of a consortium to the end of its run. It resumes by itself where it was stopped."""
     with log_lines(log_level, as_json):
+        _end_at(signal.SIGTERM)  # as the first process of a container it would not end before it is killed
         from silodp.accounting.guarantee import format_epsilon
         from silodp.deploy.consortium import take_copy
 
@@ -112,8 +113,7 @@ def silo(
         from silodp.deploy.consortium import take_copy
 
         _refuse_with_socket(socket, url=url)
-        for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
-            signal.signal(number, lambda *_: sys.exit(0))
+        _end_at(signal.SIGTERM, signal.SIGINT)
         consortium = take_copy(public, folder)
 
         from silodp.deploy.certificates import ExpiryWatch, load_context
@@ -159,9 +159,34 @@ def silo(
                 expiry.warn()
 
             service.on_round = note_round
-            file.try_write(digest=consortium.digest)
+            # Until the next answer, nobody shall read that nothing was spent.
+            file.try_write(digest=consortium.digest, **_read_spent(folder / STATUS, consortium.digest))
             with file.keep_fresh():
                 client.run(threading.Event())
+
+
+def _end_at(*numbers: signal.Signals) -> None:
+    """End the process with status 0 at any of these signals: that is safe at any moment, as a crash is."""
+
+    def end(number: int, _: object) -> None:
+        _log.info("stopped by %s; the next start goes on", signal.Signals(number).name)
+        sys.exit(0)
+
+    for number in numbers:
+        signal.signal(number, end)
+
+
+def _read_spent(path: Path, digest: str) -> dict[str, Any]:
+    """Return ε of all runs as the last process of the silo wrote it, and the round if it served the same folder."""
+    from silodp.deploy.status import read_status
+
+    try:
+        found = read_status(path)
+    except SilodpError as error:  # the file is written anew, and nothing depends on it
+        _log.warning("%s", error)
+        return {}
+    names = ("epsilon", "round") if found.get("digest") == digest else ("epsilon",)
+    return {name: found[name] for name in names if name in found}
 
 
 def _refuse_with_socket(socket: Path | None, **options: str | None) -> None:

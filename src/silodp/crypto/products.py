@@ -5,7 +5,9 @@ nothing of a_u, and the server nothing of x_u. One transfer a row: the server ch
 correction x + G(k_0) − G(k_1), which is as good as uniform to whoever lacks one of the keys, and keeps −G(k_0). The
 server takes G(k_a) + a·correction, which is a·x + G(k_0). Numbers are words modulo 2^b; G is a stream of a key.
 
-A pair of keys serves one row: two corrections under the same keys would show the difference of two rows.
+A pair of keys serves one row: two corrections under the same keys would show the difference of two rows. Keys are bound
+to the request that is answered, so that a silo whose store was set back, and is asked something else under the same
+transfers, sends a row under other keys.
 
 Sources: docs/protocols.md, section 7; Gilboa, "Two Party RSA Key Generation" (CRYPTO 1999), section 4.1, by correlated
 transfers as in Asharov, Lindell, Schneider and Zohner, "More Efficient Oblivious Transfer" (CCS 2013), section 5.1.
@@ -13,6 +15,7 @@ transfers as in Asharov, Lindell, Schneider and Zohner, "More Efficient Obliviou
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +26,17 @@ from silodp.crypto.streams import Bytes, expand_keys
 from silodp.errors import require
 
 _AT_ONCE = 1 << 20  # bytes of streams that are expanded together
+
+
+def bind_keys(keys: Bytes, request: str) -> Bytes:
+    """Return the keys (..., 32) of transfers hashed with the digest (hex) of the request that chose among them."""
+    prefix = hashlib.sha256(b"request\0" + bytes.fromhex(request))
+    bound = []
+    for key in keys.reshape(-1, keys.shape[-1]):
+        one = prefix.copy()
+        one.update(key.tobytes())
+        bound.append(one.digest())
+    return np.frombuffer(b"".join(bound), np.uint8).reshape(keys.shape)
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class MaskedRows:
         """Return rows of 0 under the streams of their keys.
 
         Args:
-            keys: both keys of each row's transfer, shape (2, n, 32).
+            keys: both keys of each row's transfer by `bind_keys`, shape (2, n, 32).
             group: of the words, with `size` = d.
         """
         # Every row is masked, whether the silo has anything to add to it or not, so that all look alike.
@@ -63,7 +77,7 @@ def add_products(keys: Bytes, bits: NDArray[np.bool_], corrections: bytes, group
     """Return the server's share of Σ_u a_u·x_u, shape (d,).
 
     Args:
-        keys: the chosen key of each row's transfer, shape (n, 32).
+        keys: the chosen key of each row's transfer by `bind_keys`, shape (n, 32).
         bits: a_u (n,), the choices.
         corrections: `MaskedRows.corrections` in bytes, as received.
         group: of the words.

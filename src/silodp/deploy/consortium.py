@@ -145,6 +145,11 @@ class Consortium:
                 deployment takes none (code report.foreign_code).
         """
         files = public_files.list_files(folder)
+        if f"public/{DATA}" in files:
+            raise refuse_public(
+                f"{folder} has another public folder in it, which was copied into one that was there",
+                "delete the folder, and copy it again",
+            )
         try:
             data = PublicData.from_dict(parse_json(read_facts(folder / DATA)))
             roster = Roster.from_json(read_facts(folder / ROSTER)) if ROSTER in files else None

@@ -92,7 +92,8 @@ class RunDirectory:
         files = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".partial")
         if any(path != lock for path in files):
             raise SilodpError(
-                f"output directory {self.path} is not empty: choose another, or resume the run in it.",
+                f"output directory {self.path} is not empty: choose another, or resume the run in it (silodp run DIR "
+                "--resume).",
                 code="run.exists",
                 field="out",
             )

@@ -326,9 +326,12 @@ def page_homes(session: dict, transfers: PageTransfers) -> dict[str, bytes]:
     }
 
 
-def page_products(transfers: PageTransfers) -> dict[str, bytes]:
+def page_products(transfers: PageTransfers, digest: str) -> dict[str, bytes]:
     size = 4 * ROWS.shape[1]
     message, chosen, both = transfers.choose(7, CHOICES)
+    prefix = b"request\0" + bytes.fromhex(digest)
+    chosen = [sha(prefix + key) for key in chosen]
+    both = [(sha(prefix + zero), sha(prefix + one)) for zero, one in both]
     corrections, share, received = b"", [0] * ROWS.shape[1], [0] * ROWS.shape[1]
     for u, (row, theta, (zero, one)) in enumerate(zip(ROWS.tolist(), THETA, both, strict=True)):
         first, second = (to_words(prefix_or_stream(key, size), 4) for key in (zero, one))
@@ -365,7 +368,7 @@ def compute_by_page(wire: bytes) -> dict[str, str]:
         "transfers reply": transfers.reply,
         "lookup": transfers.look_up(9, [4, 0, 3], tables)[1],
         **page_homes(session, transfers),
-        **page_products(products),
+        **page_products(products, digest),
     }
     return {name: show(value) for name, value in found.items()}
 
@@ -448,11 +451,14 @@ def compute_by_program() -> dict[str, str]:
     _, receiver, sender, _ = begin(select.PRODUCTS)
     ring = WordGroup(ROWS.shape[1], 32)
     message, chosen = receiver.choose(7, np.array(CHOICES))
-    rows = products.MaskedRows.begin(sender.keys(7, USERS, message), ring)
+    rows = products.MaskedRows.begin(
+        products.bind_keys(sender.keys(7, USERS, message), request.digest()), ring
+    )
     words, own = ring.from_integers(ROWS), np.array(THETA, bool)[:, None]
     rows.add(np.arange(USERS), np.where(own, -words, words))
     share = rows.share + np.where(own, words, 0).sum(axis=0, dtype=ring.dtype)
     sent = rows.corrections.tobytes()
+    chosen = products.bind_keys(chosen, request.digest())
     received = products.add_products(chosen, np.array(CHOICES, bool), sent, ring)
     counted = np.array(CHOICES) ^ np.array(THETA)
     assert (ring.center(share + received) == counted @ ROWS).all()

@@ -82,7 +82,7 @@ def read_frame(
             frame = _read_sheet(path, reader, columns)
         else:
             frame = _read_csv(path, reader)
-    except SilodpError:
+    except (SilodpError, PermissionError):
         raise
     except Exception as error:  # parsers of damaged files raise exceptions of any type
         raise _make_error(
