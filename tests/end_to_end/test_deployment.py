@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,28 @@ def test_whoever_is_killed_and_started_again_goes_on_with_the_run(victim: str, t
             processes.kill(silo)
             with reopen_ledger(path) as ledger:
                 assert 12 <= len(ledger.history) <= 13
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_who_is_stopped_ends_in_order_and_a_silo_still_says_what_it_has_spent(tmp_path: Path) -> None:
+    """As the first process of a container a party without a handler would be killed after a wait."""
+    with start_consortium(tmp_path, LONG) as processes:
+        processes.start_all()
+        wait_for_round(processes, 3)
+        status = processes.home("silo-2") / "status.json"
+        for name in ("server", "silo-2"):
+            process = processes.running.pop(name)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert "stopped by SIGTERM; the next start goes on" in processes.log(name)
+        before = json.loads(status.read_text())
+        assert before["round"] >= 3
+        processes.start("silo-2")  # without a server it answers nothing
+        wait_for(processes, lambda: json.loads(status.read_text())["written"] > before["written"])
+        after = json.loads(status.read_text())
+        assert (after["round"], after["epsilon"]) == (before["round"], before["epsilon"])
+        assert min(after["epsilon"].values()) > 0
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
@@ -135,6 +136,26 @@ def test_no_advice_about_an_old_copy_leads_to_a_new_run() -> None:
     for code, advice in ADVICE.items():
         assert "new run" not in advice, code
     assert "Backup" in ADVICE["deploy.set_back"]
+
+
+def test_a_code_that_nobody_can_type_is_asked_for_by_name(
+    silodp: Silodp, drafted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert silodp("deploy", "seal", drafted, "--host", "localhost").status == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))  # as without -it in a container
+    told = silodp("deploy", "accept", drafted / "public", tmp_path / "server")
+    assert told.status == 2
+    assert "give --code CODE" in told.err.splitlines()[-1]
+    assert "[argument.value]" in told.err
+
+
+def test_a_public_folder_that_was_copied_into_another_is_named(
+    silodp: Silodp, drafted: Path, tmp_path: Path
+) -> None:
+    assert silodp("deploy", "seal", drafted, "--host", "localhost").status == 0
+    shutil.copytree(drafted / "public", drafted / "public" / "public")
+    told = silodp("deploy", "accept", drafted / "public", tmp_path / "server", "--code", "0")
+    assert_sentence(told, "has another public folder in it", code="deploy.public")
 
 
 def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:

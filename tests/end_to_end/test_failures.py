@@ -120,6 +120,16 @@ def test_an_error_that_nobody_expected_is_told_in_a_sentence_with_its_traceback_
     )
 
 
+def test_a_file_of_another_user_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent mistake in a container, where the user of the image must own the folders."""
+    monkeypatch.setattr("os.geteuid", lambda: 10_001)
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "server" / "identity.key"))
+    told = describe_failure(error).sentence
+    assert f"of user {tmp_path.stat().st_uid}, while this is user 10001" in told
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid)
+    assert "of user" not in describe_failure(error).sentence
+
+
 def test_numbers_are_checked_before_anything_computes_with_them() -> None:
     for good in (0, -0.0, 1e-50, -1e38, float("inf"), float("nan"), 10**9):
         Range().check("x", good)

@@ -32,7 +32,7 @@ TINY = Job(
 )
 
 
-def test_pieces_are_run_once_and_a_lost_line_comes_back(tmp_path, monkeypatch):
+def test_pieces_are_run_once_and_a_lost_line_comes_back(tmp_path, monkeypatch, capsys):
     assert results.run_missing([TINY], tmp_path) == 0
     path = tmp_path / "tiny.jsonl"
     lines = path.read_text().splitlines()
@@ -46,7 +46,9 @@ def test_pieces_are_run_once_and_a_lost_line_comes_back(tmp_path, monkeypatch):
     assert [line | {"seconds": 0} for line in again] == [json.loads(line) | {"seconds": 0} for line in lines]
 
     monkeypatch.setattr(results_piece, "run", lambda piece, out: pytest.fail(f"{piece} is finished"))
+    capsys.readouterr()
     results.run_missing([TINY], tmp_path)
+    assert capsys.readouterr().out == "nothing is missing\n"
     assert len(results.finished(TINY, tmp_path)) == 2
     changed = replace(TINY, methods={"ours": stepped(2.0, 5.0, "uniform")})
     assert results.finished(changed, tmp_path) == {}
