@@ -62,7 +62,7 @@ def started(tmp_path: Path, silodp: Silodp, monkeypatch: pytest.MonkeyPatch) -> 
         compose("up", "--detach")
         yield Processes(folder)
     finally:
-        compose("down", check=False)
+        compose("down", "--volumes", check=False)
 
 
 def test_four_silos_in_containers_train_the_model_of_the_simulation(
