@@ -796,3 +796,22 @@ def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method
     silo.answer(asked)
     assert store.round(0).get("noisy/0") == drawn, "the same request has the same noise"
     assert len(silo.gate.ledger.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "method"),
+    [(Masked(), AVG), (Select(), HOME), (LATTICE, RECORDS)],
+    ids=["masked", "select", "lattice"],
+)
+def test_a_store_from_after_a_refusal_answers_nothing_that_was_not_charged(aggregator, method):
+    """A server may have a request refused, for example by its session, and wait for a backup to be made."""
+    parties = Parties(aggregator, method, rounds=10)
+    parties.transport.lost = lambda name, request: (name, request.kind) == ("silo1", "update")
+    with pytest.raises(SilodpError, match="silos left"):
+        parties.run_round(0)
+    silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
+    with refused("session.unknown"):
+        silo.answer(replace(asked, fields={**asked.fields, "session": "00" * 32}))
+    assert len(silo.gate.ledger.history) == 1
+    with refused("gate.set_back"):
+        silo.answer(asked)

@@ -108,9 +108,11 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
     assert other.blobs["nonce"] == asked.blobs["nonce"]
     with refused("gate.set_back"):  # the store has no answer to what was charged
         silo.answer(other)
-    silo.gate.withdraw(asked)  # the defense behind it
+    charged = parties.store_of("silo1").round(0)  # the defense behind it
+    charged.put("charging/0", other.digest().encode())
     with pytest.raises(SilodpError, match="the server sent ciphertexts under a seed seen before"):
         silo.answer(other)
+    charged.put("charging/0", asked.digest().encode())
     assert silo.answer(asked).blobs["masked"]
 
 
@@ -130,8 +132,9 @@ def test_two_attempts_of_one_roster_are_masked_apart():
     ]:
         parties.stores["silo1"].drop(name)
     parties.stores["silo1"].put("run/gate", State(step=5, session=0).encode())
-    silo.gate.withdraw(asked)  # else the gate refuses what was not charged
     again = encrypted(parties, replace(asked, attempt=1), key, 1)
+    # Else the gate refuses what was not charged.
+    parties.store_of("silo1").round(0).put("charging/0", again.digest().encode())
     sent.append(digits.from_bytes(silo.answer(again).blobs["masked"]))
     with pytest.raises(SilodpError, match="does not decrypt"):
         lattice_server(parties, key).decrypt(digits.subtract(*sent))

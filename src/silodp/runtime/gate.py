@@ -44,8 +44,6 @@ from silodp.wire.store import RoundStore
 
 STATE_KEY = "gate"
 """Key of the gate's state in a silo's store of a run."""
-_WITHDRAWN = b"withdrawn"
-"""In place of the digest of the request that a release was charged for: it was refused."""
 
 
 def name_answer(kind: str, round_: int, attempt: int | str) -> str:
@@ -428,22 +426,21 @@ class Gate:
                 "gate.rounds", "was asked for a release that the personal budgets were not planned for"
             )
         # Written before the charge. Until the store has an answer, only the very request that was charged may be
-        # asked again: its noise is derived from it, so the answer is the same. In a copy of the store from before the
-        # answer, another request would draw other noise, which is a second release for one charge.
+        # asked again, also where it was refused after the charge: its noise is derived from it, so the answer is the
+        # same. In a copy of the store from before the answer, another request would draw other noise, which is a
+        # second release for one charge.
         store, place = self._store.round(request.round), f"charging/{release}"
         asked, before = request.digest().encode(), self.state
         if self.ledger.charged(request.round, release):
             first = store.get(place)
             is_answered = before.attempt >= 0 and (before.round, before.release) == (request.round, release)
-            if first is None or (first not in (asked, _WITHDRAWN) and not is_answered):
+            if first is None or (first != asked and not is_answered):
                 self._refuse(
                     "gate.set_back",
                     f"has charged round {request.round + 1}, but its store does not have the round, or has "
-                    "another request and no answer to it: the store is an old copy; restore the newest one, or begin a "
-                    "new run",
+                    "another request and no answer to it: the store is an old copy, or the server has asked something "
+                    "else before; restore the newest store, or begin a new run",
                 )
-            if first == _WITHDRAWN:
-                store.put(place, asked)
             return
         store.put(place, asked)
         # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
@@ -463,16 +460,6 @@ class Gate:
         if (phrase := self._find_exceeded(events)) is not None:
             self._refuse("gate.budget", f"would have spent {phrase}, after round {request.round + 1}")
         self.ledger.charge(request.round, release, events)
-
-    def withdraw(self, request: Message) -> None:
-        """Let another request take the place of one that was charged and then refused: nothing of it was sent.
-
-        Args:
-            request: A request that `charge` has charged.
-        """
-        if request.kind == self.script.update.name:
-            release = 0 if self.script.open is None else request.fields["release"]
-            self._store.round(request.round).put(f"charging/{release}", _WITHDRAWN)
 
     def _refuse(self, code: str, what: str) -> NoReturn:
         raise SilodpError(f"silo '{self._name}' {what}; nothing was sent.", code=code)

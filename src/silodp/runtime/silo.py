@@ -143,11 +143,7 @@ class Silo:
         # In this order a crash can leave a charge without an answer, and never an answer without a charge.
         state = self.gate.next_state(request)
         self.gate.charge(request)
-        try:
-            answer = self._handlers[request.kind](request)
-        except SilodpError:
-            self.gate.withdraw(request)
-            raise
+        answer = self._handlers[request.kind](request)
         answers.put(key, digest + answer.encode())
         self.gate.commit(state, request)
         if request.kind == "update":
