@@ -29,6 +29,8 @@ from timing import show_help
 DATA = Path("../shared/data")
 METHOD = UldpAvg(5.0, 0.1, LocalTraining(learning_rate=0.01, epochs=1, batch_size=8), weighting="records")
 
+ROUNDS = 4
+
 
 def zipf_federation(users: int, silos: int, features: int, records: int) -> Federation:
     """Made-up records of two classes: persons ∝ rank^−½, silos of a person ∝ rank^−2 in a random order."""
@@ -41,9 +43,6 @@ def zipf_federation(users: int, silos: int, features: int, records: int) -> Fede
     y = (x[:, 0] > 0).astype(np.int64)
     tables = [SiloData(f"silo{s}", x[silo == s], y[silo == s], user[silo == s]) for s in range(silos)]
     return Federation(tuple(tables), users, None, classes=2)
-
-
-ROUNDS = 4
 
 
 def phases(federation: Federation, task: Task, method: UldpAvg, aggregator: Aggregator) -> dict[str, float]:

@@ -12,8 +12,8 @@ the lines of the jobs concerned.
     python benchmarks/results.py --tables       write the tables of docs/results.md from the lines
     python benchmarks/results.py --workers 8    the same lines, of eight pieces at a time (needs silodp[ray])
 
-Figure 5 as printed is 1,341 core hours. Its jobs begin with "printed" and run only where they are named. With
---cluster, all machines have this checkout, its environment and its runs/ at the same paths.
+Figure 5 as printed takes weeks (--list says how long). Its jobs begin with "printed" and run only where they are named.
+With --cluster, all machines have this checkout, its environment and its runs/ at the same paths.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_every_share_has_its_noise(monkeypatch):
 
 
 @pytest.mark.parametrize(("aggregator", "method"), [(SELECT, SAMPLED_HOME), (LATTICE, SAMPLED)])
-def test_a_rounds_sample_hangs_on_no_other_round(aggregator, method):
+def test_a_rounds_sample_depends_on_no_other_round(aggregator, method):
     """The server knows its own part of a round; with one κ for all rounds it would learn of the next."""
     hidden = replace(aggregator, hidden_sample=10)
     with hidden_samples(hidden.sampling_ratio(method)) as seen:

@@ -430,9 +430,9 @@ class Gate:
         # same. In a copy of the store from before the answer, another request would draw other noise, which is a
         # second release for one charge.
         store, place = self._store.round(request.round), f"charging/{release}"
-        asked, before = request.digest().encode(), self.state
+        asked = request.digest().encode()
         if self.ledger.charged(request.round, release):
-            first = store.get(place)
+            first, before = store.get(place), self.state
             is_answered = before.attempt >= 0 and (before.round, before.release) == (request.round, release)
             if first is None or (first != asked and not is_answered):
                 self._refuse(
