@@ -123,10 +123,11 @@ def test_the_operator_decides_about_evaluations(parts: str, kind: str, tmp_path:
         assert (agreed["evaluation"], agreed["evaluations"]) == (kind, 2)
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
         assert policy.evaluation == [kind]
-        policy.check(consortium.digest, consortium.spec, ())
+        columns = consortium.list_columns("silo-1")
+        policy.check(consortium.digest, consortium.spec, columns)
         for allowed in (["none"], ["none", "local", *["sums"] * bool(parts)]):
             with pytest.raises(SilodpError) as caught:
                 policy.model_copy(update={"evaluation": allowed}).check(
-                    consortium.digest, consortium.spec, ()
+                    consortium.digest, consortium.spec, columns
                 )
             assert (caught.value.code, caught.value.field) == ("policy.not_allowed", "evaluation")

@@ -153,7 +153,8 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
     with start_consortium(tmp_path, MASKED) as processes:
         consortium = Consortium.load(processes.public)
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
-        policy.check(consortium.digest, consortium.spec, ())
+        columns = consortium.list_columns("silo-1")
+        policy.check(consortium.digest, consortium.spec, columns)
         for change, code in (
             ({"accepted": ["0" * 64]}, "policy.digest"),
             ({"methods": ["rpdp"]}, "policy.not_allowed"),
@@ -163,7 +164,7 @@ def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
             ({"allow_seed": False}, "policy.not_allowed"),
         ):
             with pytest.raises(SilodpError) as caught:
-                policy.model_copy(update=change).check(consortium.digest, consortium.spec, ())
+                policy.model_copy(update=change).check(consortium.digest, consortium.spec, columns)
             assert caught.value.code == code
 
 

@@ -217,14 +217,16 @@ def accept(
     _check_options(
         is_server, data=data, index=index, lifetime_epsilon=lifetime_epsilon, allow_counts=allow_counts
     )
-    agreed = acceptance.describe_agreement(consortium)
+    # Whose key is in the folder: a silo sees what is read of its own table.
+    name = None if is_server else find_name(folder, consortium)
+    agreed = acceptance.describe_agreement(consortium, name)
     if not as_json:
         for line in format_agreement(agreed):
             log(line)
     given = _ask_code() if code is None else code
     _check_code(given, consortium.code)
     result = {"digest": consortium.digest, "policy": None, "agreement": agreed}
-    if is_server:
+    if name is None:
         accept_digest(folder, consortium.digest)
         start = format_command("server", public, folder)
         show(result, as_json, [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: {start}"])
@@ -232,7 +234,6 @@ def accept(
     table = _find_file(folder, "data", str(data))
     numbers = "" if index is None else _find_file(folder, "index", index)
     # What is wrong with the table is seen here, and not when the other silos wait.
-    name = find_name(folder, consortium)
     records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
     is_new = not has_accepted(folder, consortium.digest)
     policy = acceptance.write_policy(

@@ -18,7 +18,8 @@ class PersonKey:
     Only where two runs have the same key, the ε of one person in both can be added up.
 
     Attributes:
-        column: The column of the silo's table that identifies persons; "" where the data set numbers persons.
+        column: The column of the silo's table that identifies persons, as it is called there; of a simulation also its
+            other names in single silos; "" where the data set numbers persons.
         identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without a profile.
         list_digest: SHA-256 (hex) of the public list of persons, in any order; of the name of the data set and U where
             the data set numbers persons; "" with an identity profile.
@@ -29,13 +30,14 @@ class PersonKey:
     list_digest: str
 
     @classmethod
-    def of(cls, schema: Schema | None, source: str, users: int | None) -> PersonKey:
+    def of(cls, schema: Schema | None, source: str, users: int | None, silo: str | None = None) -> PersonKey:
         """Return the key of a run.
 
         Args:
             schema: How the silos' tables are read; None where the data set numbers persons.
             source: The name of the data set.
             users: U.
+            silo: Whose table it is; None: all silos together, as in a simulation.
         """
         if schema is None:
             return cls("", "", _digest([source, users]))
@@ -43,7 +45,9 @@ class PersonKey:
         profile, listed = schema.read_identity(), schema.read_users()
         keys = None if listed is None else sorted({text_of(key) for key in listed})
         return cls(
-            schema.user, "" if profile is None else profile.digest, "" if keys is None else _digest(keys)
+            _name_column(schema, silo),
+            "" if profile is None else profile.digest,
+            "" if keys is None else _digest(keys),
         )
 
     def encode(self) -> bytes:
@@ -65,6 +69,17 @@ class PersonKey:
         return join_names(
             told for field, told in changes.items() if getattr(earlier, field) != getattr(self, field)
         )
+
+
+def _name_column(schema: Schema, silo: str | None) -> str:
+    """Return the name of the column of persons in a silo's table; of all silos also where it has another name."""
+    if silo is not None:
+        return schema.name_columns(silo)[schema.user]
+    # No silo is called "", so this is the name in every table about which nothing else is said.
+    common = schema.name_columns("")[schema.user]
+    found = {one: schema.name_columns(one)[schema.user] for one in {*schema.silos, *schema.readers}}
+    others = [f"{one}: {name}" for one, name in sorted(found.items()) if name != common]
+    return f"{common} ({', '.join(others)})" if others else common
 
 
 def _digest(content: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.views import Adversary
+from silodp.data.tables.schema import Schema
 from silodp.deploy import AUDIT, POLICY, STORE
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.lifetime import PLAN, compute_lifetime_cost
@@ -23,14 +24,20 @@ from silodp.wire.files import PRIVATE_FILE, write_durably
 from silodp.wire.store import DirectoryStore
 
 
-def describe_agreement(consortium: Consortium) -> dict[str, Any]:
-    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
+def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[str, Any]:
+    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties.
+
+    Args:
+        consortium: The sealed public folder.
+        silo: Name of the silo, whose table's names are given as "table", and by whose column persons are told apart;
+            None at the server.
+    """
     spec, roster = consortium.stated_spec, consortium.sealed
     derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
     # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
     all_answer = spec.min_silos == len(spec.names)
     schema = consortium.resolved.table_schema
-    persons = consortium.persons
+    persons = consortium.identify_persons(silo)
     profile = None if schema is None else schema.read_identity()
     # A method with one bounded row per silo computes no person; sums of counts do.
     computes_persons = supports(type(spec.method), "can_separate") or spec.charged_evaluation
@@ -53,13 +60,16 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "evaluation": None if spec.evaluation is None else spec.evaluation.kind,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
-        "labels": list(consortium.labels),
+        "labels": consortium.list_columns("")["labels"],
+        "silo": silo,
+        "table": None if silo is None else consortium.list_columns(silo),
         "references": {
             field: reference.removeprefix(f"{consortium.folder.resolve()}/")
             for field, reference in consortium.references.items()
         },
         "files": {name: asdict(file) for name, file in consortium.other_files.items()},
-        "mappings": {} if schema is None else {silo: asdict(one) for silo, one in schema.silos.items()},
+        "mappings": {} if schema is None else {name: asdict(one) for name, one in schema.silos.items()},
+        "roles": {} if schema is None else _describe_roles(schema),
         "users": spec.data.users,
         "persons": {
             **asdict(persons),
@@ -76,6 +86,17 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "digest": consortium.digest,
         "code": consortium.code,
     }
+
+
+def _describe_roles(schema: Schema) -> dict[str, str]:
+    """Return what a run takes from each column that is no feature, by its name in the configuration, as a phrase."""
+    roles = {
+        "who a person is": (schema.user,),
+        "what is predicted": (*schema.label_columns, schema.event, schema.time),
+        "which records are held out": (schema.split,),
+        "how much ε a record may be charged": (schema.budget,),
+    }
+    return {column: told for told, columns in roles.items() for column in columns if column is not None}
 
 
 def describe_settings(part: Any) -> dict[str, str]:
@@ -143,7 +164,7 @@ def write_policy(
         changes = {"accepted": digests, "data": data, "index": index}
         policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
-        spec = consortium.stated_spec
+        spec, read = consortium.stated_spec, consortium.list_columns(name)
         listed = compute_lifetime_cost(spec, name, spec.delta)
         needed = compute_lifetime_cost(spec, name, spec.delta, certificates=DEFAULT_CERTIFICATES)
         # A filter is fixed before the first release. Where ciphertexts leave it no room, the limit that holds for runs
@@ -171,8 +192,9 @@ def write_policy(
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.kind],
-            columns=list(spec.data.features),
-            labels=list(consortium.labels),
+            columns=read["columns"],
+            labels=read["labels"],
+            budget=read["budget"],
             allow_counts=allow_counts,
             require_separate=spec.separate,
             min_silos=spec.min_silos,

@@ -234,19 +234,37 @@ class Consortium:
         known = {CONFIG, DATA, SPEC, ROSTER, AUTHORITY, *(f"{CERTIFICATES}/{name}.pem" for name in parties)}
         return {name: file for name, file in self.files.items() if name not in known}
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns that a model learns to predict: the label, or event and time; () where no schema names them."""
+    def list_columns(self, silo: str) -> dict[str, list[str]]:
+        """Return what the run reads of a silo's table, by the names and texts of that table.
+
+        The configuration may call a column of this table by the name of another one (`data.schema.silos`), so its own
+        names say nothing to the silo.
+
+        Args:
+            silo: Name of the silo; "" for the names of the configuration.
+
+        Returns:
+            By field of the policy: "columns" (features, and the column of the split), "labels" (the label, or event and
+            time) and "budget"; where no schema names columns, only the features of data.json.
+        """
         schema = self.resolved.table_schema
         if schema is None:
-            return ()
-        return (*schema.label_columns, *filter(None, (schema.event, schema.time)))
+            return {"columns": list(self.data.features), "labels": [], "budget": []}
+        names = schema.name_columns(silo)
 
-    @property
-    def persons(self) -> PersonKey:
-        """How the run assigns records to persons."""
+        def name(*columns: str | None) -> list[str]:
+            return [names[column] for column in columns if column is not None]
+
+        return {
+            "columns": [*schema.name_features(silo), *name(schema.split)],
+            "labels": name(*schema.label_columns, schema.event, schema.time),
+            "budget": name(schema.budget),
+        }
+
+    def identify_persons(self, silo: str | None) -> PersonKey:
+        """Return how records of a silo's table are assigned to persons; None: as the configuration names the column."""
         source = str(self.resolved.config.data["source"])
-        return PersonKey.of(self.resolved.table_schema, source, self.data.users)
+        return PersonKey.of(self.resolved.table_schema, source, self.data.users, silo)
 
     @cached_property
     def digest(self) -> str:

@@ -6,7 +6,7 @@ Without either, a party executes nothing of a public folder.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -55,9 +55,12 @@ class Policy(BaseModel):
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
         evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums",
             "sums by silo"); an empty list allows all.
-        columns: Features that a model may be trained on; an empty list allows those of the accepted data description.
-        labels: Columns that a model may learn to predict, which are the label, or event and time; an empty list allows
-            those of the accepted configuration.
+        columns: What features may be made of, by the names and texts of this silo's table: "NAME", "NAME is missing",
+            "NAME=TEXT"; also the column of the split. An empty list allows those of the accepted configuration.
+        labels: Columns of this silo's table that a model may learn to predict, which are the label, or event and time;
+            an empty list allows those of the accepted configuration.
+        budget: The column of this silo's table that may say how much ε a record may be charged; an empty list allows
+            that of the accepted configuration.
         allow_counts: Whether a method may ask for the number of records of each person in clear.
         require_separate: Whether every person (or record) must be computed alone, so that ε holds for models that a
             server chooses for an attack.
@@ -89,6 +92,7 @@ class Policy(BaseModel):
     evaluation: list[str] = []
     columns: list[str] = []
     labels: list[str] = []
+    budget: list[str] = []
     allow_counts: bool = False
     require_separate: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
@@ -101,13 +105,13 @@ class Policy(BaseModel):
     max_answers: Annotated[int, Field(ge=1)] = 1_000_000
     max_run_days: Annotated[int, Field(ge=1)] = 365
 
-    def check(self, digest: str, spec: RunSpec, labels: Collection[str]) -> None:
+    def check(self, digest: str, spec: RunSpec, columns: Mapping[str, Collection[str]]) -> None:
         """Refuse a run that the operator has not allowed.
 
         Args:
             digest: Digest of the public folder, as `Consortium.digest`.
             spec: Specification of the run.
-            labels: Columns that the run learns to predict (`Consortium.labels`).
+            columns: What the run reads of this silo's table (`Consortium.list_columns`).
 
         Raises:
             SilodpError: The digest was not accepted, or the policy does not allow the run (codes policy.*).
@@ -125,8 +129,9 @@ class Policy(BaseModel):
             ("methods", "uses", [spec.method.name], self.methods),
             ("aggregators", "uses", [spec.aggregator.name], self.aggregators),
             ("evaluation", "uses", [kind], self.evaluation),
-            ("columns", "trains on", spec.data.features, self.columns),
-            ("labels", "learns to predict", labels, self.labels),
+            ("columns", "trains on", columns["columns"], self.columns),
+            ("labels", "learns to predict", columns["labels"], self.labels),
+            ("budget", "takes budgets of records from", columns["budget"], self.budget),
         ):
             # An empty list allows whatever the accepted folder names, and so leaves nothing over.
             if extra := sorted(set(used) - set(listed or used)):

@@ -121,7 +121,7 @@ class SiloService:
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
-        self._persons = consortium.persons if self._spec.method.unit == "user" else None
+        self._persons = consortium.identify_persons(name) if self._spec.method.unit == "user" else None
 
     @property
     def answers(self) -> int:
@@ -306,7 +306,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         )
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
-    check_policy(policy, consortium)  # before a record is read
+    check_policy(policy, consortium, name)  # before a record is read
     # Two processes with the same folder would each charge a ledger that the other does not see.
     with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
@@ -319,15 +319,15 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
                 ledger.close()
 
 
-def check_policy(policy: Policy, consortium: Consortium) -> None:
-    """Check that the operator has accepted a public folder, and that the policy allows its run.
+def check_policy(policy: Policy, consortium: Consortium, name: str) -> None:
+    """Check that a silo's operator has accepted a public folder, and that the policy allows its run on this table.
 
     No code of the folder is executed: the run is read from its specification, which `Consortium.spec` compares later.
 
     Raises:
         SilodpError: As `Policy.check`, or the folder states another run than follows from it (code deploy.spec).
     """
-    policy.check(consortium.digest, consortium.stated_spec, consortium.labels)
+    policy.check(consortium.digest, consortium.stated_spec, consortium.list_columns(name))
 
 
 def check_participation(folder: Path, consortium: Consortium, policy: Policy) -> None:
@@ -336,9 +336,11 @@ def check_participation(folder: Path, consortium: Consortium, policy: Policy) ->
     Raises:
         SilodpError: As `check_policy` and `check_persons`.
     """
-    check_policy(policy, consortium)
+    name = find_name(folder, consortium)
+    check_policy(policy, consortium, name)
     if consortium.stated_spec.method.unit == "user" and (folder / STORE).exists():
-        check_persons(DirectoryStore(folder / STORE), folder, consortium.persons, policy.persons)
+        key = consortium.identify_persons(name)
+        check_persons(DirectoryStore(folder / STORE), folder, key, policy.persons)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:

@@ -389,11 +389,12 @@ def test_the_first_charge_fixes_the_plan(tmp_path: Path) -> None:
 def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(separate: bool, tmp_path: Path) -> None:
     """Else the coordinator's next public folder could leave it out, and let its server choose models."""
     parties = make_parties(tmp_path, CONFIG if separate else f"separate = false\n{CONFIG}")
-    spec = Consortium.load(parties / "public").spec
-    policy = Policy.load(parties / "silos" / spec.names[0] / "policy.toml")
-    policy.check(policy.accepted[0], spec, ())
+    consortium = Consortium.load(parties / "public")
+    spec, columns = consortium.spec, consortium.list_columns("silo-1")
+    policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml")
+    policy.check(policy.accepted[0], spec, columns)
     with refused("policy.not_allowed") if separate else nullcontext():
-        policy.check(policy.accepted[0], replace(spec, separate=not separate), ())
+        policy.check(policy.accepted[0], replace(spec, separate=not separate), columns)
 
 
 SURVIVAL = """
@@ -423,11 +424,11 @@ def test_a_silo_limits_the_columns_that_a_model_learns_to_predict(
     home = parties / "silos" / "north"
     policy = Policy.load(home / "policy.toml")
     assert policy.labels == labels
-    check_policy(policy, consortium)
+    check_policy(policy, consortium, "north")
     for other in labels:
         limited = policy.model_copy(update={"labels": ["age", *(one for one in labels if one != other)]})
         with refused("policy.not_allowed") as caught:
-            check_policy(limited, consortium)
+            check_policy(limited, consortium, "north")
         assert caught.value.field == "labels"
         (home / "policy.toml").write_text(limited.to_toml())
         with refused("policy.not_allowed"), open_silo(home, consortium):
@@ -436,7 +437,7 @@ def test_a_silo_limits_the_columns_that_a_model_learns_to_predict(
             write_policy(home, consortium, "records.npz")
     earlier = policy.model_dump(exclude={"labels"})
     (home / "policy.toml").write_text(tomli_w.dumps(earlier))
-    check_policy(Policy.load(home / "policy.toml"), consortium)
+    check_policy(Policy.load(home / "policy.toml"), consortium, "north")
 
 
 PROFILE = 'identity = "profile.toml"'

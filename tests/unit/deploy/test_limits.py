@@ -429,27 +429,29 @@ def test_a_run_that_began_long_ago_is_not_answered(parties: Path, tmp_path: Path
 
 
 def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
-    spec = Consortium.load(parties / "public").spec
+    consortium = Consortium.load(parties / "public")
+    spec, columns = consortium.spec, consortium.list_columns("silo-1")
     policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml")
     digest = policy.accepted[0]
-    policy.model_copy(update={"max_message_bytes": find_max_bytes(spec)}).check(digest, spec, ())
+    policy.model_copy(update={"max_message_bytes": find_max_bytes(spec)}).check(digest, spec, columns)
     with refused("policy.not_allowed") as caught:
-        policy.model_copy(update={"max_message_bytes": find_max_bytes(spec) - 1}).check(digest, spec, ())
+        policy.model_copy(update={"max_message_bytes": find_max_bytes(spec) - 1}).check(digest, spec, columns)
     assert caught.value.field == "max_message_bytes"
 
 
 def test_counts_leave_a_silo_in_clear_only_where_its_operator_allows_it(parties: Path) -> None:
-    spec = Consortium.load(parties / "public").spec
+    consortium = Consortium.load(parties / "public")
+    spec, columns = consortium.spec, consortium.list_columns("silo-1")
     policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml").model_copy(update={"aggregators": []})
     digest = policy.accepted[0]
     by_records = replace(spec, method=replace(spec.method, weighting="records"))
-    policy.check(digest, spec, ())
+    policy.check(digest, spec, columns)
     with refused("policy.not_allowed") as caught:
-        policy.check(digest, by_records, ())
+        policy.check(digest, by_records, columns)
     assert caught.value.field == "allow_counts"
-    policy.model_copy(update={"allow_counts": True}).check(digest, by_records, ())
+    policy.model_copy(update={"allow_counts": True}).check(digest, by_records, columns)
     nobody_sees_them = Lattice(count_cap=3, attempts=20)
-    policy.check(digest, replace(by_records, aggregator=nobody_sees_them), ())
+    policy.check(digest, replace(by_records, aggregator=nobody_sees_them), columns)
 
 
 def test_an_operator_accepts_a_first_run_with_counts_in_clear(parties: Path, tmp_path: Path) -> None:

@@ -95,14 +95,15 @@ def test_a_run_in_which_a_person_is_somebody_else_is_refused(
     with refused("policy.persons") as caught:
         parties.take_part(other)
     assert (parties.home / "policy.toml").read_text() == accepted.to_toml()
-    assert other.persons.digest in str(caught.value)
+    digest = other.identify_persons("north").digest
+    assert digest in str(caught.value)
     # The same where it was accepted before the first run, so that only the silo can see it.
     both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest]})
     (parties.home / "policy.toml").write_text(both.to_toml())
     with refused("policy.persons"), open_silo(parties.home, other):
         pass
     # The operator answers for it that both name the same persons.
-    same = both.model_copy(update={"persons": [other.persons.digest]})
+    same = both.model_copy(update={"persons": [digest]})
     (parties.home / "policy.toml").write_text(same.to_toml())
     parties.only_open(other)
 
@@ -135,7 +136,7 @@ def test_what_records_and_what_persons_spend_is_not_added_up(parties: Parties) -
     accepted = Policy.load(parties.home / "policy.toml")
     both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest], "methods": []})
     (parties.home / "policy.toml").write_text(both.to_toml())
-    both.check(other.digest, other.stated_spec, other.labels)
+    both.check(other.digest, other.stated_spec, other.list_columns("north"))
     with refused("policy.not_allowed") as caught, open_silo(parties.home, other):
         pass
     assert caught.value.field == "methods"

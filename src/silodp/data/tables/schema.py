@@ -316,6 +316,34 @@ class Schema:
         named = (self.user, *self.label_columns, self.event, self.time, self.split, self.budget)
         return (*(column for column in named if column is not None), *self.feature_columns)
 
+    def name_columns(self, silo: str) -> dict[str, str]:
+        """Return column → its name in the table of a silo, behind that of the sheet where one is set ("May!age")."""
+        mapping, sheet = self.silos.get(silo, TableMapping()), self.readers.get(silo, self.reader).sheet
+        place = "" if sheet is None else f"{sheet}!"
+        return {column: place + header_text(mapping.columns.get(column, column)) for column in self.columns}
+
+    def name_features(self, silo: str) -> tuple[str, ...]:
+        """Return what features are made of in the table of a silo, by the names and texts of that table.
+
+        Returns:
+            A numeric column's name, and "NAME is missing" for its indicator; for a categorical column "NAME=TEXT" for
+            every text that counts as a category, also one that does so because it stands for no value.
+        """
+        names, mapping = self.name_columns(silo), self.silos.get(silo, TableMapping())
+        found = [
+            name
+            for column, one in self.numeric_columns().items()
+            for name in one.list_features(names[column])
+        ]
+        for column, categorical in self.categorical_columns().items():
+            texts = mapping.values.get(column, {})
+            # A mapped text is no longer the category that it spells.
+            own = [*(text for text in map(to_cell, categorical.categories) if text not in texts), *texts]
+            if categorical.missing is not None:
+                own += map(text_of, self.readers.get(silo, self.reader).missing)
+            found += [f"{names[column]}={text}" for text in dict.fromkeys(own)]
+        return tuple(found)
+
     def find_setting(self, column: str) -> str:
         """Return the setting that declares a column, for example "data.schema.label" or "data.schema.numeric.age"."""
         for name in ("user", "event", "time", "split", "budget"):
