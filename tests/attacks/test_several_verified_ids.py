@@ -28,6 +28,7 @@ from support.specs import make_spec
 
 SILOS, VERIFIED, USERS = 4, 3, 8
 SHARE = 0.8
+OTHER = np.nextafter((1 - SHARE) / SILOS, 0)
 
 
 def federate(person: bool) -> Federation:
@@ -70,6 +71,23 @@ def test_all_ids_of_a_person_move_a_sum_by_one_clip_together(weighting, aggregat
     assert moved[None] == pytest.approx(1.0 + SILOS, rel=1e-3)
 
 
+def test_a_server_that_gives_every_other_id_the_weight_of_all_is_refused(monkeypatch):
+    """Each silo knows S, so it keeps its part: else a person weighs λ + S·(1 − λ), 5.5 with ten silos and λ = .5."""
+
+    def give_all(self, weights):
+        return np.where(np.arange(weights.shape[1]) < self.users, self.share * weights, 1 - self.share)
+
+    method = UldpSgd(1e-6, clip=1.0, weighting="home", verified=VerifiedIds(VERIFIED, SHARE))
+    monkeypatch.setattr(VerifiedIds, "divide", give_all)
+    with pytest.raises(SilodpError) as refused:
+        sum_rows(method, True, Plain())
+    assert refused.value.code == "gate.allotment"
+    # What the sum would move by, where one clip is charged.
+    monkeypatch.setattr(VerifiedIds, "check", lambda self, weights, silos: None)
+    moved = np.linalg.norm(sum_rows(method, True, Plain()) - sum_rows(method, False, Plain()))
+    assert moved == pytest.approx(SHARE + SILOS * (1 - SHARE), rel=1e-3)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8, 0.95, 1 - 1e-9])
 @pytest.mark.parametrize("silos", [1, 2, 3, 6, 7, 20, 49, 50, 1000])
 def test_weights_of_a_person_never_add_to_more_than_one(silos, share):
@@ -80,22 +98,23 @@ def test_weights_of_a_person_never_add_to_more_than_one(silos, share):
     total = sum(map(Fraction, weights[:, 0].tolist())) + sum(map(Fraction, weights[:, 2].tolist()))
     assert 1 - Fraction(1, 10**12) < total <= 1
     for silo, one in zip(weights, counts, strict=True):
-        assert method.check_weights(silo, one) is None
+        assert method.check_weights(silo, one, FederationSize(silos, 3)) is None
 
 
 @pytest.mark.parametrize(
     ("sent", "wrong"),
     [
-        ([SHARE, 0.0, 0.1], None),
-        ([1.0, 0.0, 0.1], "verified.share"),
-        ([0.5, 0.0, 0.1], "neither"),
-        ([SHARE, 0.0, 0.3], "verified.share"),
-        ([SHARE, 0.1, 0.1], "no record"),
+        ([SHARE, 0.0, OTHER], None),
+        ([1.0, 0.0, OTHER], "verified.share"),
+        ([0.5, 0.0, OTHER], "neither"),
+        ([SHARE, 0.0, np.nextafter(OTHER, 1)], "verified.share"),
+        ([SHARE, 0.0, 1 - SHARE], "verified.share"),
+        ([SHARE, OTHER, OTHER], "no record"),
     ],
 )
 def test_a_silo_refuses_weights_of_verified_and_of_other_ids(sent, wrong):
     method = UldpAvg(1.0, weighting="home", verified=VerifiedIds(2, SHARE))
-    found = method.check_weights(np.array(sent), np.array([2, 0, 1]))
+    found = method.check_weights(np.array(sent), np.array([2, 0, 1]), FederationSize(SILOS, 3))
     assert (found is None) if wrong is None else wrong in str(found)
 
 

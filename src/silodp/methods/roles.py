@@ -189,7 +189,9 @@ class UserWeights:
         # Broadcast: S·U equal numbers take the memory of one.
         return np.broadcast_to(1.0 / population.silos, (population.silos, population.users))
 
-    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(
+        self, weights: np.ndarray, counts: np.ndarray, population: FederationSize
+    ) -> str | None:
         """Check the weights that the server sends to a silo; a silo does not trust the server.
 
         A silo sees its own weights only, so it cannot check that a user's weights add to at most 1 over all silos.
@@ -197,6 +199,7 @@ class UserWeights:
         Args:
             weights: The silo's finite weights (U,) float64.
             counts: The `count_for_weights` of the silo, (U,) int64.
+            population: The public size of the federation.
 
         Returns:
             What is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.

@@ -71,15 +71,17 @@ class VerifiedIds(Settings, prefix="verified."):
         Returns:
             The weights (S, U) float64.
         """
-        silos = len(weights)
-        # Rounded down, so that rounding does not take a person's ids above 1.
-        other = np.nextafter((1 - self.share) / silos, 0)
         verified = np.arange(weights.shape[1]) < self.users
-        return np.where(verified, self.share * weights, other)
+        return np.where(verified, self.share * weights, self._weigh_others(len(weights)))
 
-    def check(self, weights: np.ndarray) -> str | None:
-        """Return what is wrong with a silo's weights (U,), as the end of a sentence; None: nothing."""
-        most = np.where(np.arange(len(weights)) < self.users, self.share, 1 - self.share)
+    def _weigh_others(self, silos: int) -> float:
+        """Return (1 − λ)/S, rounded down, so that rounding does not take a person's ids above 1."""
+        return float(np.nextafter((1 - self.share) / silos, 0))
+
+    def check(self, weights: np.ndarray, silos: int) -> str | None:
+        """Return what is wrong with the weights (U,) of one of S silos, as the end of a sentence; None: nothing."""
+        # A person may have one of the other ids in every silo, so each silo keeps its S-th part.
+        most = np.where(np.arange(len(weights)) < self.users, self.share, self._weigh_others(silos))
         return "is above what its id may weigh (verified.share)" if (weights > most).any() else None
 
 
@@ -308,14 +310,16 @@ class UldpAvg(base.Method):
         """Whether a person may have other ids beside a verified one."""
         return self.verified is not None
 
-    def check_weights(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+    def check_weights(
+        self, weights: np.ndarray, counts: np.ndarray, population: roles.FederationSize
+    ) -> str | None:
         """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
-        problem = super().check_weights(weights, counts)
+        problem = super().check_weights(weights, counts, population)
         if problem is None and (weights[counts == 0] != 0).any():
             problem = "is for a person who has no record here"
         whole, meaning = 1.0, "1"
         if problem is None and self.verified is not None:
-            problem = self.verified.check(weights)
+            problem = self.verified.check(weights, population.silos)
             weights = weights[: self.verified.users]
             whole, meaning = self.verified.share, "verified.share"
         if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, whole)).all():

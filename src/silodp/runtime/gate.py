@@ -275,7 +275,8 @@ class Gate:
                 "(resuming the run does)",
             )
         if kind == "setup" and "weights" in request.arrays:
-            problem = self._spec.method.check_weights(request.arrays["weights"], self._counts)
+            weights, spec = request.arrays["weights"], self._spec
+            problem = spec.method.check_weights(weights, self._counts, spec.population)
             if problem is not None:
                 self._refuse("gate.allotment", f"was given weights of which one {problem}")
         return replace(state, step=state.step + 1)

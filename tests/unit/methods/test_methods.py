@@ -321,7 +321,7 @@ def test_a_silo_checks_the_weights_it_is_given():
         ("home", [0.5, 0.0, 1.0], "neither"),
         ("home", [1.0, 1.0, 1.0], "no record"),
     ]:
-        found = UldpAvg(1.0, weighting=weighting).check_weights(np.array(sent), counts)
+        found = UldpAvg(1.0, weighting=weighting).check_weights(np.array(sent), counts, FederationSize(2, 3))
         assert (found is None) == (problem is None)
         assert problem is None or problem in str(found)
 
