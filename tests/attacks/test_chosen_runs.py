@@ -111,14 +111,36 @@ def test_composing_and_refusing_at_the_limit_is_no_limit(name: str) -> None:
     assert found == pytest.approx(excess * DELTA, rel=0.02)
 
 
-@pytest.mark.parametrize("certificates", ["order-4", "order-6", "order-9", "gaussian", "default"])
-def test_a_filter_holds_whatever_is_chosen(game: tuple[Options, float], certificates: str) -> None:
+@pytest.mark.parametrize(
+    ("certificates", "most"),
+    [
+        (("order-4",), 0.16),
+        (("order-6",), 0.16),
+        (("order-9",), 0.19),
+        (("gaussian",), 0.16),
+        # The first release is the list, of which there are copies.
+        (("plan",), 0.99),
+        (DEFAULT_CERTIFICATES, 0.45),
+    ],
+)
+def test_a_filter_holds_whatever_is_chosen(
+    game: tuple[Options, float], certificates: tuple[str, ...], most: float
+) -> None:
     options, limit = game
-    (first, rounds), (second, more) = options
-    # Of the default certificates, the plan is three runs of the first kind and two of the second, in any order.
-    plan = {first: 3 * rounds, second: 2 * more}
-    rule = Filter(DELTA, plan=plan) if certificates == "default" else Filter(DELTA, (certificates,))
-    assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= 0.34 * DELTA
+    rule = Filter(DELTA, certificates)
+    assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= most * DELTA
+
+
+@pytest.mark.parametrize("copies", [(3, 2), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("certificates", "most"), [(("plan",), 1.0), (DEFAULT_CERTIFICATES, 0.5)])
+def test_copies_of_a_list_hold_whatever_is_chosen(
+    game: tuple[Options, float], copies: tuple[int, int], certificates: tuple[str, ...], most: float
+) -> None:
+    """Each list has so many runs of the first kind, and of the second."""
+    options, limit = game
+    plan = {event: n * rounds for n, (event, rounds) in zip(copies, options, strict=True) if n}
+    rule = Filter(DELTA, certificates, plan)
+    assert find_delta(options, limit, lambda charged: rule.admits(charged, limit)) <= most * DELTA
 
 
 @pytest.mark.parametrize("name", ANY_GAME)
@@ -139,7 +161,7 @@ def test_the_limit_of_a_silo_holds_by_its_filter(certificates: tuple[str, ...], 
         return lifetime.find_exceeded({"released": charges[0]}) is None
 
     found = find_delta(options, limit, admits)
-    assert found <= 0.34 * DELTA if certificates else found == pytest.approx(excess * DELTA, rel=0.02)
+    assert found <= 0.45 * DELTA if certificates else found == pytest.approx(excess * DELTA, rel=0.02)
 
 
 def test_the_limit_of_a_cohort_holds_by_its_filter(game: tuple[Options, float], tmp_path: Path) -> None:
@@ -158,7 +180,7 @@ def test_the_limit_of_a_cohort_holds_by_its_filter(game: tuple[Options, float], 
                 return False
             return True
 
-        assert find_delta(options, limit, admits) <= 0.34 * DELTA
+        assert find_delta(options, limit, admits) <= 0.45 * DELTA
         assert admits(Counter({first: 3 * rounds}))
 
 

@@ -278,7 +278,7 @@ class Cohort:
                 code="cohort.settle",
                 field="cohort",
             )
-        self._append({"kind": "settle", "run": run, "events": _encode_charges(charges)})
+        self._append({"kind": "settle", "run": run, "events": encode_charges(charges)})
 
     def add(self, run: CohortRun, over_limit: bool = False) -> None:
         """Add a run that was done before the cohort was asked, with what its ledger has.
@@ -339,7 +339,7 @@ class Cohort:
                     self.plan = run.charges
             case "settle":
                 run = self.runs[fields["run"]]
-                self.runs[run.run] = replace(run, charges=_decode_charges(fields["events"]), is_settled=True)
+                self.runs[run.run] = replace(run, charges=decode_charges(fields["events"]), is_settled=True)
             case "unknown":
                 self.unknown.append((str(fields["note"]), float(fields["epsilon"])))
             case "rehearsal":
@@ -419,11 +419,23 @@ def _select_promised(counts: Mapping[Event, int]) -> Mapping[Event, int] | None:
     return None if not counts or _find_reason(counts) is not None else counts
 
 
-def _encode_charges(charges: Counts) -> dict[str, list[Any]]:
-    return {a: [[event_to_dict(e), int(n)] for e, n in counts.items() if n] for a, counts in charges.items()}
+def encode_charges(charges: Counts) -> dict[str, list[Any]]:
+    """Return charges, JSON-ready and in one order."""
+    return {
+        adversary: sorted(
+            ([event_to_dict(event), int(n)] for event, n in counts.items() if n),
+            key=lambda pair: json.dumps(pair, sort_keys=True),
+        )
+        for adversary, counts in charges.items()
+    }
 
 
-def _decode_charges(stored: Mapping[str, Any]) -> dict[Adversary, Counter[Event]]:
+def decode_charges(stored: Mapping[str, Any]) -> dict[Adversary, Counter[Event]]:
+    """Return the inverse of `encode_charges`.
+
+    Raises:
+        ValueError, KeyError, TypeError: They are no charges that this version knows.
+    """
     if set(stored) - set(ADVERSARIES):
         raise ValueError("a line names an adversary that this version does not know")
     return {
@@ -437,12 +449,12 @@ def _encode_run(run: CohortRun) -> dict[str, Any]:
     fields = {name: value for name, value in vars(run).items() if name != "charges"}
     fields["disclosure"] = {adversary: tv for adversary, tv in run.disclosure.items() if tv}
     fields["persons"] = None if run.persons is None else dict(run.persons)
-    return {**fields, "events": _encode_charges(run.charges)}
+    return {**fields, "events": encode_charges(run.charges)}
 
 
 def _decode_run(fields: Mapping[str, Any]) -> CohortRun:
     known = {name: fields[name] for name in CohortRun.__dataclass_fields__ if name != "charges"}
-    run = CohortRun(**known, charges=_decode_charges(fields["events"]))
+    run = CohortRun(**known, charges=decode_charges(fields["events"]))
     if run.unit not in _UNITS or not all(0 <= tv <= 1 for tv in run.disclosure.values()):
         raise ValueError("a unit or a disclosure that this version does not know")
     return run

@@ -6,7 +6,7 @@ cross, and the choice between them by the first outcome, have more δ at the lim
 A filter is a rule, fixed before the first release, that is (ε, δ)-DP whatever is chosen (docs/privacy.md, section 12).
 
 Source: Rogers et al. 2016 (Privacy odometers and filters); Feldman and Zrnic 2021 (Individual privacy accounting via a
-Rényi filter); Tran, Räisä, Koskela and Honkela 2026 (arXiv 2602.06756).
+Rényi filter); Tran, Koskela, Räisä and Honkela 2026 (arXiv 2602.06756).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from silodp.accounting._gaussian import solve_epsilon
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
@@ -39,8 +40,9 @@ class Filter:
     holds after it (docs/privacy.md, section 12: the excess over ε, summed over the certificate that holds at the end,
     is at most the sum of their parts of δ). A certificate is:
 
-    - "plan": the releases are among a multiset that was fixed beforehand, charged by its accountant. Order and early
-      stopping are free.
+    - "plan": the releases are among copies of a list that was fixed beforehand, charged by its accountant: with n
+      releases of an event in the list, t copies have ⌈t·n⌉. Order and early stopping are free. Where no list was fixed,
+      it is the first release, so that equal releases are covered, in any number.
     - "gaussian": all are unsampled Gaussian releases, with Σ 1/σ² at most μ².
     - "order-A" (a whole number A of at least 2): the sum of the Rényi divergences of this one order is bounded.
 
@@ -49,7 +51,7 @@ class Filter:
     Attributes:
         delta: The δ of the limit, in (0, 1).
         certificates: The names of the certificates, at least one, each once.
-        plan: The releases of the plan with counts; None where none was fixed.
+        plan: The releases of the list with counts; None where none was fixed; of an empty one nothing is a copy.
     """
 
     delta: float
@@ -112,16 +114,25 @@ class Filter:
         }
         if not spent:
             return 0.0
-        planned = self.plan or {}
-        in_plan = all(count <= planned.get(event, 0) for event, count in spent.items())
-        by_plan = self._price_plan() if in_plan and PLAN in self.certificates else math.inf
         units = flatten_per_unit(spent.items())
-        return min(by_plan, max(self._certify(steps) for steps in units))
+        needed = [math.inf if steps is None else self._certify(steps) for steps in units]
+        return min(self._price_copies(spent), max(needed))
 
-    def _certify(self, steps: Steps | None) -> float:
-        """Return the smallest ε that a certificate other than the plan's gives for the steps of one kind of unit."""
-        if steps is None:
+    def _price_copies(self, spent: Mapping[Event, int]) -> float:
+        """Return ε of the fewest copies of the plan, whole or not, with all these releases; infinity where none has."""
+        plan = self.plan
+        if plan is None:
+            # Which event comes first was decided before anything was seen.
+            plan = dict.fromkeys(spent, 1) if len(spent) == 1 else {}
+        if PLAN not in self.certificates or not all(plan.get(event) for event in spent):
             return math.inf
+        # Exact: after rounding, of the lists for two numbers of copies none might be a part of the other.
+        copies = max(Fraction(count, plan[event]) for event, count in spent.items())
+        charges = {event: math.ceil(copies * count) for event, count in plan.items()}
+        return compute_epsilon(charges.items(), self._part(PLAN), choose_accountant(charges))
+
+    def _certify(self, steps: Steps) -> float:
+        """Return the smallest ε that a certificate other than the plan's gives for the steps of one kind of unit."""
         found = math.inf
         for name in self.certificates:
             if name == GAUSSIAN:
@@ -133,10 +144,6 @@ class Filter:
                 rho = float(sum_steps(steps, (float(order),))[0])
                 found = min(found, convert_rdp(order, rho, self._part(name)))
         return found
-
-    def _price_plan(self) -> float:
-        charges = (self.plan or {}).items()
-        return compute_epsilon(charges, self._part(PLAN), choose_accountant(event for event, _ in charges))
 
     def _part(self, certificate: str) -> float:
         """Return the part of δ of one certificate."""

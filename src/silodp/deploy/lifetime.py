@@ -6,7 +6,6 @@ Policies of earlier versions have none: what they compose is a limit for runs th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -19,7 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.events import Event, count_kinds, event_to_dict, explain_not_private
+from silodp.accounting.cohort import Counts, decode_charges, encode_charges
+from silodp.accounting.events import Event, count_kinds, explain_not_private
 from silodp.accounting.filters import Filter
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
@@ -33,8 +33,8 @@ from silodp.runtime.guarantees import count_charges, plan_releases
 from silodp.runtime.silo import make_ledger
 from silodp.wire.store import DirectoryStore, MemoryStore
 
-PLAN = "plan"
-"""Key in the silo's store: the digest of the charges of the first run that was charged (`digest_plan`)."""
+PLAN = "planned charges"
+"""Key in the silo's store: all charges of the first run that was charged (`encode_plan`)."""
 _NEW_RUN = "plan"
 """Stands for the id of a run that has not begun, among those of earlier runs."""
 
@@ -49,7 +49,7 @@ class LifetimeLedger:
         runs: The ledgers by run.
         certificates: Those of the filter by which the limits hold however runs are chosen; none: the limits hold for
             runs that were fixed beforehand.
-        plan: The charges of the filter's plan by adversary, with counts.
+        plan: The charges of the filter's plan, with counts.
         checked: By adversary with a limit, ε including the charge that `find_exceeded` checked last, as of a list that
             was fixed beforehand.
     """
@@ -58,7 +58,7 @@ class LifetimeLedger:
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
     certificates: tuple[str, ...] = ()
-    plan: Mapping[Adversary, Mapping[Event, int]] = field(default_factory=dict)
+    plan: Counts = field(default_factory=dict)
     checked: dict[Adversary, float | None] = field(default_factory=dict)
 
     @property
@@ -171,27 +171,19 @@ def count_plan(spec: RunSpec, silo: str) -> dict[Adversary, Counter[Event]]:
     return {a: found for a, found in counts.items() if not any(map(explain_not_private, found))}
 
 
-def read_plan(folder: Path, ledgers: Mapping[str, Ledger]) -> str | None:
-    """Return the digest of the plan that the first charge of a silo has fixed.
-
-    Returns:
-        None before the first charge; "" if earlier versions wrote the first one, so that no run is the plan.
-    """
+def read_plan(folder: Path, ledgers: Mapping[str, Ledger]) -> Counts | None:
+    """Return the plan that the first charge of a silo has fixed; None before it."""
     stored = DirectoryStore(folder / STORE, private=False).get(PLAN)
     if stored is not None:
-        return stored.decode()
-    return "" if any(ledger.history for ledger in ledgers.values()) else None
+        return decode_charges(json.loads(stored))
+    # Charges without a plan are those of an earlier version: of no list that is known.
+    is_charged = any(ledger.history for ledger in ledgers.values())
+    return {adversary: {} for adversary in ADVERSARIES} if is_charged else None
 
 
-def digest_plan(plan: Mapping[Adversary, Mapping[Event, int]]) -> str:
-    """Return the SHA-256 (hex) of a plan's charges: other settings of a run may change while these stay the same."""
-    charges = {
-        adversary: sorted(
-            [json.dumps(event_to_dict(event), sort_keys=True), n] for event, n in counts.items()
-        )
-        for adversary, counts in plan.items()
-    }
-    return hashlib.sha256(json.dumps(charges, sort_keys=True).encode()).hexdigest()
+def encode_plan(plan: Counts) -> str:
+    """Return a plan as text; that of the same charges is the same."""
+    return json.dumps(encode_charges(plan), sort_keys=True)
 
 
 def compute_lifetime_cost(
@@ -200,7 +192,7 @@ def compute_lifetime_cost(
     delta: float,
     earlier: Mapping[str, Ledger] | None = None,
     certificates: tuple[str, ...] = (),
-    is_planned: bool = True,
+    plan: Counts | None = None,
     limits: Mapping[Adversary, float] | None = None,
 ) -> dict[Adversary, float]:
     """Return the limit that all runs of a silo need after all T rounds of a new run, without further releases.
@@ -213,7 +205,7 @@ def compute_lifetime_cost(
         delta: δ of the limits for all runs.
         earlier: Ledgers of earlier runs by run; None: there are none.
         certificates: Those of the policy's filter; none: ε of runs that were fixed beforehand.
-        is_planned: Whether the run is the filter's plan.
+        plan: That of the filter; None: it is the run.
         limits: The limits that are kept, where they are fixed already.
 
     Returns:
@@ -222,7 +214,7 @@ def compute_lifetime_cost(
     # Without a charge of its own: it states what the ciphertexts of the run disclose.
     ledger = make_ledger(replace(spec, run=_NEW_RUN), disclosure=spec.aggregator.disclosure(spec))
     counts, runs = count_plan(spec, silo), {**(earlier or {}), _NEW_RUN: ledger}
-    lifetime = LifetimeLedger(delta, {}, runs, certificates, counts if is_planned else {})
+    lifetime = LifetimeLedger(delta, {}, runs, certificates, counts if plan is None else plan)
     found = {
         adversary: lifetime.compute_limit(adversary, planned, _NEW_RUN, (limits or {}).get(adversary, 0.0))
         for adversary, planned in counts.items()
@@ -297,8 +289,8 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     entries, _ = read_audit(folder / AUDIT)
     with _open_copies(folder, entries) as earlier:
         rule, limits = tuple(policy.certificates), policy.lifetime_epsilon
-        is_planned = read_plan(folder, earlier) in (None, digest_plan(count_plan(spec, silo)))
-        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, is_planned, limits)
+        plan = read_plan(folder, earlier)
+        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, plan, limits)
     # An adversary that is absent has no guarantee, which is beyond every limit.
     needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}

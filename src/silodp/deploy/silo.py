@@ -39,7 +39,7 @@ from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, check_persons, open_ledgers
-from silodp.deploy.lifetime import PLAN, LifetimeLedger, count_plan, digest_plan, read_plan
+from silodp.deploy.lifetime import PLAN, LifetimeLedger, count_plan, encode_plan, read_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
@@ -113,10 +113,9 @@ class SiloService:
         self._max_runs = policy.most_runs
         ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
         # The run of the first charge is the filter's plan: its charges, and no others, were fixed before any release.
-        plan = count_plan(self._spec, name)
-        self._plan = digest_plan(plan)
-        if read_plan(folder, ledgers) not in (None, self._plan):
-            plan = {}
+        self._plan = count_plan(self._spec, name)
+        plan = read_plan(folder, ledgers)
+        plan = self._plan if plan is None else plan
         rule = tuple(policy.certificates)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
@@ -248,7 +247,7 @@ class SiloService:
             self._check_run_count()
         exceeded = self.lifetime.find_exceeded(events, run)
         if exceeded is None and not self.lifetime.charged_runs:
-            set_once(self._store, PLAN, self._plan.encode())
+            set_once(self._store, PLAN, encode_plan(self._plan).encode())
         if exceeded is None and self._persons is not None:
             set_once(self._store, PERSONS, self._persons.encode())
         return exceeded

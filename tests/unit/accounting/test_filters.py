@@ -7,6 +7,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.rdp import rdp_privacy_accountant as library
 
 from silodp.accounting.accountant import compute_epsilon
@@ -50,16 +51,72 @@ def test_an_order_is_the_conversion_of_dp_accounting(order: int) -> None:
     assert Filter(DELTA, (f"order-{order}",)).epsilon(events) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_plan_costs_what_its_accountant_says_and_nothing_else_fits_it() -> None:
+def test_a_list_costs_what_its_accountant_says_and_nothing_else_is_a_copy_of_it() -> None:
     plan = {PoissonSampled(0.3, Gaussian(4.8)): 60}
     rule = Filter(DELTA, ("plan",), plan)
     cost = compute_epsilon(plan.items(), KEPT * DELTA)
     (event,) = plan
-    assert rule.epsilon(plan) == rule.epsilon({event: 1}) == cost  # stopping early is free, and saves nothing
-    assert math.isinf(rule.epsilon({event: 61}))
+    assert rule.epsilon(plan) == cost
     assert math.isinf(rule.epsilon({event: 1, Gaussian(100.0): 1}))
+    assert math.isinf(Filter(DELTA, ("plan",), {}).epsilon({event: 1}))
     assert not rule.admits(plan, cost - 1e-6)
     assert rule.admits(plan, cost)
+
+
+@pytest.mark.parametrize(
+    ("charges", "listed"),
+    [
+        ((10, 0), (10, 2)),
+        ((20, 3), (20, 3)),
+        ((21, 0), (21, 4)),
+        ((0, 1), (7, 1)),
+        ((0, 4), (27, 4)),
+        ((60, 1), (60, 9)),
+    ],
+)
+def test_copies_of_a_list_keep_its_proportions(charges: tuple[int, int], listed: tuple[int, int]) -> None:
+    """Which kind is asked for how often may then be chosen, since one list has whatever is chosen."""
+    kinds = PoissonSampled(0.1, Gaussian(2.0)), Gaussian(9.0)
+    rule = Filter(DELTA, ("plan",), dict(zip(kinds, (20, 3), strict=True)))
+    found = rule.epsilon(dict(zip(kinds, charges, strict=True)))
+    assert found == compute_epsilon(zip(kinds, listed, strict=True), KEPT * DELTA)
+
+
+@pytest.mark.parametrize(("noise", "limit", "most"), [(5.0, 2.0, 557), (1.0, 4.0, 23)])
+def test_equal_releases_are_composed_exactly(noise: float, limit: float, most: int) -> None:
+    """docs/privacy.md, section 12; Rényi divergences of one order admit 340 and 3."""
+    event, rule = PoissonSampled(0.1, Gaussian(noise)), Filter(DELTA)
+    assert rule.admits({event: most}, limit)
+    assert not rule.admits({event: most + 1}, limit)
+    by_order = Filter(DELTA, plan={})
+    assert by_order.admits({event: {557: 340, 23: 3}[most]}, limit)
+    assert not by_order.admits({event: {557: 341, 23: 4}[most]}, limit)
+    # By another program, rounded up as well.
+    for count, fits in ((most, True), (most + 1, False)):
+        accountant = PLDAccountant(value_discretization_interval=1e-4)
+        accountant.compose(
+            library.dp_event.PoissonSampledDpEvent(0.1, library.dp_event.GaussianDpEvent(noise)), count
+        )
+        assert (accountant.get_epsilon(KEPT * DELTA / 2) <= limit) == fits
+
+
+@pytest.mark.parametrize(("noise", "limit", "most"), [(5.0, 2.0, 479), (1.0, 4.0, 12)])
+def test_equal_integer_releases_are_composed_at_the_best_order(noise: float, limit: float, most: int) -> None:
+    """No loss distribution is known for them; of a fixed number the best order may be taken."""
+    event, rule = PoissonSampled(0.1, Skellam(noise, 1 << 16, 1000)), Filter(DELTA)
+    for count, fits in ((most, True), (most + 1, False)):
+        charges = {event: count}
+        assert rule.epsilon(charges) == compute_epsilon(charges.items(), KEPT * DELTA / 2, "rdp")
+        assert rule.admits(charges, limit) == fits
+        assert not Filter(DELTA, plan={}).admits(charges, limit)
+
+
+def test_a_release_of_another_kind_must_fit_what_counts_all() -> None:
+    many = {PoissonSampled(0.1, Gaussian(5.0)): 400}
+    both, rule = {**many, Gaussian(100.0): 1}, Filter(DELTA)
+    assert rule.epsilon(both) == Filter(DELTA, plan={}).epsilon(both) > rule.epsilon(many)
+    assert rule.admits(many, 2.0)
+    assert not rule.admits(both, 2.0)
 
 
 def test_the_prices_of_the_page() -> None:
@@ -67,7 +124,7 @@ def test_the_prices_of_the_page() -> None:
     demo = {Gaussian(5.0): 20}
     rules = [
         Filter(DELTA, plan=demo),
-        Filter(DELTA),
+        Filter(DELTA, plan={}),
         Filter(DELTA, ("order-6",)),
         Filter(DELTA, ("gaussian",)),
     ]
@@ -126,7 +183,7 @@ def test_every_kind_of_unit_must_fit() -> None:
         (("gaussian",), {PoissonSampled(0.1, Gaussian(2.0)): 1}),
         (("gaussian",), {Skellam(8.0, 1000, 10): 1}),
         (("order-4",), {Gaussian(0.0): 1}),
-        (("plan",), {Gaussian(5.0): 1}),
+        (("plan",), {Gaussian(5.0): 1, Gaussian(6.0): 1}),
         (("plan", "gaussian", "order-4"), {NonPrivate("counts in clear"): 1}),
     ],
 )

@@ -19,6 +19,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, WorstOf
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
+from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
@@ -29,7 +30,7 @@ from silodp.deploy.lifetime import (
     LifetimeLedger,
     compute_lifetime_cost,
     count_plan,
-    digest_plan,
+    encode_plan,
     find_shortfall,
     read_plan,
 )
@@ -324,12 +325,16 @@ def test_accept_fixes_a_filter_whose_plan_is_the_run(public: Path, tmp_path: Pat
     assert needed["released"] == pytest.approx(
         compute_epsilon(plan["released"].items(), 0.99 * 1e-5 / 2, "pld"), rel=1e-9
     )
-    assert digest_plan(plan) != digest_plan(count_plan(replace(consortium.spec, rounds=1), name))
+    assert encode_plan(plan) != encode_plan(count_plan(replace(consortium.spec, rounds=1), name))
     # Other settings of the run are no other plan.
-    assert digest_plan(plan) == digest_plan(count_plan(replace(consortium.spec, separate=True), name))
-    # In place of the plan, another run needs the limit of the other certificates.
+    assert encode_plan(plan) == encode_plan(count_plan(replace(consortium.spec, separate=True), name))
+    # With another plan, the run needs the limit of the other certificates.
     other = compute_lifetime_cost(
-        consortium.spec, name, 1e-5, certificates=DEFAULT_CERTIFICATES, is_planned=False
+        consortium.spec,
+        name,
+        1e-5,
+        certificates=DEFAULT_CERTIFICATES,
+        plan={adversary: {Gaussian(9.0): 1} for adversary in plan},
     )
     assert other["released"] > needed["released"]
 
@@ -367,7 +372,7 @@ def test_a_policy_that_is_written_after_charges_claims_no_filter(tmp_path: Path)
     path = home / "policy.toml"
     assert Policy.load(path).certificates == list(DEFAULT_CERTIFICATES)
     path.unlink()
-    DirectoryStore(home / "store").put(PLAN, b"0" * 64)
+    DirectoryStore(home / "store").put(PLAN, b"{}")
     assert write_policy(home, consortium, "records.npz", allow_seed=True).certificates == []
 
 
@@ -378,10 +383,12 @@ def test_the_first_charge_fixes_the_plan(tmp_path: Path) -> None:
     assert read_plan(home, {}) is None
     ledger = Ledger(None, 1e-5, "pld", run="1")
     charge(ledger, 0, 5.0)
-    assert read_plan(home, {"1": ledger}) == "", "an earlier version wrote the first charge"
+    # An earlier version wrote the first charge, so nothing is a part of the plan.
+    assert read_plan(home, {"1": ledger}) == {adversary: {} for adversary in ADVERSARIES}
     # Another run than the plan needs more than the limit, which is the plan's.
-    DirectoryStore(home / "store").put(PLAN, b"0" * 64)
-    assert read_plan(home, {}) == "0" * 64
+    other = {adversary: {Gaussian(9.0): 2} for adversary in ADVERSARIES}
+    DirectoryStore(home / "store").put(PLAN, encode_plan(other).encode())
+    assert read_plan(home, {}) == other
     assert "released" in find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml"))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from silodp.accounting.events import Gaussian
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
@@ -22,7 +23,7 @@ from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
 from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.lifetime import PLAN, count_plan, digest_plan
+from silodp.deploy.lifetime import PLAN, count_plan, encode_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
@@ -171,13 +172,14 @@ def test_a_silo_keeps_the_plan_of_its_first_charge(tmp_path: Path) -> None:
         ask("setup")
         assert store.get(PLAN) is None
         ask("update", params=params)
-        assert store.get(PLAN) == digest_plan(plan).encode()
+        assert store.get(PLAN) == encode_plan(plan).encode()
         assert service.lifetime.plan == plan
     with open_silo(home, consortium) as service:
         assert service.lifetime.plan == plan
-    store.put(PLAN, b"0" * 64)
+    other = {adversary: {Gaussian(5.0): 3} for adversary in plan}
+    store.put(PLAN, encode_plan(other).encode())
     with open_silo(home, consortium) as service:
-        assert service.lifetime.plan == {}
+        assert service.lifetime.plan == other
 
 
 def test_two_requests_at_once_are_one_release_for_one_charge(
