@@ -198,6 +198,26 @@ def test_two_copies_that_are_continued_apart_say_so(tmp_path):
     assert guarantees[0]["rounds"] == 4
 
 
+def test_a_copy_made_during_a_start_is_told_by_the_rounds_of_the_next_one(tmp_path):
+    """The lists alone do not tell: both runs share the start in which the directory was copied."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+
+    def copy_once(row):
+        if row.round == 1:
+            shutil.copytree(out, copy)
+
+    run(out, rounds=3, on_round=copy_once)
+    run(copy, rounds=3, resume=True)
+    (_, mine), (_, theirs) = starts_of(out), starts_of(copy)
+    assert mine == theirs[:1]
+    rounds = json.loads((out / "guarantee.json").read_text())["rounds"]
+    assert rounds > theirs[1][1]
+    # Of an earlier moment of the same run they are not more.
+    earlier = json.loads((copy / "guarantee.json").read_text())
+    run(copy, rounds=4, resume=True)
+    assert earlier["rounds"] == starts_of(copy)[1][2][1] == 3
+
+
 def test_a_seed_fixes_no_start(tmp_path):
     for name in ("a", "b"):
         run(tmp_path / name, seed=1)

@@ -150,7 +150,8 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
     can_separate: ClassVar[bool] = False
     """Whether `local_update` computes the row of every unit alone where `LocalContext.separate`.
 
-    Then shapes, code paths and random numbers of a row depend on that unit's records alone, and so do its bits.
+    Then shapes and code paths of a row depend on that unit's records alone, and so do its bits for given random
+    numbers, which follow from a secret seed and the unit's number.
     """
 
     can_split: ClassVar[bool] = False
