@@ -563,12 +563,13 @@ PYTHON: dict[str, Callable[[], Any]] = {
 def platform_here() -> dict[str, str]:
     """Where equal bits may be expected."""
     cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    flags = re.search(r"flags\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    vectors = [flag for flag in flags[1].split() if flag.startswith(("avx", "fma", "amx"))] if flags else []
+    found = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", cpuinfo.read_text(), re.M)) if cpuinfo.exists() else {}
+    vectors = [flag for flag in found.get("flags", "").split() if flag.startswith(("avx", "fma", "amx"))]
+    # "AMD EPYC" is the name of several generations, whose caches decide how kernels split their sums.
+    kind = [found.get(name, "") for name in ("cpu family", "model", "stepping", "cache size")]
     packages = ("torch", "numpy", "scipy", "dp-accounting", "scikit-learn", "randomgen")
     return {
-        "cpu": model[1] if model else platform.processor(),
+        "cpu": " ".join([found.get("model name", platform.processor()), *kind]),
         "vectors": sha(" ".join(sorted(vectors)).encode()),
         **{package: version(package) for package in packages},
     }
