@@ -17,7 +17,7 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.cli.deploy import format_agreement
 from silodp.cli.parties import FILTERED_RUNS, FIXED_RUNS, format_spent
 from silodp.config.resolve import load_config
-from silodp.deploy import setup
+from silodp.deploy import certificates, setup
 from silodp.deploy.acceptance import describe_agreement
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https._protocol import ADVICE
@@ -101,12 +101,29 @@ def test_a_sealed_folder_is_sealed_again_only_if_asked_and_under_the_same_author
     authority = (drafted / "public" / "ca.pem").read_bytes()
     assert_sentence(silodp(*seal), code="deploy.sealed")
     assert Consortium.load(drafted / "public").digest == before.digest
+    renewed = silodp("deploy", "seal", drafted, "--again", "--json")
+    assert (renewed.json["digest"], renewed.json["renewed"]) == (before.digest, True)
     again = silodp(*seal, "--again", "--port", 8444)
     assert again.json["digest"] != before.digest
+    assert not again.json["renewed"]
     assert (drafted / "public" / "ca.pem").read_bytes() == authority
     (drafted / "coordinator" / "authority.key").unlink()
     assert_sentence(silodp(*seal, "--again"), code="deploy.certificate")
     assert (drafted / "public" / "ca.pem").read_bytes() == authority
+
+
+def test_who_accepts_is_warned_of_a_certificate_that_may_end_before_the_run(
+    silodp: Silodp, drafted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may last 365 days, or `max_run_days` of the policy."""
+    for days, early in ((366, []), (364, list(NAMES))):
+        monkeypatch.setattr(certificates, "VALID_DAYS", days)
+        sealed = silodp("deploy", "seal", drafted, "--host", "server.example", "--json", "--again")
+        code = ("--code", sealed.json["code"], "--json")
+        accepted = silodp("deploy", "accept", drafted / "public", tmp_path / "server", *code)
+        assert accepted.json["early_certificates"] == sorted(early)
+        assert accepted.err.count("certificates may end before the run does") == bool(early)
+        shutil.rmtree(tmp_path / "server" / "agreed")
 
 
 def test_new_keys_take_the_place_of_old_ones_in_the_folder_with_the_ledgers(

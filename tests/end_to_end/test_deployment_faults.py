@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from silodp.accounting.ledger import reopen_ledger
+from silodp.deploy.certificates import VALID_DAYS, read_certificates
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import find_free_port
-from support.consortium import Processes, start_consortium
+from support.consortium import COMMAND, Processes, start_consortium
 from support.deployed import LONG, assert_same_run, simulate, wait_for, wait_for_round
 from support.proxy import Proxy, make_other_version, open_relay
 
@@ -249,6 +252,46 @@ def test_a_silo_of_another_version_is_not_connected(tmp_path: Path) -> None:
         processes.kill("silo-1")
         processes.start("silo-1")
         assert processes.wait_for_server(200) == 0, processes.log("server")
+
+
+# --- certificates ----------------------------------------------------------------------------------------------
+
+FAKETIME = shutil.which("faketime")
+"""The program of Debian's package faketime: apt-get install faketime."""
+_LIFE_SECONDS = 60
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="needs faketime: apt-get install faketime")
+def test_a_run_outlives_its_certificates_and_goes_on_when_they_are_renewed(tmp_path: Path) -> None:
+    """They were signed 825 days less a minute ago. Nobody accepts again, and one silo alone is started again."""
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        sealed = Consortium.load(processes.public)
+        seal = [*COMMAND, "deploy", "seal", str(processes.folder), "--again"]
+        ago = f"-{VALID_DAYS * 86_400 - _LIFE_SECONDS}s"
+        subprocess.run([str(FAKETIME), "-f", ago, *seal], check=True, capture_output=True)
+        end = min(
+            one.not_valid_after_utc for one in read_certificates(processes.public, sealed.sealed).values()
+        )
+        assert 0 < (end - datetime.now(UTC)).total_seconds() < _LIFE_SECONDS
+        processes.start_all()
+        wait_for_round(processes, 3)
+        processes.running["silo-2"].send_signal(signal.SIGSTOP)
+        done = len((processes.run / "metrics.jsonl").read_text().splitlines())
+        time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()) + 3)
+        processes.running["silo-2"].send_signal(signal.SIGCONT)
+        # Whoever looks is told the cause: at the server, at a silo that runs, and at one that is started.
+        wait_for(processes, lambda: "'silo-2' already" in processes.log("server"))
+        wait_for(processes, lambda: "[deploy.certificate]" in processes.log("silo-2"))
+        processes.kill("silo-3")
+        assert processes.start("silo-3").wait(60) == 2
+        assert "deploy.certificate" in processes.log("silo-3").splitlines()[-1]
+        assert len((processes.run / "metrics.jsonl").read_text().splitlines()) <= done + 1
+        subprocess.run(seal, check=True, capture_output=True)
+        assert Consortium.load(processes.public).digest == sealed.digest
+        processes.start("silo-3")
+        check_the_end(processes, simulated)
+        assert len(list((processes.home("server") / "runs").iterdir())) == 1
 
 
 # --- disks ---------------------------------------------------------------------------------------------------

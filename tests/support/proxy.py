@@ -220,7 +220,7 @@ def open_relay(processes: Processes, silo: str, random: Random) -> Iterator[tupl
     consortium = Consortium.load(processes.public)
 
     def tls(name: str) -> ssl.SSLContext:
-        return load_context(consortium.folder, name, processes.home(name))
+        return load_context(consortium, name, processes.home(name))
 
     with httpx.Client(
         base_url=f"https://127.0.0.1:{consortium.sealed.port}", verify=tls(silo), timeout=90

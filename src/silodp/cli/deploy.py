@@ -140,32 +140,56 @@ def keys(
 @deploy_app.command()
 def seal(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder with public/ and requests/.")],
-    host: Annotated[str, Option(help="Name or address of the server, as silos reach it.")],
-    port: Annotated[int, Option(help="Port of the server.")] = 8443,
+    host: Annotated[
+        str | None,
+        Option(
+            help="Name or address of the server, as silos reach it. Default with --again: as it was sealed."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, Option(help="Port of the server. Default: 8443; with --again: as it was sealed.")
+    ] = None,
     again: Annotated[
         bool,
         Option(
-            "--again", help="Seal a sealed folder anew, under the same authority: all parties accept again."
+            "--again",
+            help="Seal a sealed folder anew, under the same authority. With the same keys and address this renews the "
+            "certificates alone, and nobody accepts again.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Sign the requests of all parties, at the coordinator, and write roster and certificates to public/."""
-    from silodp.deploy.certificates import read_expiries
-    from silodp.deploy.setup import seal_public
+    from silodp.deploy.certificates import read_certificates
+    from silodp.deploy.consortium import Consortium
+    from silodp.deploy.setup import PUBLIC, seal_public
 
+    before = Consortium.load(folder / PUBLIC)
     made = seal_public(folder, host, port, again=again)
-    ends = read_expiries(made.folder)
+    ends = {
+        name: one.not_valid_after_utc for name, one in read_certificates(made.folder, made.sealed).items()
+    }
+    is_renewal = before.digest == made.digest
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
         f"  {made.code}",
         "The server then runs: silodp deploy accept PUBLIC FOLDER",
         "and every silo:       silodp deploy accept PUBLIC FOLDER --data FILE",
-        f"The certificates are valid until {min(ends.values()):%Y-%m-%d}; before that day, and when no run is in "
-        "progress, run this command with --again.",
     ]
+    if is_renewal:
+        lines = [
+            f"Renewed the certificates in {folder / 'public'}. The code is the same as before:",
+            f"  {made.code}",
+            "Send ca.pem and certificates/ to all parties, who put them in place of those in their public folder. A "
+            "run in progress goes on, and nobody accepts again.",
+        ]
+    lines.append(
+        f"The certificates are valid until {min(ends.values()):%Y-%m-%d}; before that day run this command with "
+        "--again, also while a run is in progress."
+    )
     valid = {name: f"{end:%Y-%m-%d}" for name, end in ends.items()}
-    show({"digest": made.digest, "code": made.code, "valid_until": valid}, as_json, lines)
+    result = {"digest": made.digest, "code": made.code, "valid_until": valid, "renewed": is_renewal}
+    show(result, as_json, lines)
 
 
 @deploy_app.command()
@@ -205,11 +229,19 @@ def accept(
     A silo's policy is written then, and at the server the list of what it may run.
     """
     from silodp.deploy import acceptance
+    from silodp.deploy.certificates import ExpiryWatch, describe_early_end
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.lifetime import describe_shortfall, find_shortfall
-    from silodp.deploy.policy import ACCEPTED, accept_digest, has_accepted
+    from silodp.deploy.policy import ACCEPTED, Policy, accept_digest, has_accepted
     from silodp.deploy.records import load_records
     from silodp.deploy.silo import find_name, load_identity
+    from silodp.wire.transport import SERVER
+
+    def warn_of_certificates(party: str, run_days: int) -> list[str]:
+        days = ExpiryWatch(consortium, party).count_days()
+        if told := describe_early_end(days, run_days):
+            log(f"warning: {told}")
+        return sorted(name for name, left in days.items() if left < run_days)
 
     # What is shown, accepted and later executed is this copy, whoever may write to PUBLIC meanwhile.
     consortium = take_copy(public, folder)
@@ -225,9 +257,12 @@ def accept(
             log(line)
     given = _ask_code() if code is None else code
     _check_code(given, consortium.code)
-    result = {"digest": consortium.digest, "policy": None, "agreement": agreed}
+    result: dict[str, Any] = {"digest": consortium.digest, "policy": None, "agreement": agreed}
     if name is None:
         accept_digest(folder, consortium.digest)
+        result["early_certificates"] = warn_of_certificates(
+            SERVER, Policy.model_fields["max_run_days"].default
+        )
         start = format_command("server", public, folder)
         show(result, as_json, [f"Accepted. Wrote {folder / ACCEPTED}. Start the server: {start}"])
         return
@@ -252,6 +287,7 @@ def accept(
         lines.append(
             "The limits of the policy hold for runs that were fixed before the first model was seen."
         )
+    result["early_certificates"] = warn_of_certificates(name, policy.max_run_days)
     show(result | {"policy": policy.model_dump(), "exceeded_limits": sorted(short)}, as_json, lines)
 
 

@@ -116,7 +116,7 @@ def silo(
         _end_at(signal.SIGTERM, signal.SIGINT)
         consortium = take_copy(public, folder)
 
-        from silodp.deploy.certificates import ExpiryWatch, load_context
+        from silodp.deploy.certificates import ExpiryWatch, load_context, reload_context
         from silodp.deploy.https import HttpsClient, find_proxy
         from silodp.deploy.silo import open_silo  # torch, after what is refused without it
         from silodp.deploy.sockets import SiloSocket
@@ -133,11 +133,18 @@ def silo(
                 SiloSocket(socket, service, max_bytes, socket_group).run(threading.Event())
                 return
             # At a socket there is no TLS: messages are signed by keys that do not end.
-            expiry = ExpiryWatch(consortium.folder, service.name)
+            expiry = ExpiryWatch(consortium, service.name)
             expiry.check()
+            tls = load_context(consortium, service.name, folder)
+
+            def prepare() -> None:
+                if expiry.refresh():
+                    reload_context(tls, consortium, service.name, folder)
+                expiry.check()
+
             client = HttpsClient(
                 address,
-                load_context(consortium.folder, service.name, folder),
+                tls,
                 service.identity,
                 consortium.digest,
                 service,
@@ -146,6 +153,7 @@ def silo(
                 keep=keep,
                 on_problem=lambda problem: file.try_write(error=problem),
                 proxy=proxy,
+                prepare=prepare,
             )
             file = StatusFile(
                 folder / STATUS,

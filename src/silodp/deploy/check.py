@@ -12,7 +12,7 @@ import httpx
 
 import silodp
 from silodp.deploy import IDENTITY, POLICY
-from silodp.deploy.certificates import ExpiryWatch, load_context
+from silodp.deploy.certificates import RENEWAL, ExpiryWatch, describe_early_end, load_context
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import Proxy, explain_failure, find_proxy, listen_at, make_client
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
@@ -95,11 +95,19 @@ def _check_run(consortium: Consortium) -> Iterator[Finding]:
 
 
 def _check_certificates(consortium: Consortium, name: str) -> Iterator[Finding]:
-    watch = ExpiryWatch(consortium.folder, name)
+    watch = ExpiryWatch(consortium, name)
     watch.check()
     days = watch.count_days()
     first = min(days, key=days.__getitem__)
-    told = f"all are valid; the first to end is that of '{first}', in {days[first]:.0f} days"
+    told = (
+        f"all are valid by the clock here; the first to end is that of '{first}', in {days[first]:.0f} days"
+    )
+    if ended := [name for name, left in days.items() if left <= 0]:
+        told = f"the certificate of {' and of '.join(ended)} has ended, so nobody there connects: {RENEWAL}"
+        yield Finding("certificates", False, told)
+        return
+    if early := describe_early_end(days, Policy.model_fields["max_run_days"].default):
+        told += f"; {early.removesuffix('.')}"
     yield Finding("certificates", True, told)
 
 
@@ -148,7 +156,7 @@ def _locate_failure(told: str, code: str, url: str, proxy: Proxy | None) -> Iter
 
 def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> Iterator[Finding]:
     """Yield what can be seen of the server from here, through the same proxy as the silo."""
-    tls = load_context(consortium.folder, name, folder)
+    tls = load_context(consortium, name, folder)
     try:
         proxy = find_proxy(folder, url)
         client = make_client(url, tls, proxy, _SECONDS)

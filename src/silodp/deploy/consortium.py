@@ -4,32 +4,37 @@
     data.json        public facts of the data: silos, U, shapes, classes, features
     run_spec.json    the specification that follows from both; every party derives it again and compares the digest
     roster.json      address of the server, and every party's name and public key
-    ca.pem           the certificate of the consortium's authority
-    certificates/    NAME.pem for every party
     *.py             a model file, where the configuration names one
     users.txt        the public list of users, or identity.toml, the identity profile
+    ca.pem           the certificate of the consortium's authority
+    certificates/    NAME.pem for every party
 
-One digest covers all files. Operators compare it by telephone, and a party takes part only under a digest that its
+One digest covers all files but the certificates, whose keys are in the roster: a certificate ends, and can be renewed
+while a run is in progress. Operators compare it by telephone, and a party takes part only under a digest that its
 operator has accepted. Before that no code of the folder is run, and nothing outside it is read: it has no links, its
 size is bounded, and only the model, the loss and the metrics may be code.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, Field
 
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.data.persons import PersonKey
 from silodp.data.public import PublicData
-from silodp.deploy import AUTHORITY, CERTIFICATES, public_files
+from silodp.deploy import public_files
+from silodp.deploy.certificates import AUTHORITY_NAME, renew_copy
 from silodp.deploy.public_files import PublicFile, read_facts, refuse_public
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
@@ -41,9 +46,10 @@ if TYPE_CHECKING:
     from silodp.training.task import Task
 
 CONFIG, DATA, SPEC, ROSTER = "config.toml", "data.json", "run_spec.json", "roster.json"
-FORMAT = 1
+FORMAT = 2
 """Of roster.json."""
 _NAME = re.compile(r"\w[\w .-]{0,99}")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _NO_CODE = (
     "only the model, the loss and the metrics of a deployment ([task]) may be code outside silodp: choose one of "
     "silodp's here"
@@ -72,6 +78,8 @@ class Roster:
         host, port: Address of the server, as silos reach it.
         server: Ed25519 public key of the server, 32 bytes.
         silos: Ed25519 public keys of the silos by name, 32 bytes each.
+        authority: SHA-256 of the public key of the authority that signs certificates (RFC 5280, subjectPublicKeyInfo).
+        tls: The same of the TLS keys of all parties by name, the server included.
         for_tests: Whether the keys were made for a test on one machine.
     """
 
@@ -79,6 +87,8 @@ class Roster:
     port: int
     server: bytes
     silos: Mapping[str, bytes]
+    authority: bytes
+    tls: Mapping[str, bytes]
     for_tests: bool = False
 
     @property
@@ -100,21 +110,36 @@ class Roster:
         """Return the inverse of `to_json`.
 
         Raises:
-            ValueError, KeyError, TypeError: It is no roster of this format.
+            ValueError: It is no roster of this format.
         """
-        fields = parse_json(text)
-        if fields["format"] != FORMAT:
-            raise ValueError(f"format {fields['format']}")
-        silos = {str(name): _public_key(key) for name, key in fields["silos"].items()}
-        server, for_tests = _public_key(fields["server"]), bool(fields["for_tests"])
-        return cls(str(fields["host"]), int(fields["port"]), server, silos, for_tests)
+        stored = _StoredRoster.model_validate(parse_json(text))
+        if stored.format != FORMAT or not is_host(stored.host) or set(stored.tls) != {SERVER, *stored.silos}:
+            raise ValueError(f"no roster of format {FORMAT}")
+        return cls(
+            stored.host,
+            stored.port,
+            bytes.fromhex(stored.server),
+            {name: bytes.fromhex(key) for name, key in stored.silos.items()},
+            bytes.fromhex(stored.authority),
+            {name: bytes.fromhex(key) for name, key in stored.tls.items()},
+            stored.for_tests,
+        )
 
 
-def _public_key(text: str) -> bytes:
-    key = bytes.fromhex(text)
-    if len(key) != 32:
-        raise ValueError("a public key of another length")
-    return key
+_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _StoredRoster(BaseModel, strict=True, extra="forbid"):
+    """The entries of roster.json; strict, so that true is no number."""
+
+    format: int
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)]
+    server: _Hex
+    silos: dict[str, _Hex]
+    authority: _Hex
+    tls: dict[str, _Hex]
+    for_tests: bool
 
 
 @dataclass(frozen=True)
@@ -127,6 +152,7 @@ class Consortium:
         data: Public facts of the data.
         roster: The parties; None before the coordinator has sealed the folder.
         files: All files by name, as the digest covers them.
+        source: The folder that `folder` is a copy of, where renewed certificates come to lie; None: `folder` itself.
     """
 
     folder: Path
@@ -134,6 +160,7 @@ class Consortium:
     data: PublicData
     roster: Roster | None
     files: Mapping[str, PublicFile]
+    source: Path | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Consortium:
@@ -230,9 +257,7 @@ class Consortium:
     @property
     def other_files(self) -> dict[str, PublicFile]:
         """The files that silodp did not make up: code, what code may read, and lists; an operator looks at them."""
-        parties = (*self.data.silos, SERVER)
-        known = {CONFIG, DATA, SPEC, ROSTER, AUTHORITY, *(f"{CERTIFICATES}/{name}.pem" for name in parties)}
-        return {name: file for name, file in self.files.items() if name not in known}
+        return {name: file for name, file in self.files.items() if name not in (CONFIG, DATA, SPEC, ROSTER)}
 
     def list_columns(self, silo: str) -> dict[str, list[str]]:
         """Return what the run reads of a silo's table, by the names and texts of that table.
@@ -339,16 +364,26 @@ class Consortium:
         return spec
 
 
+def is_host(text: str) -> bool:
+    """Return whether a text is a name in ASCII, or an IP address that means the same on every machine."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    # fe80::1%eth0 names an interface of one machine (RFC 4007, section 11).
+    return getattr(address, "scope_id", None) is None
+
+
 def check_party_name(name: str) -> None:
     """Refuse a silo's name that cannot be the name of a file, or is the server's.
 
     Raises:
         SilodpError: It is (code deploy.name).
     """
-    if _NAME.fullmatch(name) is None or name == SERVER:
+    if _NAME.fullmatch(name) is None or name in (SERVER, AUTHORITY_NAME):
         raise SilodpError(
             f"a silo is called {shorten(name)}: give it a name of letters, digits, spaces, '.', '-' and '_' that does "
-            "not begin with a sign, other than 'server'.",
+            "not begin with a sign, other than 'server' and 'authority'.",
             code="deploy.name",
         )
 
@@ -357,14 +392,15 @@ def take_copy(folder: Path, home: Path) -> Consortium:
     """Copy the public folder into a party's own folder, and load the copy.
 
     What is digested, accepted and executed is then the same bytes, whoever else may write to the public folder; files
-    that are no part of it, such as compiled Python, are not copied.
+    that are no part of it, such as compiled Python, are not copied. The copy's certificates are those that end last.
 
     Args:
         folder: The public folder.
         home: Folder of the party, which its owner alone may enter.
 
     Raises:
-        SilodpError: As `Consortium.load`, or the folder changes while it is copied (code deploy.public).
+        SilodpError: As `Consortium.load`, the folder changes while it is copied (code deploy.public), or a certificate
+            is not for the key in the roster (code deploy.certificate).
     """
     # The folder may lie on a share that others write to: it is digested, copied, and the copy digested again.
     digest = public_files.compute_digest(folder)
@@ -380,4 +416,7 @@ def take_copy(folder: Path, home: Path) -> Consortium:
             raise refuse_public(
                 f"{folder} was changed while it was read", "repeat the command when nobody writes to it"
             )
-    return Consortium.load(copy)
+    consortium = Consortium.load(copy)
+    if consortium.roster is not None:
+        renew_copy(folder, copy, consortium.roster)
+    return replace(consortium, source=folder)

@@ -187,7 +187,12 @@ class Mailbox:
 
     def _explain_silence(self, silo: str, timeout: float) -> DeliveryFailure:
         """Return the failure of a silo that did not answer within so many seconds."""
-        return DeliveryFailure("timeout", f"it has not answered within {timeout:g} seconds")
+        told = f"it has not answered within the {timeout:g} seconds of --patience, counted from the request"
+        return DeliveryFailure("timeout", told + self._find_cause(silo))
+
+    def _find_cause(self, silo: str) -> str:
+        """Return what is known to keep a silo away, as a clause; "" where nothing is."""
+        return ""
 
     def _wait_for(
         self, list_missing: Callable[[], list[str]], timeout: float, what: str = "", quiet: float = 0.0
@@ -205,7 +210,7 @@ class Mailbox:
         while (missing := list_missing()) and (now := time.monotonic()) < started + timeout:
             if now >= reminder:
                 since = self.seconds_since_seen()
-                told = [f"{name} ({describe_seen(since[name])})" for name in missing]
+                told = [f"{name} ({describe_seen(since[name])}{self._find_cause(name)})" for name in missing]
                 _log.info("waiting for %s%s", what, ", ".join(told))
                 reminder = now + REMINDER_SECONDS
             # `mark_seen` and `deliver` wake this thread; else it wakes for the next line of the log or the end.

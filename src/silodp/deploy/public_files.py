@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silodp.deploy import AUTHORITY, CERTIFICATES
 from silodp.errors import SilodpError
 
 GET_AGAIN = "get the public folder again from the coordinator"
@@ -51,7 +52,8 @@ def list_files(folder: Path) -> dict[str, PublicFile]:
     """Return the files of a public folder and its subfolders by name.
 
     Files and folders whose names begin with a dot, and what Python leaves, are no part of it: operating systems make
-    them.
+    them. Certificates are no part either: they are renewed while a run is in progress, and the roster pins their keys
+    (`certificates.read_certificates`).
 
     Raises:
         SilodpError: It has a link or a special file, or more or larger files than a public folder needs (code
@@ -78,8 +80,8 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     for place, folders, names, descriptor in os.fwalk(home, onerror=_raise):
         inside = Path(place).relative_to(home)
         # In place: `fwalk` then does not enter what is no part.
-        folders[:] = filter(_is_part, folders)
-        for name in sorted({*folders, *filter(_is_part, names)}):
+        folders[:] = [name for name in folders if _is_part(inside / name)]
+        for name in sorted({*folders, *(name for name in names if _is_part(inside / name))}):
             path = (inside / name).as_posix()
             count += 1
             if count > _MAX_FILES:
@@ -96,8 +98,9 @@ def read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield path, content
 
 
-def _is_part(name: str) -> bool:
-    return not name.startswith(".") and name != "__pycache__"
+def _is_part(path: Path) -> bool:
+    is_hidden = path.name.startswith(".") or path.name == "__pycache__"
+    return not is_hidden and path.as_posix() not in (AUTHORITY, CERTIFICATES)
 
 
 def _raise(error: OSError) -> None:

@@ -19,7 +19,7 @@ from silodp.crypto.keys import Identity
 from silodp.data.tables.schema import Schema
 from silodp.deploy import IDENTITY, LOCK
 from silodp.deploy.agreement import AgreedTransport
-from silodp.deploy.certificates import ExpiryWatch, load_context
+from silodp.deploy.certificates import ExpiryWatch, load_context, reload_context
 from silodp.deploy.consortium import CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import check_accepted, find_max_bytes
@@ -111,7 +111,7 @@ def _make_mailbox(
         )
     return HttpsServer(
         way or ("", roster.port),
-        load_context(consortium.folder, SERVER, folder),
+        load_context(consortium, SERVER, folder),
         roster.silos,
         consortium.digest,
         answer_timeout=answer_timeout,
@@ -120,6 +120,14 @@ def _make_mailbox(
         monitor=monitor,
         describe=describe,
     )
+
+
+def _renew_certificates(
+    expiry: ExpiryWatch, mailbox: HttpsServer, consortium: Consortium, folder: Path
+) -> None:
+    """Take renewed certificates, warn of those that end, and use the server's own in new connections."""
+    if expiry.refresh():
+        mailbox.reload(partial(reload_context, consortium=consortium, party=SERVER, home=folder))
 
 
 def _read_progress(directory: Path) -> dict[str, Any]:
@@ -192,7 +200,7 @@ def serve(
     spec = consortium.spec
     # By the digest of the public folder: an accepted change of the folder is another run, with its own ledger.
     directory = folder / RUNS / consortium.digest[:32]
-    expiry = ExpiryWatch(consortium.folder, SERVER)
+    expiry = ExpiryWatch(consortium, SERVER)
     if not isinstance(listen, SocketOptions):
         expiry.check()
     shown: dict[str, Any] = {
@@ -207,7 +215,6 @@ def serve(
 
     def note_round(done: RoundResult) -> None:
         shown.update(round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None)
-        expiry.warn()
         # The run holds the lock of its directory when it makes its first row.
         if not (directory / CONFIG).exists():
             write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
@@ -229,6 +236,8 @@ def serve(
             else AgreedTransport(mailbox, identity, roster.silos, consortium.digest, answer_timeout)
         )
         transport.on_change = status.try_write
+        if isinstance(mailbox, HttpsServer):
+            status.on_refresh = partial(_renew_certificates, expiry, mailbox, consortium, folder)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         # Then no silo is asked: the run only writes its report again.
         is_finished = (directory / "guarantee.json").exists()

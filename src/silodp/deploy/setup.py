@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import secrets
 import shutil
 import socket
@@ -22,8 +20,8 @@ from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy import AUTHORITY, CERTIFICATES, IDENTITY, LOCK, TLS_KEY
 from silodp.deploy.acceptance import write_policy
-from silodp.deploy.certificates import Authority, find_certificate, make_request
-from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name
+from silodp.deploy.certificates import Authority, find_certificate, hash_request_key, make_request
+from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name, is_host
 from silodp.deploy.policy import accept_digest
 from silodp.deploy.public_files import encode_json
 from silodp.deploy.records import check_index, save_records
@@ -40,7 +38,7 @@ PUBLIC, REQUESTS = "public", "requests"
 """In the coordinator's folder: the public folder, and the requests that all parties have sent."""
 REQUEST_ENDING = ".request.json"
 _AUTHORITY_KEY = "authority.key"
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_PORT = 8443
 
 
 def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSpec:
@@ -234,15 +232,22 @@ def copy_requests(earlier: Path, later: Path, silos: Iterable[str]) -> list[str]
 
 
 def seal_public(
-    folder: Path, host: str, port: int, *, for_tests: bool = False, again: bool = False
+    folder: Path,
+    host: str | None,
+    port: int | None = None,
+    *,
+    for_tests: bool = False,
+    again: bool = False,
 ) -> Consortium:
     """Sign the requests of all parties, and write roster and certificates into the public folder.
+
+    Sealed again from the same requests, for the same address, the digest stays: the certificates alone are new.
 
     Args:
         folder: Folder of the coordinator with public/, requests/ (of every silo and the server), and coordinator/,
             where the key of the authority is kept; the last one is made if it is not there.
-        host: Name or address of the server, as silos reach it.
-        port: Port of the server, 1 to 65535.
+        host: Name or address of the server, as silos reach it; None: that of the roster, with `again`.
+        port: Port of the server, 1 to 65535; None: that of the roster, or 8443.
         for_tests: Whether the keys of all parties were made on one machine.
         again: Whether a sealed folder is sealed anew. Its authority stays.
 
@@ -253,16 +258,27 @@ def seal_public(
         SilodpError: A request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
             deploy.sealed).
     """
-    if not _is_host(host) or not 1 <= port <= 65535:
+    public, requests, private = folder / PUBLIC, folder / REQUESTS, folder / "coordinator"
+    consortium = Consortium.load(public)
+    earlier = consortium.roster
+    if earlier is not None:
+        host, port = host or earlier.host, port or earlier.port
+        for_tests = for_tests or earlier.for_tests
+    if host is None:
+        raise SilodpError(
+            "the folder is sealed for the first time: give the name or address of the server with --host.",
+            code="argument.missing",
+            field="host",
+        )
+    port = port or _PORT
+    if not is_host(host) or not 1 <= port <= 65535:
         raise SilodpError(
             f"host = {shorten(host)}, port = {port}: give a name in ASCII or an IP address, without brackets and port, "
             "and a port from 1 to 65535.",
             code="argument.value",
             field="host",
         )
-    public, requests, private = folder / PUBLIC, folder / REQUESTS, folder / "coordinator"
-    consortium = Consortium.load(public)
-    if consortium.roster is not None and not again:
+    if earlier is not None and not again:
         raise SilodpError(
             f"{public} is sealed: parties that have accepted it would have to accept it again; with --again it is "
             "sealed anew.",
@@ -293,19 +309,17 @@ def seal_public(
         hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
         write_durably(find_certificate(public, name), certificate)
-    roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
+    roster = Roster(
+        host,
+        port,
+        keys[SERVER],
+        {name: keys[name] for name in consortium.data.silos},
+        authority.key_hash,
+        {name: hash_request_key(found[name]["certificate_request"]) for name in names},
+        for_tests,
+    )
     write_durably(public / ROSTER, roster.to_json())
     return Consortium.load(public)
-
-
-def _is_host(text: str) -> bool:
-    """Return whether a text is a name in ASCII, or an IP address that means the same on every machine."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return _HOST.fullmatch(text) is not None
-    # fe80::1%eth0 names an interface of one machine (RFC 4007, section 11).
-    return getattr(address, "scope_id", None) is None
 
 
 def _get_authority(certificate: Path, key: Path, name: str) -> Authority:

@@ -31,12 +31,14 @@ class StatusFile:
         seconds_since_seen: Returns for each silo the seconds since its last call; None before its first.
         rounds: Number of rounds of the run, T.
         answers: Returns for each silo how many answers have left it, at least.
+        on_refresh: Called whenever `keep_fresh` writes the file.
     """
 
     path: Path
     seconds_since_seen: Callable[[], Mapping[str, float | None]]
     rounds: int
     answers: Callable[[], Mapping[str, int]] = dict
+    on_refresh: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self._fields: dict[str, Any] = {"round": 0, "rounds": self.rounds, "epsilon": {}, "error": None}
@@ -70,6 +72,7 @@ class StatusFile:
 
         def refresh() -> None:
             while not is_over.wait(seconds):
+                self.on_refresh()
                 self.try_write()
 
         thread = threading.Thread(target=refresh, name="status", daemon=True)

@@ -36,7 +36,7 @@ def parties(tmp_path: Path) -> Path:
 @contextmanager
 def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") -> Iterator[None]:
     """A server that has a public folder."""
-    tls = load_context(consortium.folder, "server", parties / "server")
+    tls = load_context(consortium, "server", parties / "server")
     roster = consortium.sealed
     with HttpsServer(
         (host, roster.port), tls, roster.silos, consortium.digest, answer_timeout=1, max_bytes=1000
@@ -80,8 +80,8 @@ def test_each_fault_is_named(parties: Path, tmp_path: Path, monkeypatch: pytest.
             shutil.copy(other / "public" / name, parties / "public" / name)
         shutil.copy(other / "silos" / "silo-1" / "tls.key", home)
         foreign = Consortium.load(parties / "public")
-        assert find_bad(home, foreign) == ["tls"]  # another authority
-    assert find_bad(parties / "server", consortium) == []
+        assert find_bad(home, foreign) == ["certificates", "tls"]  # another authority
+    assert find_bad(parties / "server", consortium) == ["certificates"]
 
 
 def test_faults_of_a_partys_own_copy_are_named(
@@ -126,11 +126,11 @@ def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: P
 
 def test_a_server_with_another_public_folder_is_named(parties: Path) -> None:
     consortium = Consortium.load(parties / "public")
-    older = Consortium.load(shutil.copytree(parties / "public", parties / "older"))
-    seal_public(parties, "127.0.0.1", consortium.sealed.port, again=True)
-    newer = Consortium.load(parties / "public")
-    with listening(parties, older):
-        assert find_bad(parties / "silos" / "silo-1", newer) == ["digest"]
+    older = shutil.copytree(parties / "public", parties / "older")
+    with (older / "config.toml").open("a") as file:
+        file.write("\n# an earlier draft\n")
+    with listening(parties, Consortium.load(older)):
+        assert find_bad(parties / "silos" / "silo-1", consortium) == ["digest"]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")

@@ -101,6 +101,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         count_answers=changes.get("count_answers", lambda: 0),
         on_problem=changes.get("on_problem", lambda problem: None),
         proxy=changes.get("proxy"),
+        prepare=changes.get("prepare", lambda: None),
     )
     stop = threading.Event()
     thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
@@ -637,7 +638,7 @@ def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
     ):
         server.ask({"north": b"123"})
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["status"] == "ok"
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["ended"] == ["north"]
         assert httpx.post(f"http://127.0.0.1:{port}/v1/next", trust_env=False).status_code == 404
     kinds: dict[str, str] = {}
     values: dict[tuple[str, str], float] = {}
@@ -828,3 +829,61 @@ def test_a_port_in_use_is_named(parties: Parties) -> None:
     with parties.server() as server, pytest.raises(SilodpError) as caught:
         parties.server(server.port)
     assert caught.value.code == "deploy.address"
+
+
+def test_a_silo_whose_certificate_ends_comes_back_when_it_is_renewed(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither process is started again, and log, page and /health of the server name the cause until then."""
+    monkeypatch.setattr(certificates, "VALID_DAYS", -0.5)
+    ended = Parties(tmp_path / "ended", parties.authority)
+    tls, days, problems = ended.tls("north"), {"north": -0.5, "server": 800.0}, []
+    can_renew = threading.Event()
+
+    def prepare() -> None:
+        if can_renew.is_set():
+            certificates._fill_context(
+                tls, *(parties.folder / name for name in ("ca.pem", "north.pem", "north.key"))
+            )
+        elif days["north"] > -0.5:
+            raise SilodpError("the certificate of north has ended", code="deploy.certificate")
+
+    monkeypatch.setattr("silodp.deploy.mailbox.REMINDER_SECONDS", 0.2)
+    caplog.set_level("INFO")
+    with (
+        parties.server(
+            answer_timeout=1,
+            monitor=("127.0.0.1", port := find_free_port()),
+            describe=lambda: {"certificate_days": days},
+        ) as server,
+        serving(parties, server.port, "north", Echo(), tls=tls, prepare=prepare, on_problem=problems.append),
+    ):
+        failure = server.ask({"north": b"1"})[1]["north"]
+        assert "certificate of north has ended" in failure.reason
+        assert "--patience" in failure.reason
+        assert "north (not connected yet; the certificate of north has ended)" in caplog.text
+        url = f"http://127.0.0.1:{port}"
+        health = httpx.get(f"{url}/health", trust_env=False)
+        assert (health.status_code, health.json()["ended"]) == (503, ["north"])
+        assert "The certificate of north has ended" in httpx.get(url, trust_env=False).text
+        days["north"] = -0.4
+        wait_until(lambda: any("[deploy.certificate]" in str(one) for one in problems))
+        can_renew.set()
+        days["north"] = 800.0
+        assert server.ask({"north": b"12"}, 30)[0] == {"north": b"21"}
+        health = httpx.get(f"{url}/health", trust_env=False)
+        assert (health.status_code, health.json()["status"]) == (200, "ok")
+        assert "has ended" not in httpx.get(url, trust_env=False).text
+
+
+def test_a_server_uses_its_renewed_certificate_in_new_connections(parties: Parties, tmp_path: Path) -> None:
+    renewed = Parties(tmp_path / "renewed", parties.authority)
+    files = [renewed.folder / name for name in ("ca.pem", "server.pem", "server.key")]
+    with parties.server() as server:
+
+        def read_shown() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", server.port))
+
+        assert read_shown() == (parties.folder / "server.pem").read_text()
+        server.reload(lambda tls: certificates._fill_context(tls, *files))
+        wait_until(lambda: read_shown() == (renewed.folder / "server.pem").read_text())

@@ -100,6 +100,7 @@ class HttpsClient:
         keep: Whether the silo goes on when the server says that the run is over.
         on_problem: Called with a sentence when the silo cannot reach its server, and with None when it is connected.
         proxy: The proxy of the silo's network; None: connect directly.
+        prepare: Called before each try to connect; an error that it raises is what keeps the silo from its server.
     """
 
     url: str
@@ -113,6 +114,7 @@ class HttpsClient:
     keep: bool = False
     on_problem: Callable[[str | None], None] = lambda problem: None
     proxy: Proxy | None = None
+    prepare: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self._token = ""
@@ -141,6 +143,7 @@ class HttpsClient:
             while not stop.is_set():
                 try:
                     if not self._token:
+                        self.prepare()
                         self._connect()
                         way = "" if self.proxy is None else f" through the proxy at {self.proxy.url}"
                         _log.info("connected to %s%s", self.url, way)
@@ -154,7 +157,7 @@ class HttpsClient:
                     if not self.keep:
                         return
                     stop.wait(self.max_pause)
-                except (_RefusedError, _OddReplyError, httpx.HTTPError) as error:
+                except (_RefusedError, _OddReplyError, httpx.HTTPError, SilodpError) as error:
                     # Whatever failed, the silo connects anew: its number of answers and its version are checked again.
                     self._token = ""
                     if isinstance(error, _RefusedError) and error.status == 401:
@@ -177,7 +180,11 @@ class HttpsClient:
             known = CODES.get(code, "an unknown reason")
             advice = _protocol.ADVICE.get(code, "ask its operator")
             return f"the server refused the connection: {known}; {advice} [{code}]"
-        failure = explain_failure(error, self.url, self.tls, self.proxy)
+        failure = (
+            error
+            if isinstance(error, SilodpError)
+            else explain_failure(error, self.url, self.tls, self.proxy)
+        )
         problem = f"{str(failure).removesuffix('.')} [{failure.code}]"
         # Many networks lock an account after a few wrong passwords.
         if failure.code == "deploy.proxy_login":

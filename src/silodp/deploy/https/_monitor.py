@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import silodp
 from silodp.accounting.guarantee import format_epsilon
+from silodp.deploy.certificates import RENEWAL
 from silodp.deploy.status import describe_seen
 from silodp.wire.transport import Traffic
 
@@ -132,6 +133,8 @@ def render_page(state: State) -> str:
     }
     return _template().render(
         state=state,
+        ended=[name for name, days in state.certificate_days.items() if days <= 0],
+        renewal=RENEWAL,
         silos=silos,
         others=others,
         heading=_describe_run(state),

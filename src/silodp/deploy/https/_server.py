@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
+from silodp.deploy.certificates import AUTHORITY_NAME
 from silodp.deploy.courier import Reply
 from silodp.deploy.https import _protocol
 from silodp.deploy.https._connections import BoundedListener, find_max_connections, listen_at
@@ -36,7 +37,7 @@ from silodp.deploy.https._monitor import PAGE_HEADERS, State, format_metrics, re
 from silodp.deploy.mailbox import REMINDER_SECONDS, Exchange, Mailbox
 from silodp.errors import CODES, SilodpError
 from silodp.parsing import parse_texts
-from silodp.wire.transport import DeliveryFailure
+from silodp.wire.transport import SERVER, DeliveryFailure
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class HttpsServer(Mailbox):
         describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         super().__init__(silos, answer_timeout, {**dict.fromkeys(silos, 0), **(answers or {})})
-        self._describe, self._max_bytes = describe, max_bytes
+        self._describe, self._max_bytes, self._tls = describe, max_bytes, tls
         self._silos, self._digest = dict(silos), digest
         self.on_change: Callable[[], object] = lambda: None
         self._connections = {name: _SiloConnection(name) for name in silos}
@@ -195,8 +196,24 @@ class HttpsServer(Mailbox):
 
     def _explain_silence(self, silo: str, timeout: float) -> DeliveryFailure:
         if self.seconds_since_seen()[silo] is None:
-            return DeliveryFailure("offline", f"it has not connected within {timeout:g} seconds")
+            told = f"it has not connected within the {timeout:g} seconds of --patience"
+            return DeliveryFailure("offline", told + self._find_cause(silo))
         return super()._explain_silence(silo, timeout)
+
+    def _find_cause(self, silo: str) -> str:
+        # Without a certificate a silo cannot say why it stays away.
+        ended = [name for name in self._list_ended() if name in (silo, SERVER, AUTHORITY_NAME)]
+        return f"; the certificate of {' and of '.join(ended)} has ended" if ended else ""
+
+    def _list_ended(self) -> list[str]:
+        """Return the parties whose certificates have ended."""
+        return [name for name, days in self._describe().get("certificate_days", {}).items() if days <= 0]
+
+    def reload(self, load: Callable[[ssl.SSLContext], object]) -> None:
+        """Have a function change the TLS settings; connections that are made afterwards use them."""
+        if self._loop is not None:
+            # In the thread that makes connections: TLS settings may not be changed while they are read.
+            self._loop.call_soon_threadsafe(load, self._tls)
 
     # --- handlers; they all run in the loop's thread, so the connections need no lock ---
 
@@ -364,7 +381,11 @@ class HttpsServer(Mailbox):
         return Response(status_code=200) if self.deliver(exchange.id, reply) else over
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "version": silodp.__version__, "digest": self._digest})
+        # Nothing goes on without them, so a monitor that reads no more than the code shall notice.
+        ended = self._list_ended()
+        about = {"status": "certificates have ended" if ended else "ok", "ended": ended}
+        about |= {"version": silodp.__version__, "digest": self._digest}
+        return JSONResponse(about, 503 if ended else 200)
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(format_metrics(self._find_state()))
