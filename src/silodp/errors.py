@@ -216,6 +216,7 @@ CODES: dict[str, str] = {
     "plugin.not_frozen": "a method, aggregator or server optimizer declares settings and is no frozen dataclass",
     "plugin.raised": "a method, aggregator, accountant, data set or server optimizer raised an exception of its own",
     "plugin.returned": "a method, aggregator, accountant or server optimizer gave something else than it has to",
+    "policy.charged": "a silo's policy cannot be replaced, because a run was charged under it",
     "policy.digest": "the operator of a silo, or of the server, has not accepted the digest of the public folder",
     "policy.limit": "a request would lead beyond a limit of a silo's policy",
     "policy.missing": "a silo has no policy yet",

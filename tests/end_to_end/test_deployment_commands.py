@@ -126,6 +126,40 @@ def test_who_accepts_is_warned_of_a_certificate_that_may_end_before_the_run(
         shutil.rmtree(tmp_path / "server" / "agreed")
 
 
+def test_a_table_is_checked_before_there_are_keys_or_a_seal(silodp: Silodp, tmp_path: Path) -> None:
+    """Else a missing cell is first seen by `accept`, when all parties have made keys and telephoned."""
+    config = TABLES.format(user="patient", index='users = ["p1", "p2"]', more="")
+    for name, text in (
+        ("first", config),
+        (
+            "second",
+            config.replace("age = [", "age = { range = [").replace(
+                "100.0] }", '100.0], missing = "indicator" } }'
+            ),
+        ),
+    ):
+        (tmp_path / f"{name}.toml").write_text(text)
+        made = silodp("deploy", "init", tmp_path / f"{name}.toml", "--out", tmp_path / name)
+        assert made.status == 0, made.err
+    table = tmp_path / "table.csv"
+    table.write_text("patient,age,ill\np1,30,yes\np2,,no\n")
+    home = tmp_path / "north"
+    check = ("deploy", "check", tmp_path / "first" / "public", home)
+    assert_sentence(silodp(*check), code="deploy.not_sealed")
+    found = silodp(*check, "--data", table, "--json")
+    assert found.status == 1
+    assert [(one["name"], one["is_good"]) for one in found.json["checks"]] == [
+        ("run", True),
+        ("table", False),
+    ]
+    assert "[data.value]" in found.json["checks"][1]["told"]
+    second = ("deploy", "check", tmp_path / "second" / "public", home, "--data", table, "--json")
+    assert silodp(*second).status == silodp(*second, "--silo", "south").status == 0
+    found = silodp(*second, "--silo", "east")
+    assert (found.status, "[argument.value]" in found.json["checks"][1]["told"]) == (1, True)
+    assert not home.exists()
+
+
 def test_new_keys_take_the_place_of_old_ones_in_the_folder_with_the_ledgers(
     silodp: Silodp, tmp_path: Path
 ) -> None:
@@ -270,14 +304,14 @@ def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
 def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
     """With one run and no limit, too: the next run may be chosen after its models were seen."""
     for limit in (None, 2.0):
-        for certificates, told in (([], FIXED_RUNS), (["gaussian"], FILTERED_RUNS)):
+        for rule, told in (([], FIXED_RUNS), (["gaussian"], FILTERED_RUNS)):
             spent = {
                 "runs": 1,
                 "unit": "user",
                 "delta": 1e-5,
                 "epsilon": {"server": 1.0},
                 "limits": {"server": limit},
-                "certificates": certificates,
+                "certificates": rule,
             }
             assert told in format_spent(spent)[-1]
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0})

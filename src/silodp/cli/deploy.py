@@ -222,6 +222,13 @@ def accept(
             help="Let the server and other silos of this run and later ones see each person's record counts.",
         ),
     ] = False,
+    replace: Annotated[
+        bool,
+        Option(
+            "--replace",
+            help="Write the policy anew, in place of one for another public folder. Only while nothing was charged.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what is agreed, at a silo or the server, and accept it when the code is the one that was read out.
@@ -232,7 +239,7 @@ def accept(
     from silodp.deploy.certificates import ExpiryWatch, describe_early_end
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.lifetime import describe_shortfall, find_shortfall
-    from silodp.deploy.policy import ACCEPTED, Policy, accept_digest, has_accepted
+    from silodp.deploy.policy import ACCEPTED, Policy, accept_digest
     from silodp.deploy.records import load_records
     from silodp.deploy.silo import find_name, load_identity
     from silodp.wire.transport import SERVER
@@ -247,7 +254,12 @@ def accept(
     consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
     _check_options(
-        is_server, data=data, index=index, lifetime_epsilon=lifetime_epsilon, allow_counts=allow_counts
+        is_server,
+        data=data,
+        index=index,
+        lifetime_epsilon=lifetime_epsilon,
+        allow_counts=allow_counts,
+        replace=replace,
     )
     # Whose key is in the folder: a silo sees what is read of its own table.
     name = None if is_server else find_name(folder, consortium)
@@ -270,12 +282,10 @@ def accept(
     numbers = "" if index is None else _find_file(folder, "index", index)
     # What is wrong with the table is seen here, and not when the other silos wait.
     records = load_records(Path(table), name, consortium, Path(numbers) if numbers else None)
-    is_new = not has_accepted(folder, consortium.digest)
     policy = acceptance.write_policy(
-        folder, consortium, table, lifetime_epsilon, index=numbers, allow_counts=allow_counts
+        folder, consortium, table, lifetime_epsilon, index=numbers, allow_counts=allow_counts, replace=replace
     )
-    # Of a run that was begun, the ledgers have charges already.
-    short = find_shortfall(folder, consortium.stated_spec, name, policy) if is_new else {}
+    short = find_shortfall(folder, consortium.stated_spec, name, policy)
     if short:
         log(f"warning: {describe_shortfall(short, policy.lifetime_epsilon)}")
     persons = len(set(records.user.tolist()))
@@ -374,15 +384,32 @@ def _escape_controls(text: str) -> str:
 
 
 @deploy_app.command()
-def check(public: Public, folder: Folder, url: Url = None, as_json: Json = False) -> None:
-    """Check address, TLS, clock, versions and policy before the code is compared; status 1 if something is wrong."""
+def check(
+    public: Public,
+    folder: Folder,
+    url: Url = None,
+    data: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="The silo's table: whether it fits is seen here, also before the seal."),
+    ] = None,
+    index: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="The trust center's file, with --data, where the run needs it."),
+    ] = None,
+    silo: Annotated[
+        str | None,
+        Option(help="Name of the silo, with --data. Default before the seal: the name of FOLDER."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check table, address, TLS, clock, versions and policy before the code is compared; status 1 if one is wrong."""
     from silodp.deploy.consortium import Consortium
 
     consortium = Consortium.load(public)
     from silodp.deploy.check import check_party  # torch, after what is refused without it
 
     found = []
-    for one in check_party(folder, consortium, url):
+    for one in check_party(folder, consortium, url, data, index, silo):
         found.append(one)
         # One after the other, as they are found: a server that cannot be reached is noticed after some seconds.
         if not as_json:

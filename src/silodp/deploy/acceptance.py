@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ from typing import Any
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.views import Adversary
 from silodp.data.tables.schema import Schema
-from silodp.deploy import AUDIT, POLICY, STORE
+from silodp.deploy import AUDIT, LOCK, POLICY, STORE
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.lifetime import PLAN, compute_lifetime_cost
+from silodp.deploy.lifetime import PLAN, compute_lifetime_cost, has_charged_ledger
 from silodp.deploy.limits import read_audit
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import format_digest
-from silodp.deploy.silo import check_participation, find_name
+from silodp.deploy.silo import UNIT, check_participation, find_name
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
+from silodp.runtime.run_directory import hold_lock
 from silodp.wire.files import PRIVATE_FILE, write_durably
 from silodp.wire.store import DirectoryStore
 
@@ -128,6 +130,7 @@ def write_policy(
     index: str = "",
     allow_counts: bool = False,
     allow_seed: bool = False,
+    replace: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
 
@@ -140,17 +143,22 @@ def write_policy(
         index: Path of the file by which a trust center numbers the silo's persons, where the run needs one.
         allow_counts: Whether the run may ask for the number of records of each person in clear.
         allow_seed: For tests: whether the run may have a seed.
+        replace: Whether a policy that is there is written anew, for this run alone. Only before the first charge:
+            from then on its limits are what persons were promised.
 
     Returns:
         The policy that was written.
 
     Raises:
-        SilodpError: The roster does not list the silo's key, the policy does not allow the run, or a person is
-            somebody else in it than in earlier runs of the folder (code policy.persons).
+        SilodpError: The roster does not list the silo's key, the policy does not allow the run, a person is somebody
+            else in it than in earlier runs of the folder (code policy.persons), or with `replace` something was charged
+            (code policy.charged), or a process serves the folder (code run.in_use).
     """
     name = find_name(folder, consortium)
     path = folder / POLICY
-    if path.exists():
+    if replace:
+        _refuse_charged(folder)
+    if path.exists() and not replace:
         if lifetime_epsilon is not None:
             raise SilodpError(
                 f"{path} has limits already, which hold for all runs together: change lifetime_epsilon there, and "
@@ -201,17 +209,44 @@ def write_policy(
             allow_seed=allow_seed,
         )
     # Before anything is written: a policy that refuses its own run would only be noticed when the silo starts.
-    check_participation(folder, consortium, policy)
-    write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
+    try:
+        check_participation(folder, consortium, policy)
+    except SilodpError as error:
+        if error.code != "policy.not_allowed" or not path.exists() or _has_charges(folder):
+            raise
+        raise SilodpError(
+            f"{str(error).removesuffix('.')}; nothing was charged in {folder} yet, so accept with --replace to write "
+            "the policy anew for this run.",
+            code=error.code,
+            field=error.field,
+        ) from None
+    # The silo's process has read the policy: it would go on by the one that is replaced.
+    with hold_lock(folder / LOCK, folder) if replace else nullcontext():
+        if replace:
+            _refuse_charged(folder)
+            if (folder / STORE).exists():
+                DirectoryStore(folder / STORE).drop(UNIT)
+        write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 
 
+def _refuse_charged(folder: Path) -> None:
+    if _has_charges(folder):
+        raise SilodpError(
+            f"a run was charged in {folder}, so the limits in its {POLICY} are what persons were promised, and stay: "
+            "leave --replace out, and change in the file what you answer for.",
+            code="policy.charged",
+            field="replace",
+        )
+
+
 def _has_charges(folder: Path) -> bool:
-    """Return whether a silo was charged in any run, by its audit log or its store."""
+    """Return whether a silo was charged in any run, by its audit log, its store or its ledgers."""
     entries, _ = read_audit(folder / AUDIT)
     return (
         any(one["charges"] for one in entries)
         or DirectoryStore(folder / STORE, private=False).get(PLAN) is not None
+        or has_charged_ledger(folder, entries)
     )
 
 

@@ -17,10 +17,11 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import Proxy, explain_failure, find_proxy, listen_at, make_client
 from silodp.deploy.lifetime import describe_shortfall, find_shortfall
 from silodp.deploy.policy import Policy
+from silodp.deploy.records import load_records
 from silodp.deploy.silo import check_participation, find_name, load_identity
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
-from silodp.text import shorten
+from silodp.text import pluralize, shorten
 from silodp.wire.transport import SERVER
 
 _MAX_CLOCK_SECONDS = 300.0
@@ -44,22 +45,37 @@ class Finding:
     told: str
 
 
-def check_party(folder: Path, consortium: Consortium, url: str | None = None) -> Iterator[Finding]:
+def check_party(
+    folder: Path,
+    consortium: Consortium,
+    url: str | None = None,
+    table: Path | None = None,
+    index: Path | None = None,
+    silo: str | None = None,
+) -> Iterator[Finding]:
     """Check whether a party could take part now; nothing is written, and no code of the public folder is executed.
 
     Args:
-        folder: Folder of the party. The key in it says which party it is.
-        consortium: The sealed public folder.
+        folder: Folder of the party. The key in it says which party it is; before the seal its name, or `silo`, does.
+        consortium: The public folder. Where it is not sealed yet, the run and the table alone are checked.
         url: Address of the server; None: that of the roster.
+        table: The silo's table, which is read as `silodp deploy accept` reads it; None: it is not read.
+        index: The file by which a trust center numbers the silo's persons, where the run needs one.
+        silo: Name of the silo; None: as `folder` says.
 
     Yields:
         Findings, each as soon as it is known. They end where a failed check makes the next one impossible.
 
     Raises:
-        SilodpError: The public folder is not sealed (code deploy.not_sealed).
+        SilodpError: The public folder is not sealed, and no table is given (code deploy.not_sealed).
     """
-    address = url or consortium.sealed.url
-    yield from _report_error("keys", _check_all(folder, consortium, address))
+    if consortium.roster is None and table is not None:
+        yield from _report_error("run", _check_run(consortium))
+    else:
+        address = url or consortium.sealed.url
+        yield from _report_error("keys", _check_all(folder, consortium, address))
+    if table is not None:
+        yield from _report_error("table", _check_table(folder, consortium, table, index, silo))
 
 
 def _report_error(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -92,6 +108,24 @@ def _judge(name: str, is_good: bool, good: str, bad: str) -> Finding:
 def _check_run(consortium: Consortium) -> Iterator[Finding]:
     digest = consortium.stated_spec.digest[:16]
     yield Finding("run", True, f"the run that follows here has the digest {digest}, as stated")
+
+
+def _check_table(
+    folder: Path, consortium: Consortium, table: Path, index: Path | None, silo: str | None
+) -> Iterator[Finding]:
+    """Yield that a silo's table is as the consortium agreed; it is read here, and nothing of it leaves the machine."""
+    name = silo or (folder.resolve().name if consortium.roster is None else find_name(folder, consortium))
+    if name not in consortium.data.silos:
+        raise SilodpError(
+            f"'{name}' is no silo of the public folder, which has {', '.join(consortium.data.silos)}: name one of them "
+            "with --silo.",
+            code="argument.value",
+            field="silo",
+        )
+    records = load_records(table, name, consortium, index)
+    persons = len(set(records.user.tolist()))
+    told = f"{pluralize(len(records), 'training record')} of {pluralize(persons, 'person')} (private to this silo)"
+    yield Finding("table", True, f"{table} is as the configuration says for '{name}': {told}")
 
 
 def _check_certificates(consortium: Consortium, name: str) -> Iterator[Finding]:
@@ -128,13 +162,12 @@ def _check_policy(folder: Path, consortium: Consortium, name: str) -> Iterator[F
     # As if the code were compared already: what else the policy refuses is seen before the telephone call.
     accepting = policy.model_copy(update={"accepted": [consortium.digest]})
     check_participation(folder, consortium, accepting)
-    # Of a run that was begun, the ledgers have charges already.
-    short = {} if is_accepted else find_shortfall(folder, consortium.stated_spec, name, policy)
+    short = find_shortfall(folder, consortium.stated_spec, name, policy)
     told = "this public folder is accepted"
     yield Finding("policy", True, told if is_accepted else "it allows the run; the code is not accepted yet")
     if short:
         yield Finding("limits", False, describe_shortfall(short, policy.lifetime_epsilon))
-    elif not is_accepted:
+    else:
         yield Finding("limits", True, "all rounds of the run fit in lifetime_epsilon, after all earlier runs")
 
 

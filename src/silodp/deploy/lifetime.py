@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,11 +27,11 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy import AUDIT, LEDGERS, POLICY, STORE
 from silodp.deploy.history import open_ledgers
-from silodp.deploy.limits import find_max_charges, read_audit
+from silodp.deploy.limits import BEGUN, find_max_charges, read_audit
 from silodp.deploy.policy import Policy
 from silodp.runtime.guarantees import count_charges, plan_releases
 from silodp.runtime.silo import make_ledger
-from silodp.wire.store import DirectoryStore, MemoryStore
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 
 PLAN = "planned charges"
 """Key in the silo's store: all charges of the first run that was charged (`encode_plan`)."""
@@ -271,12 +271,19 @@ def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator
                 ledger.close()
 
 
+def has_charged_ledger(folder: Path, entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a ledger of a silo's folder has a charge; see `read_spent`."""
+    with _open_copies(folder, entries) as ledgers:
+        return any(ledger.history for ledger in ledgers.values())
+
+
 def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
     """Return the ε that all runs together need where it exceeds a limit of the silo's policy.
 
     Args:
-        folder: Folder of the silo, with the ledgers of earlier runs.
-        spec: Specification of the new run.
+        folder: Folder of the silo, with the ledgers of earlier runs. Where the run has begun, all T rounds are counted
+            in place of the charges in its ledger.
+        spec: Specification of the run.
         silo: Name of the silo.
         policy: Policy of the silo.
 
@@ -290,10 +297,20 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     with _open_copies(folder, entries) as earlier:
         rule, limits = tuple(policy.certificates), policy.lifetime_epsilon
         plan = read_plan(folder, earlier)
-        needed = compute_lifetime_cost(spec, silo, policy.delta, earlier, rule, plan, limits)
+        begun = _find_begun(folder, spec.digest, earlier)
+        others = {run: ledger for run, ledger in earlier.items() if run != begun}
+        needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)
     # An adversary that is absent has no guarantee, which is beyond every limit.
     needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}
+
+
+def _find_begun(folder: Path, digest: str, runs: Iterable[str]) -> str | None:
+    """Return the id of the newest run of a specification that a silo has begun; None where it has begun none."""
+    store = DirectoryStore(folder / STORE, private=False)
+    stores = {run: RoundStore(store, f"{run}/").run for run in runs}
+    mine = [run for run, one in stores.items() if one.get("spec") == digest.encode()]
+    return max(mine, key=lambda run: stores[run].get(BEGUN) or b"", default=None)
 
 
 def describe_shortfall(short: Mapping[Adversary, float], limits: Mapping[Adversary, float]) -> str:

@@ -20,7 +20,8 @@ from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO
 from silodp.wire.store import RoundStore, Store
 
-_BEGUN = "begun"
+BEGUN = "begun"
+"""Key in the store of a run: when the silo has begun it."""
 
 
 def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -106,7 +107,7 @@ class SiloLimits:
         if self.answers[run] >= policy.max_answers:
             self._refuse("max_answers", f"has given {policy.max_answers:,} answers in run {run}")
         mine = RoundStore(self._store, f"{run}/").run
-        begun = mine.get(_BEGUN)
+        begun = mine.get(BEGUN)
         # Days of the calendar, since the silo may be restarted meanwhile; its operator keeps its clock.
         if begun is not None:
             age = (now or datetime.now(UTC)) - datetime.fromisoformat(begun.decode())
@@ -135,19 +136,19 @@ class SiloLimits:
     def begin(self, run: str) -> None:
         """Note when a run began, unless it is noted."""
         mine = RoundStore(self._store, f"{run}/").run
-        if mine.get(_BEGUN) is None:
-            mine.put(_BEGUN, datetime.now(UTC).isoformat(timespec="seconds").encode())
+        if mine.get(BEGUN) is None:
+            mine.put(BEGUN, datetime.now(UTC).isoformat(timespec="seconds").encode())
 
     def find_begin(self, run: str) -> str:
         """Return when a run began, as text that sorts by time; "" where it is not noted."""
-        return (RoundStore(self._store, f"{run}/").run.get(_BEGUN) or b"").decode()
+        return (RoundStore(self._store, f"{run}/").run.get(BEGUN) or b"").decode()
 
     def forget(self, run: str) -> None:
         """Drop everything that the store holds of a run and its evaluation; how far the run is goes last."""
         for name in (name_evaluation(run), run):
             mine = RoundStore(self._store, f"{name}/").run
             # A crash in the middle leaves the state of the gate, which still refuses what was answered.
-            for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, _BEGUN)):
+            for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, BEGUN)):
                 mine.drop(key)
 
     def _count_bytes(self, *runs: str) -> int:

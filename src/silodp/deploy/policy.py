@@ -18,7 +18,6 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.build import convert_validation_error
 from silodp.config.toml_values import read_toml
-from silodp.deploy import POLICY
 from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError
 from silodp.text import shorten
@@ -220,12 +219,6 @@ def accept_digest(folder: Path, digest: str) -> None:
         write_durably(
             folder / ACCEPTED, "".join(f"{one}\n" for one in [*known, digest]).encode(), PRIVATE_FILE
         )
-
-
-def has_accepted(folder: Path, digest: str) -> bool:
-    """Return whether the policy in a silo's folder lists the digest of a public folder."""
-    path = folder / POLICY
-    return path.exists() and digest in Policy.load(path).accepted
 
 
 def check_accepted(folder: Path, digest: str) -> None:

@@ -57,6 +57,8 @@ from silodp.wire.transport import SERVER, sign, verify
 _log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+UNIT = "unit"
+"""Key in the silo's store: what the first run protects, a user or a record."""
 _MAX_UNCHARGED = 100
 """Runs without a charge that are kept, each with a few files, one of them open; the oldest are deleted."""
 
@@ -97,7 +99,7 @@ class SiloService:
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / STORE)
         # ε of a person and ε of a record cannot be added up: the first run decides for the folder.
-        if not set_once(self._store, "unit", str(self._spec.method.unit).encode()):
+        if not set_once(self._store, UNIT, str(self._spec.method.unit).encode()):
             raise SilodpError(
                 f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
                 "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "

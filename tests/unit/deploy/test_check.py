@@ -25,7 +25,7 @@ from support.commands import CONFIG, Silodp
 from support.consortium import make_parties
 from support.refusals import refused
 
-GOOD = ["keys", "run", "certificates", "policy", "port", "tls", "clock", "version", "digest"]
+GOOD = ["keys", "run", "certificates", "policy", "limits", "port", "tls", "clock", "version", "digest"]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_policy_that_does_not_allow_the_run_or_has_no_room_is_named(parties: P
             ({"accepted": []}, []),  # that comes after the telephone call
             ({"accepted": [], "min_silos": 9}, ["policy"]),
             ({"accepted": [], "lifetime_epsilon": half}, ["limits"]),
-            ({"lifetime_epsilon": half}, []),  # a run in progress has charges in the ledgers already
+            ({"lifetime_epsilon": half}, ["limits"]),  # accepted, too: the run will end early
         ):
             path.write_text(policy.model_copy(update=changes).to_toml())
             assert find_bad(home, consortium) == bad

@@ -43,6 +43,8 @@ from silodp.deploy.silo import check_policy, open_silo
 from silodp.deploy.sockets import SocketOptions
 from silodp.deploy.status import StatusFile, read_status
 from silodp.errors import SilodpError
+from silodp.runtime.run_directory import hold_lock
+from silodp.runtime.silo import make_ledger
 from silodp.wire.files import PRIVATE_FILE, append_durably
 from silodp.wire.store import DirectoryStore
 from support.commands import CONFIG
@@ -363,6 +365,85 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         with refused("argument.value") as caught:
             Policy.load(path)
         assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["ledger", "store", "audit log"])
+def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(where: str, tmp_path: Path) -> None:
+    """Its limits are what persons were promised, once anything was released."""
+    parties = make_parties(tmp_path, CONFIG)
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+    path = home / "policy.toml"
+    ours = Policy.load(path)
+    earlier = {"accepted": ["0" * 64], "columns": ["age"], "lifetime_epsilon": {"server": 0.5}}
+    path.write_text(ours.model_copy(update=earlier).to_toml())
+    write = partial(write_policy, home, consortium, "records.npz", allow_seed=True)
+    with refused("policy.not_allowed") as caught:
+        write()
+    assert "--replace" in str(caught.value)
+    DirectoryStore(home / "store").put("unit", b"record")  # of the run that began, and was never charged
+    with hold_lock(home / "lock", home), refused("run.in_use"):
+        write(replace=True)
+    assert write(replace=True, lifetime_epsilon=9.0).lifetime_epsilon == dict.fromkeys(
+        ours.lifetime_epsilon, 9.0
+    )
+    assert write(replace=True) == Policy.load(path) == ours
+    with open_silo(home, consortium):
+        pass
+
+    run = "a" * 32
+    match where:
+        case "ledger":
+            (home / "ledgers").mkdir(mode=0o700, exist_ok=True)
+            with Ledger(home / "ledgers" / f"{run}.jsonl", 1e-5, "pld", run=run) as ledger:
+                charge(ledger, 0, 5.0)
+        case "store":
+            DirectoryStore(home / "store").put(PLAN, b"0")
+        case "audit log":
+            line = {
+                "run": run,
+                "charges": 1,
+                "kind": "update",
+                "round": 0,
+                "bytes": 1,
+                "sha256": "",
+                "time": "",
+            }
+            append_durably(home / "audit.jsonl", json.dumps(line).encode())
+    before = path.read_bytes()
+    with refused("policy.charged"):
+        write(replace=True)
+    assert path.read_bytes() == before
+    path.write_text(ours.model_copy(update=earlier).to_toml())
+    with refused("policy.not_allowed") as caught:
+        write()
+    assert "--replace" not in str(caught.value)
+
+
+def test_whether_a_run_fits_is_said_while_it_is_in_progress(tmp_path: Path) -> None:
+    """All rounds of the newest run of the folder's specification count, and not its charges besides."""
+    parties = make_parties(tmp_path, CONFIG)
+    consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
+    spec, policy = consortium.stated_spec, Policy.load(home / "policy.toml")
+    (home / "ledgers").mkdir(mode=0o700)
+    store = DirectoryStore(home / "store")
+    store.put(PLAN, digest_plan(count_plan(spec, "silo-1")).encode())
+
+    def begin(run: str, day: str, rounds: int) -> None:
+        """Charge some rounds of a run."""
+        store.put(f"{run}/spec", spec.digest.encode())
+        store.put(f"{run}/begun", day.encode())
+        with make_ledger(replace(spec, run=run), home / "ledgers" / f"{run}.jsonl") as ledger:
+            for round_ in range(rounds):
+                ledger.charge(round_, 0, spec.silo_events("silo-1", round_, 0))
+
+    begin("a" * 32, "2026-01-01", spec.rounds)
+    assert find_shortfall(home, spec, "silo-1", policy) == {}
+    # A second one: the first is over, and counts.
+    begin("b" * 32, "2026-01-02", 1)
+    short = find_shortfall(home, spec, "silo-1", policy)
+    (home / "ledgers" / f"{'b' * 32}.jsonl").unlink()
+    begin("b" * 32, "2026-01-02", spec.rounds)
+    assert short == find_shortfall(home, spec, "silo-1", policy) != {}
 
 
 def test_a_policy_that_is_written_after_charges_claims_no_filter(tmp_path: Path) -> None:
