@@ -307,7 +307,13 @@ def test_a_diverged_run_is_no_result(run_directory: Path) -> None:
 def test_where_it_comes_from(run_directory: Path) -> None:
     os.utime(run_directory / "guarantee.json", (0, 1_750_000_000))
     text = report(run_directory)
-    assert "2025-06-15 15:06 UTC" in text
+    assert "not recorded by the version" in text
+    path = run_directory / "guarantee.json"
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps({**stated, "finished": "2024-02-29T15:06:07+00:00"}))
+    text = report(run_directory)
+    assert "2024-02-29 15:06 UTC" in text
+    assert "2025-06-15" not in text
     assert f"silodp {silodp.__version__}, torch {version('torch')}" in text
     assert hashlib.sha256(b"parameters").hexdigest() in text
     assert "none was set" in text
@@ -383,6 +389,21 @@ def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) 
         ("guarantee.json", broken(epsilon="1"), "does not hold a guarantee"),
         ("guarantee.json", broken(private=False), "does not hold a guarantee"),
         ("guarantee.json", broken(delta=0), "does not hold a guarantee"),
+        *(
+            (
+                "guarantee.json",
+                json.dumps({**json.loads(broken()), "finished": time}),
+                "does not hold a guarantee",
+            )
+            for time in (
+                "yesterday",
+                "2024-02-29",
+                "2024-02-30T00:00:00+00:00",
+                "2024-02-29T00:00:00+02:00",
+                None,
+                5,
+            )
+        ),
         ("plots/allocation.json", '{"silos": ["a"], "bars": [], "persons_per_bar": []}', "damaged"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -108,6 +109,16 @@ def test_a_signed_report_verifies_and_says_who_signed_what(run: Path, silodp: Si
     statements = list_statements(collect_facts(run).assumptions)
     assert [one.text for one in signature.statements] == [one.text for one in statements]
     assert Path("key").stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_was_copied_without_file_times_can_be_signed(run: Path, silodp: Silodp) -> None:
+    """Its page states the time in guarantee.json, and not that of the file."""
+    finished = json.loads((run / "guarantee.json").read_text())["finished"]
+    assert finished[:16].replace("T", " ") in (run / "report.html").read_text()
+    for path in run.rglob("*"):
+        os.utime(path, (0, 1_000_000_000))
+    sign_run(silodp, run)
+    verify_report(run, public())
 
 
 def test_one_byte_changed_anywhere_is_found(run: Path, silodp: Silodp) -> None:

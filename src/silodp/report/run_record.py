@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,7 +104,7 @@ class RunRecord:
         doubts: Sentences on keys of persons, weights and the loss, private; () where none were kept.
         audit: Result of the comparison with the ledger; None where there is no ledger.
         budget: Privacy budget of the run, if any.
-        written: File time of guarantee.json, which a copy may have changed.
+        finished: When the run ended, by guarantee.json; None where an earlier version wrote it.
         attack: What `silodp attack` measured; None where nobody attacked the run.
         cohort: What all runs on the same people had spent; None for a run that is counted in no cohort.
     """
@@ -118,7 +118,7 @@ class RunRecord:
     allocation: Allocation | None
     audit: AuditResult | None
     budget: Budget | None
-    written: datetime
+    finished: datetime | None
     doubts: tuple[str, ...] = ()
     attack: AttackRecord | None = None
     cohort: CohortRecord | None = None
@@ -168,7 +168,7 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
         allocation=read_private(directory, ALLOCATION, Allocation),
         audit=audit,
         budget=replace(budget, delta=delta) if audit and budget else budget,
-        written=datetime.fromtimestamp((directory / GUARANTEE).stat().st_mtime, UTC),
+        finished=datetime.fromisoformat(summary["finished"]) if "finished" in summary else None,
         doubts=doubts.doubts if doubts else (),
         attack=read_attack(directory, guarantees) if with_attack else None,
         cohort=read_cohort(directory, summary.get("run")),
@@ -233,12 +233,14 @@ def _check_directory(directory: Path) -> None:
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
 
-    "simulation" is missing in files of format 1, whose runs all were simulations, and "weighted" and "sampled" in those
-    before format 4.
+    "simulation" is missing in files of format 1, whose runs all were simulations, "weighted" and "sampled" in those
+    before format 4, and "finished" in those that an earlier version wrote.
     """
     texts = [summary.get(name, "") for name in ("method", "settings", "stopped", "evaluation")]
     answers = (summary.get(name, True) for name in ("simulation", "weighted", "sampled"))
     if not all(isinstance(text, str) for text in texts) or not all(type(one) is bool for one in answers):
+        raise ValueError
+    if "finished" in summary and datetime.fromisoformat(summary["finished"]).utcoffset() != timedelta(0):
         raise ValueError
 
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -234,6 +235,8 @@ class RunDirectory:
             "sampled": spec.is_sampled,
             "run": spec.run,
             "starts": _read_starts(self.path / STARTS),
+            # Here, and not in the times of files, which a copy changes: a page that is signed states it.
+            "finished": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S+00:00}",
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
