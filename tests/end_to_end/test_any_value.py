@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 import random
+import re
+import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AGGREGATORS
@@ -26,6 +30,9 @@ from silodp.methods import METHODS
 from silodp.planning.plan import format_plan, plan_run
 from silodp.settings import MAX_REAL, MAX_WHOLE, MIN_REAL
 from support.commands import Silodp, assert_sentence
+from support.wards import draw_wards, write_wards
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Case = tuple[str, dict[str, Any]]
 
@@ -288,6 +295,153 @@ def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> Non
             lambda v=values, t=turn: run_config(resolve(parse_config(v)), tmp_path / str(t)),
         )
     assert worked > 15
+
+
+REMOVED = object()
+TABLES = """
+rounds = 2
+aggregator = "masked"
+[aggregation]
+min_silos = 3
+[data]
+source = "tables"
+files = { north = "north.csv", south = "south.csv", west = "west.csv" }
+[data.schema]
+user = "patient"
+label = "dead"
+classes = ["0", "1"]
+test_share = 0.25
+out_of_range = "clip"
+categorical = { ward = ["A", "B"] }
+numeric = { age = { range = [0, 120], missing = "indicator" }, days = [0, 2000] }
+[data.schema.reader]
+missing = ["-1"]
+[data.schema.readers]
+north = { separator = ",", decimal = "." }
+[data.schema.silos.south]
+columns = { patient = "patient" }
+values = { dead = { yes = "1", no = "0" } }
+[task]
+model = "mlp"
+loss = "cross_entropy"
+metrics = ["roc_auc", "accuracy"]
+[task.options]
+width = 6
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.1
+epochs = 2
+[methods.default]
+server_learning_rate = 1.0
+[budget]
+epsilon = 50.0
+adversary = "released"
+[silo_limits]
+released = 100.0
+[evaluation]
+across = "sums"
+noise_multiplier = 3.0
+bins = 10
+by = ["ward"]
+[card]
+publish_metrics = false
+[card.subgroups]
+age = [0.0, 60.0, 120.0]
+[statistics]
+epsilon = 2
+count = ["ward"]
+mean = ["age"]
+[statistics.histogram]
+days = 5
+"""
+"""Every table of a configuration that a run on CSV files may have; nothing states the number of persons."""
+COMMANDS: list[list[Any]] = [
+    ["plan"],
+    ["plan", "--target-epsilon", 2],
+    ["statistics", "--plan", "--epsilon", 1],
+    ["statistics", "--write-config", "written.toml"],
+    ["deploy", "init", "--out", "drafted"],
+]
+TRAININGS: list[list[Any]] = [
+    ["run", "--out", "trained"],
+    ["statistics", "--epsilon", 1, "--out", "counted"],
+    ["compare", "--methods", "uldp-sgd", "--seeds", 1, "--out", "compared"],
+]
+
+
+def list_paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from list_paths(value, (*above, key))
+
+
+def without(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    left = {key: value for key, value in values.items() if key != path[0] or len(path) > 1}
+    return {**left, path[0]: without(values[path[0]], path[1:])} if len(path) > 1 else left
+
+
+def call_with_each_setting(
+    silodp: Silodp,
+    start: dict[str, Any],
+    values: list[Any],
+    commands: list[list[Any]],
+    paths: Iterable[tuple[str, ...]] = (),
+) -> int:
+    """Call commands with every setting removed, or replaced by each value; return how many calls worked."""
+    worked = 0
+    for path, value in itertools.product(paths or list_paths(start), values):
+        changed = without(start, path) if value is REMOVED else put(start, path, value)
+        Path("case.toml").write_text(tomli_w.dumps(changed))
+        for command, *options in commands:
+            named = [command, options.pop(0)] if command == "deploy" else [command]
+            outcome = silodp(*named, "case.toml", *options)
+            if outcome.status != 0:
+                told = re.fullmatch(r"error: .+ \[([a-z_.]+)\]", outcome.err.splitlines()[-1])
+                assert outcome.status == 2, (named, path, value, outcome)
+                assert told is not None, (named, path, value, outcome)
+                assert told[1] in CODES, (named, path, value, outcome)
+            worked += outcome.status == 0
+            for left in ("written.toml", "drafted", "trained", "counted", "compared"):
+                shutil.rmtree(left) if Path(left).is_dir() else Path(left).unlink(missing_ok=True)
+    return worked
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_wards(tmp_path, draw_wards(60))
+    return tmp_path
+
+
+def test_statistics_are_planned_without_any_table_of_settings(silodp: Silodp, tables: Path) -> None:
+    paths = [path for path in list_paths(tomllib.loads(TABLES)) if len(path) == 1]
+    assert call_with_each_setting(silodp, tomllib.loads(TABLES), [REMOVED], COMMANDS[2:3], paths) > 6
+
+
+def test_a_comparison_of_no_silos_is_refused(silodp: Silodp, tables: Path) -> None:
+    Path("none.toml").write_text(tomli_w.dumps(put(tomllib.loads(TABLES), ("data", "files"), {})))
+    assert_sentence(silodp("compare", "none.toml", "--methods", "uldp-sgd"), code="data.files")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", ["tables", "wards", "heart_disease", "mnist_personal", "fashion_mnist_steps"]
+)
+def test_no_command_stumbles_over_a_missing_setting(silodp: Silodp, tables: Path, name: str) -> None:
+    file = tables / "wards.toml" if name == "wards" else EXAMPLES / f"{name}.toml"
+    start = tomllib.loads(TABLES if name == "tables" else file.read_text())
+    assert call_with_each_setting(silodp, start, [REMOVED, -1, 3.5, "x", {}, ["x"], {"x": 1}], COMMANDS) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_training_stumbles_over_a_missing_setting(silodp: Silodp, tables: Path) -> None:
+    assert call_with_each_setting(silodp, tomllib.loads(TABLES), [REMOVED, {}, "x"], TRAININGS) > 100
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def test_a_plan_reads_no_table_and_says_what_noise_drowns(silodp: Silodp, config
     assert "warning" not in large.out + large.err
 
 
+def test_a_plan_assumes_a_number_of_persons_that_nothing_states(silodp: Silodp, config: Path) -> None:
+    config.write_text(config.read_text().replace('users = "patients.txt"\n', ""))
+    for options, users, is_assumed in (((), 1000, True), (("--users", 150), 150, False)):
+        found = silodp("statistics", config, "--plan", *options, "--json").json
+        assert (found["users"], found["users_assumed"]) == (users, is_assumed)
+        assert bool(found["warnings"]) is not is_assumed  # what drowns is known by the number of persons
+        assert silodp("statistics", config, "--plan", *options).status == 0
+    assert_sentence(silodp("statistics", config, "--users", 150), code="argument.conflict")
+
+
 def test_the_configuration_of_the_run_says_all_of_it(silodp: Silodp, config: Path) -> None:
     assert silodp("statistics", config, "--write-config", "statistics.toml").status == 0
     assert silodp("run", "statistics.toml", "--out", "again").status == 0

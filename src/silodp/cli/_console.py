@@ -92,6 +92,10 @@ Root = Annotated[
     ),
 ]
 
+Users = Annotated[
+    int | None, typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε.")
+]
+
 Separator = Annotated[
     str | None, typer.Option(help="What separates the cells of a text file, for example ';'.")
 ]

@@ -22,6 +22,7 @@ from silodp.cli._console import (
     Json,
     Names,
     Set,
+    Users,
     WorkerCount,
     log,
     make_workers,
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.config.resolve import ResolvedRun
     from silodp.runtime.workers import Workers
-
-Users = Annotated[
-    int | None, typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε.")
-]
 
 
 def plan(
@@ -92,7 +89,7 @@ def plan(
     found = make_workers(workers, cluster, gpus_per_worker)
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
-    from silodp.planning.plan import format_plan, plan_run
+    from silodp.planning.plan import format_plan, plan_run, remark_on_users
     from silodp.runtime.prepare import describe_unmeasured
 
     spec, assumed = resolved.build_public_spec(users)
@@ -104,7 +101,7 @@ def plan(
     if tune:
         guess = records_per_person, prevalence
         result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or (), found)
-        users_line = [_remark_on_users(spec)] if assumed else []
+        users_line = [remark_on_users(spec.population.users)] if assumed else []
         lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
         about = {"users_assumed": assumed, "remarks": list(remarks)}
         show({"name": resolved.config.name, **result, **about}, as_json, lines)
@@ -120,7 +117,7 @@ def plan(
     if plot is not None:
         lines.append(f"picture: {plot}")
     if assumed and resolved.method.unit != "record":
-        lines.append(_remark_on_users(spec))
+        lines.append(remark_on_users(spec.population.users))
     if resolved.budget_distribution is None and resolved.method.budgets.unit is not None:
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
@@ -154,10 +151,6 @@ def _refuse_unused_options(tune: bool) -> None:
             code="argument.conflict",
             field=option.name,
         )
-
-
-def _remark_on_users(spec: RunSpec) -> str:
-    return f"  (U is in the data, which were not read: {spec.population.users:,} is assumed; see --users)"
 
 
 def _tune(

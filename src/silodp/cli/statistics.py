@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, format_command, out_option, show
+from silodp.cli._console import Config, Json, Set, Users, format_command, out_option, show
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def statistics(
     plan: Annotated[
         bool, typer.Option("--plan", help="Only show ε and the noise in each count. No data are read.")
     ] = False,
+    users: Users = None,
     write_config: Annotated[
         Path | None,
         typer.Option(
@@ -46,9 +47,15 @@ def statistics(
     from silodp.config.resolve import load_config
     from silodp.config.statistics import derive_statistics
 
+    if users is not None and not plan:
+        raise SilodpError(
+            "--users has no meaning without --plan: a run counts the persons itself; leave it out.",
+            code="argument.conflict",
+            field="--users",
+        )
     resolved = derive_statistics(load_config(config, set_ or ()), epsilon)
     if plan:
-        result, lines = _plan(resolved)
+        result, lines = _plan(resolved, users)
     elif write_config is not None:
         result, lines = _write_config(resolved, write_config)
     else:
@@ -56,11 +63,11 @@ def statistics(
     show(result, as_json, lines)
 
 
-def _plan(resolved: ResolvedRun) -> tuple[dict[str, Any], list[str]]:
+def _plan(resolved: ResolvedRun, users: int | None) -> tuple[dict[str, Any], list[str]]:
     """Return ε against every adversary, and the noise of every block."""
     from silodp.planning.statistics_plan import format_statistics_plan, plan_statistics
 
-    result = plan_statistics(resolved)
+    result = plan_statistics(resolved, users)
     return result, format_statistics_plan(result)
 
 

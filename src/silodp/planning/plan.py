@@ -351,6 +351,11 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def remark_on_users(users: int) -> str:
+    """Return the line on a number of persons that is assumed."""
+    return f"  (U is in the data, which were not read: {users:,} is assumed; see --users)"
+
+
 def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     times = pluralize(evaluation["times"], "evaluation")
     if evaluation["across"] == "local":

@@ -6,23 +6,25 @@ from typing import Any
 
 from silodp.config.resolve import ResolvedRun
 from silodp.methods.statistics import Statistics
-from silodp.planning.plan import format_plan, plan_run
+from silodp.planning.plan import format_plan, plan_run, remark_on_users
 from silodp.text import pluralize
 
 _DROWNED = 3.0
 """Standard deviations of its noise that an average cell should exceed."""
 
 
-def plan_statistics(resolved: ResolvedRun) -> dict[str, Any]:
+def plan_statistics(resolved: ResolvedRun, users: int | None = None) -> dict[str, Any]:
     """Return what `plan_run` does, and for every block the standard deviation of the noise in a count.
 
     Args:
         resolved: From `config.statistics.derive_statistics`.
+        users: U, where it is only in the data; None takes what is declared, else an assumed number.
 
     Returns:
-        JSON-ready; "tables" has one entry per block, "warnings" those whose counts the noise drowns.
+        JSON-ready; "tables" has one entry per block, "warnings" those whose counts the noise drowns, as far as U is
+        not assumed.
     """
-    spec, is_assumed = resolved.build_public_spec()
+    spec, is_assumed = resolved.build_public_spec(users)
     method = spec.method
     assert isinstance(method, Statistics)
     tables = [
@@ -34,13 +36,13 @@ def plan_statistics(resolved: ResolvedRun) -> dict[str, Any]:
         }
         for block in method.blocks
     ]
-    users = None if is_assumed else spec.population.users
     plan = plan_run(spec, accountant=resolved.accountant)
-    warnings = [] if users is None else [text for one in tables if (text := _find_drowned(one, users))]
+    known = [] if is_assumed else tables
+    warnings = [text for one in known if (text := _find_drowned(one, spec.population.users))]
     return {
         "name": resolved.config.name,
         **plan,
-        "users": users,
+        "users_assumed": is_assumed,
         "counted": method.counted,
         "tables": tables,
         "warnings": warnings,
@@ -69,6 +71,7 @@ def format_statistics_plan(plan: dict[str, Any]) -> list[str]:
     ]
     return [
         *format_plan(plan),
+        *([remark_on_users(plan["users"])] if plan["users_assumed"] else []),
         f"standard deviation of the noise in a count, in {plan['counted']}:",
         *lines,
         *(f"warning: {text}" for text in plan["warnings"]),
