@@ -14,7 +14,7 @@ from silodp.aggregators.evaluation import calibrate_one_release
 from silodp.config.build import build
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import TaskSection
-from silodp.config.toml_values import to_plain
+from silodp.config.toml_values import TomlTable, to_plain
 from silodp.data.tables.counted import (
     Block,
     CategoryCells,
@@ -60,6 +60,7 @@ class StatisticsRequest(Settings, prefix="statistics."):
         count: Columns with public categories, and the label where it is a class.
         survival: Survival times.
         persons: Whether persons are counted.
+        held_out: Whether records that a schema holds out for testing are counted like all others.
         records: The number of records of a person in a silo that always count in full.
         weighting: "uniform" or "present"; None: "present" where nobody else learns who has records where, else
             "uniform".
@@ -73,6 +74,7 @@ class StatisticsRequest(Settings, prefix="statistics."):
     count: tuple[str, ...] = ()
     survival: SurvivalRequest | None = None
     persons: bool = True
+    held_out: bool = True
     records: Count = 1
     weighting: Literal["uniform", "present"] | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -131,6 +133,7 @@ def derive_statistics(resolved: ResolvedRun, epsilon: float | None = None) -> Re
         aggregation["attempts"] = min(_ATTEMPTS, resolved.aggregator.max_rounds)
     changes = {
         "name": f"{config.name[:89]}-statistics",
+        "data": _count_everybody(config.data) if request.held_out else config.data,
         "rounds": 1,
         "aggregation": aggregation,
         "task": TaskSection(),  # no model is trained
@@ -153,6 +156,27 @@ def derive_statistics(resolved: ResolvedRun, epsilon: float | None = None) -> Re
         spec.noise_delta,
     )
     return with_noise(found)
+
+
+def _count_everybody(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return [data] without the rule that holds records out for testing, where a schema has one."""
+    schema = data.get("schema")
+    if not isinstance(schema, Mapping):
+        return data
+    left = {name: value for name, value in schema.items() if name not in ("split", "test_share")}
+    split = schema.get("split")
+    if "silos" in left and split is not None:
+        # A mapping may name no column that the schema lacks.
+        left["silos"] = {silo: _drop_column(mapping, split) for silo, mapping in left["silos"].items()}
+    return {**data, "schema": left}
+
+
+def _drop_column(mapping: Mapping[str, Any], column: str) -> TomlTable:
+    """Return a silo's mapping without what it says of a column."""
+    return {
+        part: {name: value for name, value in of_columns.items() if name != column}
+        for part, of_columns in mapping.items()
+    }
 
 
 def _make_method(resolved: ResolvedRun, request: StatisticsRequest) -> Statistics:

@@ -42,6 +42,15 @@ MAX_CELLS = 100_000
 """The most cells of a table: each has its own noise, and a person's row has a number for each."""
 
 
+COUNTED = {
+    "persons": "persons, each about once",
+    "persons_by_silo": "persons, each about once in every silo",
+    "records": "records, at most about {records} of a person (the average over their silos)",
+    "records_by_silo": "records, at most about {records} of a person in a silo",
+}
+"""What a count adds up, and how a reader is told so. A person with records of several kinds counts in part for each."""
+
+
 @dataclass(frozen=True)
 class KeepModel(ServerOptimizer):
     """Leaves the model as it is."""
@@ -205,8 +214,11 @@ class Statistics(UldpAvg):
 
     @property
     def counted(self) -> str:
-        """What counts are of: "records", or "persons" where everyone's weights add to 1 over their silos."""
-        return "records" if self.weighting == "uniform" else "persons"
+        """What a count adds up, a key of `COUNTED`."""
+        is_by_silo = self.weighting == "uniform"
+        if self.records > 1:  # everyone's first records count one by one
+            return "records_by_silo" if is_by_silo else "records"
+        return "persons_by_silo" if is_by_silo else "persons"
 
     def describe_sum(self, total: Tensor, population: FederationSize) -> dict[str, Any]:
         """Return the noisy counts of all blocks, each with what its cells mean and the deviation of its noise."""

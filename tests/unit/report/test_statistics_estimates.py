@@ -16,7 +16,10 @@ from silodp.report.statistics.estimates import (
     estimate_quantiles,
     estimate_survival,
     is_certain,
+    suggest_bin_range,
+    suggest_mean_range,
 )
+from silodp.report.statistics.figures import find_bars
 from support.wards import TIMES, draw_wards
 
 SEEDS = 400
@@ -152,3 +155,60 @@ def test_a_count_is_never_negative_and_shown_only_above_its_noise() -> None:
 def test_counts_that_do_not_fit_their_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="cells"):
         NoisyTable("mean", "age", (1.0, 2.0), 1.0, (0.0, 1.0))
+
+
+def test_a_narrower_range_is_suggested_where_the_declared_one_drowns_a_mean() -> None:
+    """Of days in hospital: a mean of 6.4 in a declared range of 0 to 365 is known to ± 8 only."""
+    found = suggest_mean_range((0, 365), 6.4, 8.0)
+    assert found is not None
+    assert (found.low, found.high) == (0, 72)  # five times as far as the mean may be
+    assert found.error == pytest.approx(8.0 * 72 / 365)
+    mirrored = suggest_mean_range((0, 365), 365 - 6.4, 8.0)
+    assert mirrored is not None
+    assert (mirrored.low, mirrored.high) == (365 - 72, 365)
+
+
+@pytest.mark.parametrize(
+    ("mean", "error"),
+    [(65.0, 1.5), (6.4, 0.6), (6.4, 40.0), (180.0, 20.0)],
+    ids=["small", "a tenth", "noise alone", "in the middle"],
+)
+def test_no_range_is_suggested_where_it_would_not_help(mean: float, error: float) -> None:
+    assert suggest_mean_range((0, 365), mean, error) is None
+
+
+def test_the_suggested_range_makes_the_error_of_the_mean_as_small_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    days, std = np.minimum(rng.gamma(1.6, 4, 3000), 365), 45.0
+
+    def measure(high: float) -> tuple[float, float]:
+        scaled = 2 * np.minimum(days, high) / high - 1
+        sums = [scaled.sum(), (scaled**2 - 0.5).sum(), len(days)] + std * rng.standard_normal(3)
+        found = estimate_mean(NoisyTable("mean", "days", tuple(sums), std, (0.0, high)))
+        assert found is not None
+        return found.mean.value, found.mean.reach
+
+    wide = suggest_mean_range((0, 365), *measure(365))
+    assert wide is not None
+    value, error = measure(wide.high)
+    assert error == pytest.approx(wide.error, rel=0.25)
+    assert abs(value - days.mean()) < 1.5 * error
+    assert error < measure(365)[1] / 3
+
+
+def test_a_narrower_range_is_suggested_for_bins_that_are_mostly_empty() -> None:
+    edges = tuple(np.linspace(0, 20, 11))
+    full = NoisyTable("histogram", "x", (300.0,) * 10, 1.0, edges)
+    few = NoisyTable("histogram", "x", (1500.0, 1400.0, 200.0, *[0.0] * 7), 1.0, edges)
+    assert suggest_bin_range(full, estimate_quantiles(full)) is None
+    found = suggest_bin_range(few, estimate_quantiles(few))
+    assert found is not None
+    assert (found.low, found.high) == (0, 6)
+
+
+def test_a_count_lost_in_the_noise_has_no_bar_beside_its_upper_end() -> None:
+    """A bar of 134 stood beside "< 226" once."""
+    lengths, (below, above) = find_bars(np.array([134.0, 500.0, -20.0]), 46.6)
+    assert lengths == [0, 500, 0]
+    assert below == pytest.approx([0, 1.96 * 46.6, 0], rel=1e-3)
+    assert above == pytest.approx([134 + 1.96 * 46.6, 1.96 * 46.6, 1.96 * 46.6], rel=1e-3)

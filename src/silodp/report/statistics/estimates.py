@@ -9,6 +9,7 @@ records are independent. All intervals are at 95 %.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,6 +78,11 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @property
+    def reach(self) -> float:
+        """How far the farther end is from the value; the other one may be cut off."""
+        return max(self.high - self.value, self.value - self.low)
 
 
 # --- counts ----------------------------------------------------------------------------------------------------------
@@ -190,6 +196,58 @@ def _strictly(rising: Floats, edges: Floats) -> tuple[Floats, Floats]:
     """Return the points of a cumulative count without its flat parts, so that it can be inverted."""
     kept = np.concatenate([[True], np.diff(rising) > 0])
     return rising[kept], edges[kept]
+
+
+# --- ranges that are too wide -----------------------------------------------------------------------------------------
+
+_USEFUL = 0.1
+"""An error of a mean is large if it is more than this part of the distance from the mean to the end of its range."""
+_REACH = 5.0
+"""How many times as far as the mean most values are from the end of the range, where the mean is near that end."""
+_NARROWER = 0.5
+"""A narrower range is suggested if it is at most this part of the declared one."""
+
+
+@dataclass(frozen=True)
+class NarrowerRange:
+    """A range that suits what was counted better than the declared one: the noise grows with the width of a range.
+
+    Attributes:
+        low, high: Its ends; values beyond are clipped to them.
+        error: Half the width of the 95 % interval of the mean, of the noise, that this range gives; None for bins.
+    """
+
+    low: float
+    high: float
+    error: float | None = None
+
+
+def suggest_mean_range(edges: Sequence[float], mean: float, error: float) -> NarrowerRange | None:
+    """Return a narrower range for a mean with a large error; None where the error is small, or no range is known.
+
+    Args:
+        edges: The declared range (low, high).
+        mean: The mean, or what is typical.
+        error: Half the width of its 95 % interval, of the noise.
+
+    Source: none; for an exponential distribution e⁻⁵ = .7 % of the values are beyond five times the mean.
+    """
+    low, high = edges
+    nearer = min(mean - low, high - mean)
+    width = float(f"{_REACH * (nearer + error):.2g}")
+    if error <= _USEFUL * nearer or width > _NARROWER * (high - low):
+        return None
+    ends = (low, low + width) if mean - low <= high - mean else (high - width, high)
+    return NarrowerRange(*ends, error * width / (high - low))
+
+
+def suggest_bin_range(table: NoisyTable, quantiles: Mapping[float, Interval]) -> NarrowerRange | None:
+    """Return a narrower range for a histogram most of whose bins are empty: that of nine of ten values."""
+    if not quantiles:
+        return None
+    low, high = quantiles[QUANTILES[0]].low, quantiles[QUANTILES[-1]].high
+    is_narrower = high - low <= _NARROWER * (table.edges[-1] - table.edges[0])
+    return NarrowerRange(low, high) if is_narrower else None
 
 
 # --- survival --------------------------------------------------------------------------------------------------------

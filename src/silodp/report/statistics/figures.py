@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from silodp.report.figures import DASHES, INK, PALETTE, add_legend, make_panel, shorten_label
-from silodp.report.statistics.estimates import NoisyTable, SurvivalCurve, estimate_count
+from silodp.report.statistics.estimates import NoisyTable, SurvivalCurve, estimate_count, is_certain
 
 MAX_BARS = 30
 """Categories in a picture; a table has all of them."""
@@ -21,13 +22,9 @@ def plot_histogram(table: NoisyTable, counted: str) -> Figure:
     counts = table.values[: len(edges) - 1]
     figure, axes = make_panel(table.column, counted)
     middles = (edges[:-1] + edges[1:]) / 2
-    shown = [estimate_count(count, table.noise_std) for count in counts]
-    axes.bar(middles, [one.value for one in shown], 0.92 * np.diff(edges), color=PALETTE[0], alpha=0.75)
-    reach = [
-        [one.value - one.low for one in shown],
-        [one.high - one.value for one in shown],
-    ]
-    axes.errorbar(middles, [one.value for one in shown], yerr=reach, fmt="none", color=INK, linewidth=1.2)
+    heights, ends = find_bars(counts, table.noise_std)
+    axes.bar(middles, heights, 0.92 * np.diff(edges), color=PALETTE[0], alpha=0.75)
+    axes.errorbar(middles, heights, yerr=ends, fmt="none", color=INK, linewidth=1.2)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.set_ylim(bottom=0)
     return figure
@@ -37,20 +34,29 @@ def plot_categories(table: NoisyTable, counted: str) -> Figure:
     """Draw the noisy counts of the categories, with the intervals of their noise."""
     names, counts = table.names[:MAX_BARS], table.values[:MAX_BARS]
     figure, axes = make_panel(counted, "", size=(4.7, 0.9 + 0.3 * len(names)))
-    shown = [estimate_count(count, table.noise_std) for count in counts]
+    heights, ends = find_bars(counts, table.noise_std)
     places = np.arange(len(names))
-    reach = [
-        [one.value - one.low for one in shown],
-        [one.high - one.value for one in shown],
-    ]
-    axes.barh(places, [one.value for one in shown], color=PALETTE[0], alpha=0.75)
-    axes.errorbar([one.value for one in shown], places, xerr=reach, fmt="none", color=INK, linewidth=1.2)
+    axes.barh(places, heights, color=PALETTE[0], alpha=0.75)
+    axes.errorbar(heights, places, xerr=ends, fmt="none", color=INK, linewidth=1.2)
     axes.set_yticks(places, [shorten_label(name, 24) for name in names])
     axes.invert_yaxis()
     axes.xaxis.grid(True)
     axes.yaxis.grid(False)
     axes.set_xlim(left=0)
     return figure
+
+
+def find_bars(counts: NDArray[np.float64], noise_std: float) -> tuple[list[float], list[list[float]]]:
+    """Return the lengths of bars, and how far the interval of each reaches below and above its end.
+
+    A count that is lost in the noise has no bar: a table shows it as "< x", and its interval alone reaches from 0 to x.
+    """
+    shown = [estimate_count(count, noise_std) for count in counts]
+    lengths = [
+        one.value if is_certain(count, noise_std) else 0.0 for count, one in zip(counts, shown, strict=True)
+    ]
+    below = [max(length - one.low, 0.0) for length, one in zip(lengths, shown, strict=True)]
+    return lengths, [below, [one.high - length for length, one in zip(lengths, shown, strict=True)]]
 
 
 def plot_survival(curves: Sequence[SurvivalCurve], time: str) -> Figure:

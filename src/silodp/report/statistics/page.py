@@ -6,17 +6,19 @@ by ε, and may be shared wherever the guarantee holds.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from silodp.accounting.guarantee import TECHNICAL
-from silodp.parsing import refuse_unsound
+from silodp.methods.statistics import COUNTED
+from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
 from silodp.report.formatting import render
 from silodp.report.page import Picture, PictureFolder
 from silodp.report.run_record import RunRecord
@@ -25,6 +27,7 @@ from silodp.report.statistics.estimates import (
     Interval,
     LogRank,
     MeanEstimate,
+    NarrowerRange,
     NoisyTable,
     SurvivalCurve,
     compare_survival,
@@ -33,10 +36,12 @@ from silodp.report.statistics.estimates import (
     estimate_quantiles,
     estimate_survival,
     is_certain,
+    suggest_bin_range,
+    suggest_mean_range,
 )
 from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE, MetricsRow
 
-FORMAT = 1
+FORMAT = 2
 """Of statistics.json."""
 
 
@@ -45,16 +50,26 @@ class Release:
     """What a run of statistics has released, as `Statistics.describe_sum` stores it.
 
     Attributes:
-        counted: What counts are of: "records", each one; or "persons", each by the average over their silos.
+        counted: What a count adds up, a key of `COUNTED`.
         silos: The number of silos.
         records_in_full: The number of records of a person in a silo that count in full.
         tables: The noisy counts.
     """
 
-    counted: str
+    counted: Literal["persons", "persons_by_silo", "records", "records_by_silo"]
     silos: int
     records_in_full: int
     tables: tuple[NoisyTable, ...]
+
+    @property
+    def unit(self) -> str:
+        """The unit of counts, for axes and heads of tables."""
+        return {"persons_by_silo": "persons, once per silo"}.get(self.counted, self.counted.split("_")[0])
+
+    @property
+    def exact_unit(self) -> str:
+        """The unit of counts, and how often a person is in it."""
+        return COUNTED[self.counted].format(records=self.records_in_full)
 
 
 def find_release(rows: Sequence[MetricsRow]) -> Release | None:
@@ -83,7 +98,7 @@ def compose_statistics(run: RunRecord, pictures: PictureFolder) -> dict[str, str
     release = find_release(run.rows)
     assert release is not None
     sections = [_estimate(table) for table in release.tables]
-    facts, unit = _describe_release(run, release, sections), _name_counted(release)
+    facts = _describe_release(run, release, sections)
     page = render(
         "statistics.html",
         run=run,
@@ -93,14 +108,28 @@ def compose_statistics(run: RunRecord, pictures: PictureFolder) -> dict[str, str
         assumptions=[text.removeprefix(TECHNICAL) for text in run.guarantees["released"].assumptions],
         persons=next((one for one in sections if one.table.kind == "persons"), None),
         parts=[
-            (one, _draw(pictures, one, unit)) for one in sections if one.table.kind not in ("persons", "mean")
+            (one, _draw(pictures, one, release.unit))
+            for one in sections
+            if one.table.kind not in ("persons", "mean")
         ],
         means=[one for one in sections if one.table.kind == "mean"],
-        unit=unit,
+        unit=release.unit,
+        exact_unit=release.exact_unit,
+        holds_out=_holds_out(run),
+        describe_narrower=describe_narrower,
         show_count=show_count,
     )
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return {STATISTICS: text, STATISTICS_PAGE: page}
+
+
+def _holds_out(run: RunRecord) -> bool:
+    """Return whether records that are held out for testing may not have been counted."""
+    try:
+        schema = parse_toml(run.config or "")["data"]["schema"]
+        return "split" in schema or "test_share" in schema
+    except UNSOUND:  # no tables, or no configuration: nobody knows what the data set holds out
+        return True
 
 
 @dataclass(frozen=True)
@@ -110,6 +139,7 @@ class Section:
     table: NoisyTable
     mean: MeanEstimate | None = None
     quantiles: Mapping[float, Interval] | None = None
+    narrower: NarrowerRange | None = None
     curves: Sequence[SurvivalCurve] = ()
     test: LogRank | None = None
 
@@ -133,9 +163,14 @@ class Section:
 
 def _estimate(table: NoisyTable) -> Section:
     if table.kind == "mean":
-        return Section(table, mean=estimate_mean(table))
+        mean = estimate_mean(table)
+        if mean is None:
+            return Section(table)
+        narrower = suggest_mean_range(table.edges, mean.mean.value, mean.mean.reach)
+        return Section(table, mean=mean, narrower=narrower)
     if table.kind == "histogram":
-        return Section(table, quantiles=estimate_quantiles(table))
+        quantiles = estimate_quantiles(table)
+        return Section(table, quantiles=quantiles, narrower=suggest_bin_range(table, quantiles))
     if table.kind == "survival":
         return Section(table, curves=estimate_survival(table), test=compare_survival(table))
     return Section(table)
@@ -148,8 +183,20 @@ def show_count(value: float, noise_std: float) -> str:
     return f"< {math.ceil(estimate_count(value, noise_std).high):,}"
 
 
-def _name_counted(release: Release) -> str:
-    return "records" if release.counted == "records" else "persons"
+def describe_narrower(section: Section) -> str:
+    """Return the clause on a range that is too wide; "" where it is not."""
+    found, table = section.narrower, section.table
+    if found is None:
+        return ""
+    smaller = (
+        "bins as fine as most values need"
+        if found.error is None or section.mean is None
+        else f"± {found.error:.2g} in place of ± {section.mean.mean.reach:.2g}"
+    )
+    return (
+        f'a declared range of {found.low:.6g} to {found.high:.6g} with out_of_range = "clip", in place of '
+        f"{table.edges[0]:.6g} to {table.edges[-1]:.6g}, would give {smaller}"
+    )
 
 
 def _draw(pictures: PictureFolder, section: Section, unit: str) -> Picture | None:
@@ -199,6 +246,8 @@ def _describe_section(section: Section) -> dict[str, Any]:
         found["estimate"] = vars(estimate_count(table.counts[0], table.noise_std))
     if section.mean is not None:
         found["estimate"] = {name: vars(one) for name, one in vars(section.mean).items()}
+    if section.narrower is not None:
+        found["narrower"] = vars(section.narrower)
     if section.quantiles is not None:
         found["quantiles"] = {f"{share:g}": vars(one) for share, one in section.quantiles.items()}
     if table.kind == "survival":
@@ -215,26 +264,25 @@ def _describe_section(section: Section) -> dict[str, Any]:
 
 def format_release(release: Release) -> list[str]:
     """Return the statistics in short, one line each."""
-    return [
-        line for table in release.tables for line in _format_section(_estimate(table), _name_counted(release))
-    ]
+    found = (_format_section(_estimate(table), release.counted) for table in release.tables)
+    return [f"Counts are of {release.exact_unit}.", *itertools.chain.from_iterable(found)]
 
 
-def _format_section(section: Section, unit: str) -> list[str]:
-    table = section.table
+def _format_section(section: Section, counted: str) -> list[str]:
+    table, advice = section.table, describe_narrower(section)
+    note = f"; {advice}" if advice else ""
     if table.kind == "persons":
-        how = (
-            "different persons"
-            if unit == "persons"
-            else "persons, once in every silo where they have records"
-        )
+        is_by_silo = counted.endswith("by_silo")
+        how = "persons, once in every silo where they have records" if is_by_silo else "different persons"
         return [f"{show_count(table.counts[0], table.noise_std)} {how} ({_format_whole(section.total)})"]
     if table.kind == "mean":
         if section.mean is None:
             return [f"{table.column}: its mean is lost in the noise"]
         mean, std = section.mean.mean, section.mean.std
         interval = f"{mean.low:.4g} to {mean.high:.4g}"
-        return [f"{table.column}: mean {mean.value:.4g} ({interval}), standard deviation {std.value:.3g}"]
+        # Noise alone may make it 0, which says nothing of the values.
+        spread = f"standard deviation {f'{std.value:.3g}' if std.low else f'below {std.high:.3g}'}"
+        return [f"{table.column}: mean {mean.value:.4g} ({interval}), {spread}{note}"]
     if table.kind == "survival":
         return [_format_curve(table.column, curve) for curve in section.curves]
     if table.kind == "histogram":
@@ -244,7 +292,7 @@ def _format_section(section: Section, unit: str) -> list[str]:
             if median is None
             else (f"median {median.value:.4g} ({median.low:.4g} to {median.high:.4g})")
         )
-        return [f"{table.column}: {found}"]
+        return [f"{table.column}: {found}{note}"]
     counts = ", ".join(f"{name} {show_count(count, table.noise_std)}" for name, count in section.rows)
     return [f"{table.column}: {counts}"]
 
