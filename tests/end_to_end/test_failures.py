@@ -402,3 +402,20 @@ def test_what_cannot_be_read_is_named(silodp: Silodp, config: Path) -> None:
         assert_sentence(silodp("plan", path), str(path)[:100])
     told = silodp("plan", "/dev/zero")
     assert_sentence(told, "/dev/zero", code="config.too_large")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("run small.toml --target-epsilon 3", "method.noise_multiplier"),
+        ("compare small.toml --methods uldp-avg --epsilon 3", "method.noise_multiplier"),
+        ("run small.toml --rounds 3", "--set"),
+        ("epsilon --bogus 3", None),
+    ],
+)
+def test_a_setting_given_as_an_option_is_told_its_place(
+    silodp: Silodp, config: Path, arguments: str, hint: str | None
+) -> None:
+    refused = silodp(*arguments.split())
+    assert_sentence(refused, *([] if hint is None else [hint]), code="cli.usage")
+    assert hint is not None or "--set" not in refused.err

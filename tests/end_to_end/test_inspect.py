@@ -69,6 +69,21 @@ def test_a_draft_is_refused_until_every_constant_is_declared(silodp: Silodp, dra
     assert silodp("run", "config.toml", "--out", "run", "--set", "rounds=1").status == 0
 
 
+def test_the_advice_to_clip_stands_where_it_can_be_followed(silodp: Silodp, drafted: Path) -> None:
+    """It stood in the table of numeric columns once, where the setting is a column."""
+    text = drafted.read_text(encoding="utf-8")
+    advice = '# out_of_range = "clip"'
+    followed = tomllib.loads(text.replace(advice, advice.removeprefix("# ")))["data"]["schema"]
+    assert followed["out_of_range"] == "clip"
+    assert "out_of_range" not in tomllib.loads(text)["data"]["schema"]
+    below = text.replace("[data.schema.numeric]", '[data.schema.numeric]\nout_of_range = "clip"')
+    filled = below.replace("classes = []", 'classes = ["nein", "ja"]')
+    drafted.write_text(re.sub("#.*ROWS.*", "", filled), encoding="utf-8")
+    refused = silodp("plan", "config.toml", "--json")
+    assert_sentence(refused, code="data.schema")
+    assert refused.json["error"]["field"] == "data.schema.numeric.out_of_range"
+
+
 def test_a_draft_does_not_replace_a_file(silodp: Silodp, drafted: Path) -> None:
     again = silodp(
         "data", "inspect", "nord.csv", "--user", "Fall", "--label", "krank", "--out", "config.toml"

@@ -275,7 +275,9 @@ def describe_failure(error: BaseException) -> CommandFailure:
         case click.ClickException():
             # typer 0.20 with click 8.2 names an environment variable that no option has
             message = error.format_message().replace(" (env var: 'None')", "")
-            return CommandFailure(MISTAKE, "cli.usage", f"{message}{_see_help(error)}", _field(error))
+            return CommandFailure(
+                MISTAKE, "cli.usage", f"{message}{_hint_at_setting(error)}{_see_help(error)}", _field(error)
+            )
         case OSError():
             return _describe_file_error(error)
         case MemoryError() | RuntimeError() if _is_memory(error):
@@ -290,6 +292,20 @@ def describe_failure(error: BaseException) -> CommandFailure:
 def _is_memory(error: BaseException) -> bool:
     # torch raises a RuntimeError where memory is short.
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
+def _hint_at_setting(error: click.ClickException) -> str:
+    """Return how a setting of a configuration is given, where it was given as an option that a command lacks."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    if not {"config", "set_"} <= {option.name for option in error.ctx.command.params}:
+        return ""
+    if error.option_name in ("--epsilon", "--target-epsilon"):
+        return (
+            ". The noise for an ε is computed by 'silodp plan CONFIG.toml --target-epsilon NUMBER': set "
+            "method.noise_multiplier to it; budget.epsilon ends a run before it spends more."
+        )
+    return ". A setting of the configuration is given by --set KEY=VALUE."
 
 
 def _see_help(error: click.ClickException) -> str:

@@ -507,7 +507,7 @@ class Table:
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
             first = self.columns[column][np.argmax(outside)]
-            remedy = "widen the public range or set out_of_range = 'clip'"
+            remedy = "widen the public range or set data.schema.out_of_range = 'clip'"
             fixed = (
                 "correct the cell, leave out the row, or take the nearest end of the model's range "
                 "(--out-of-range clip)"

@@ -135,6 +135,11 @@ class Schema:
             if not isinstance(getattr(self, section), Mapping):
                 reason = f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}"
                 raise refuse_schema(section, reason)
+            for name, given in getattr(self, section).items():
+                # In TOML a setting belongs to the table above it, which may be that of the columns.
+                if name in _SETTINGS and isinstance(given, str | int | float):
+                    reason = f"{name} is a setting of the schema, and no column: write it above [data.schema.{section}]"
+                    raise refuse_schema(f"{section}.{name}", reason)
         if not self.numeric and not self.categorical:
             raise refuse_schema("", "no features; declare numeric ranges or categorical values")
         self._columns  # noqa: B018  raises where one is wrong
@@ -526,3 +531,7 @@ def normalize_key(value: object) -> str:
     removed together. For one of them it is weaker: one person's removal may move a sum by up to twice the clip.
     """
     return text_of(value)
+
+
+_SETTINGS = frozenset(one.name for one in fields(Schema))
+"""The names of all settings of a schema."""
