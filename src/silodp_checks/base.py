@@ -13,7 +13,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -23,7 +23,7 @@ from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, lookup
 from silodp.parsing import parse_json, parse_toml
 from silodp.settings import Delta, Positive, Probability, Whole, check_value
 from silodp.text import pluralize, shorten, suggest_name
@@ -36,6 +36,10 @@ RECORDS = {RECORD: 1, **{f"a person with {records} records": records for records
 """Units that have records in one client or in several: name → number of records."""
 UNITS = {CLIENT: 0, **RECORDS}
 """All units; 0 stands for a client that is emptied."""
+
+
+BUFFERS = "buffers that training changes, such as the statistics of BatchNorm, which are sent without clip and noise"
+"""Entries that clipped and noisy gradients do not cover."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ class Finding:
         delta: The δ of all bounds.
         rounds: The number of rounds.
         bounds: A bound for each adversary and unit.
-        stated: The ε that the framework itself computes; None where it computes none.
-        stated_for: The unit and mechanism for which that ε is stated.
+        stated: The ε that the framework itself computes, by its own rule; None where it computes none.
+        stated_for: The unit for which that ε is stated, and the rule.
         differences: The reasons why it is not one of the bounds, one clause each.
         assumptions: The assumptions of the bounds, one clause each.
         unread: Settings of the files that have no effect on the bounds, as far as is known here.
@@ -131,18 +135,28 @@ class FrameworkSettings:
         """Return whether a setting is true; errors as of `number`."""
         return bool(self._read(names, bool, default, "true or false"))
 
+    def choice(self, name: str, known: Iterable[str], default: str | None = None) -> str:
+        """Return a text that is one of some known ones; errors as of `number`."""
+        known = tuple(known)
+        if name not in self:
+            return str(self._default(name, default, "|".join(known)))
+        return lookup(str(self.values[name]), {each: each for each in known}, name)
+
+    def _default(self, name: str, default: Any, values: str) -> Any:
+        if default is None:
+            raise SilodpError(
+                f"{name} is missing: name it, for example 'silodp epsilon --framework {self.framework} "
+                f"{name}={values}'.",
+                code="argument.missing",
+                field=name,
+            )
+        return default
+
     def _read(self, names: Sequence[str], declared: Any, default: Any, needs: str) -> Any:
         """Return the value under the first of the names that is set, checked against an annotation."""
         name = self._find(names)
         if name not in self:
-            if default is not None:
-                return default
-            raise SilodpError(
-                f"{name} is missing: name it, for example 'silodp epsilon --framework {self.framework} "
-                f"{name}=...'.",
-                code="argument.missing",
-                field=name,
-            )
+            return self._default(name, default, "...")
         value = self.values[name]
         # YAML and JSON write 100.0 for a number of rounds, too.
         value = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -343,15 +357,35 @@ def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RE
     return tuple(Bound(adversary, unit, None, reason) for unit in units)
 
 
-def count_batches(settings: FrameworkSettings, size: int) -> int:
+def exclude_entries(finding: Finding, settings: FrameworkSettings, name: str, entries: str) -> Finding:
+    """Return the finding for a model without some entries, or without any guarantee where it has them.
+
+    Args:
+        finding: what holds for all other entries.
+        settings: the settings.
+        name: of the setting that says whether the model has such entries.
+        entries: what they are, and why the noise does not cover them.
+    """
+    if not settings.flag(name, default=False):
+        return replace(
+            finding, assumptions=(*finding.assumptions, f"the model has no {entries} ({name}=true if it has)")
+        )
+    bounds = tuple(
+        replace(bound, epsilon=None, reason=f"the model has {entries}") for bound in finding.bounds
+    )
+    return replace(finding, bounds=bounds)
+
+
+def count_batches(settings: FrameworkSettings, size: int, prefix: str = "") -> int:
     """Return the number of batches of an epoch, as torch's loader makes them: `drop_last` leaves out a smaller one.
 
     Args:
         settings: the settings, `batch_size` among them.
         size: number of records.
+        prefix: of the names `batch_size` and `drop_last`.
     """
-    batch = settings.whole("batch_size")
-    is_dropped = settings.flag("drop_last", default=False)
+    batch = settings.whole(f"{prefix}batch_size")
+    is_dropped = settings.flag(f"{prefix}drop_last", default=False)
     # With fewer records than a batch, drop_last leaves no batch; one more can only raise ε.
     return max(1, size // batch if is_dropped else math.ceil(size / batch))
 
@@ -395,7 +429,8 @@ def format_finding(finding: Finding) -> list[str]:
             )
             lines.append(f"    {bound.unit}: {text}")
     if finding.stated is not None:
-        lines.append(f"  stated: ε = {format_epsilon(finding.stated)} {finding.stated_for}".rstrip())
+        # Quoted, and not rounded up as a bound is.
+        lines.append(f"  stated: ε = {finding.stated:.5g} {finding.stated_for}".rstrip())
     why = "note" if finding.stated is None else "why it differs"
     lines += [f"    {why}: {text}" for text in finding.differences]
     lines += [f"  assuming that {text}" for text in finding.assumptions]

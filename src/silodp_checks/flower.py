@@ -1,4 +1,8 @@
-"""Flower: `LocalDpMod`, and central noise with fixed or adaptive clipping; facts are of flwr 1.42.
+"""Flower: `LocalDpMod`, and central noise with fixed or adaptive clipping; facts are of flwr 1.42.0.
+
+Clipping (`flwr.supercore.differential_privacy.clip_inputs_inplace`) multiplies each array in place. An entry without
+dimensions is no array after the subtraction, and is not changed. Noise is drawn in the type of the array: of an array
+of whole numbers it is cut to whole numbers.
 
 Settings are read from `[tool.flwr.app.config]` of pyproject.toml, where the app chooses the names. A name may begin
 with "dp-".
@@ -15,6 +19,7 @@ from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
 from silodp_checks import base
+from silodp_checks._stated import compute_rdp
 
 _ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
 _SHARES = ("fraction_train", "fraction_fit")
@@ -22,6 +27,10 @@ _LEAST = ("min_train_nodes", "min_fit_clients")
 _EMPTIED = "a client that is emptied still answers, with an update of almost 0 (flwr 1.42 fails at exactly 0)"
 _FINITE = "every update is finite: one with NaN or infinite numbers passes the clip"
 _IN_CLEAR = "clients send the numbers of their records and their metrics in clear; no ε here covers these"
+_ENTRIES = (
+    "entries without dimensions or of whole numbers, such as num_batches_tracked of BatchNorm, which the clip does not "
+    "change and the noise does not cover"
+)
 _WHOLE_MODEL = "the message has the whole update and no other array"
 
 
@@ -52,12 +61,14 @@ class Flower(base.Framework):
 
     def check(self, settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
         """Return what holds for the mechanism that the settings are of."""
-        if "sensitivity" in settings:
-            return _check_local(settings, delta)
-        if "initial_clipping_norm" in settings:
-            return _refuse_adaptive(settings, delta)
-        if "noise_multiplier" in settings:
-            return _check_central(settings, delta)
+        checks = {
+            "sensitivity": _check_local,
+            "initial_clipping_norm": _refuse_adaptive,
+            "noise_multiplier": _check_central,
+        }
+        for name, check in checks.items():
+            if name in settings:
+                return base.exclude_entries(check(settings, delta), settings, "scalar_entries", _ENTRIES)
         if "max_grad_norm" in settings:
             raise SilodpError(
                 "max_grad_norm is a setting of Opacus in the clients: use --framework opacus, with noise_multiplier, "
@@ -163,19 +174,22 @@ def _check_central(settings: base.FrameworkSettings, delta: float | None) -> bas
         is_sampled = sampling < 1 and records < 2
         return [(RevealedSample(sampling, event) if is_sampled else event, rounds)]
 
-    differences = [
-        "the server adds the noise, so the number is not about the server",
-    ]
+    differences = []
     if not are_equal:
         differences.append(
             "FedAvg weights clients by their numbers of records, so one client can carry nearly all the weight, and "
-            "the average can move by up to 2 · clipping_norm; noise is for clipping_norm / num_sampled_clients "
-            "(set equal_weights=true if all weights are equal)"
+            "the average can move by up to 2 · clipping_norm; noise is for clipping_norm / num_sampled_clients, and "
+            "flwr's accountant refuses to state ε (set equal_weights=true if all weights are equal)"
         )
     else:
-        differences.append("it is about a client that is emptied: a record can move the update twice as far")
+        differences = [
+            "the server adds the noise, so it is not about the server",
+            "it is about a client that is emptied: a record can move the update twice as far",
+            "it is by Rényi orders, which give more than the smallest ε that holds",
+        ]
     found = settings.delta(delta, "target_delta", "delta")
-    stated = base.compute_bound([(Gaussian(noise), rounds)], found).epsilon
+    # Its accountant refuses unequal weights, so none is stated for these.
+    stated = compute_rdp(noise, 1.0, rounds, found) if are_equal else None
     return base.Finding(
         "flower",
         f"fixed clipping with central noise, noise_multiplier {noise:g}, clip {clip:g}, {clients} clients a round",
@@ -189,7 +203,7 @@ def _check_central(settings: base.FrameworkSettings, delta: float | None) -> bas
             *base.bound_units(base.RELEASED, found, charges),
         ),
         stated,
-        "by flwr's accountant (without amplification)",
+        "for a client, by flwr's RdpAccountant" if stated is not None else "",
         tuple(differences),
         (
             f"exactly {clients} clients answer in every round, which Flower only warns about",
@@ -206,9 +220,17 @@ def _check_central(settings: base.FrameworkSettings, delta: float | None) -> bas
 
 def _refuse_adaptive(settings: base.FrameworkSettings, delta: float | None) -> base.Finding:
     noise = settings.number("noise_multiplier")
+    rate = settings.number("clip_norm_lr", default=0.2)
+    share = settings.share("target_clipped_quantile", default=0.5)
     reason = (
-        "the clipping norm is changed before the noise is added, so the noise is for another norm than the updates "
-        "were clipped to"
+        f"the clipping norm is multiplied by exp(-{rate:g} · (noisy share of clipped updates - {share:g})) after the "
+        f"updates were clipped and before the noise is added: the noise is for a norm that is smaller by up to "
+        f"{1 - math.exp(-rate * (1 - share)):.1%} in a round, and by more where the noise of the share is large"
+    )
+    runaway = (
+        "the share is of updates that were clipped, where the rule (Andrew et al. 2021) needs the share of those that "
+        "were not: the norm falls while too many are clipped and grows while too few are, so it runs away from the "
+        "quantile, to 0 or without end"
     )
     return base.Finding(
         "flower",
@@ -219,4 +241,5 @@ def _refuse_adaptive(settings: base.FrameworkSettings, delta: float | None) -> b
             *base.no_guarantee(base.SERVER, "the server adds the noise"),
             *base.no_guarantee(base.RELEASED, reason),
         ),
+        differences=(runaway,),
     )

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE: the filters of a client's result; facts are of nvflare 2.9.
+"""NVIDIA FLARE: the filters of a client's result; facts are of nvflare 2.9.0.
 
 Filters are read from the `task_result_filters` of config_fed_client.json, which name their tasks, or of a scope of
 privacy.json, where they are for all tasks. Filters of what comes in (`task_data_filters`) protect nothing.
@@ -21,6 +21,9 @@ _WITHOUT_NOISE = {
     "PercentilePrivacy": "PercentilePrivacy leaves out small weights and truncates others; it adds no noise",
     "ExcludeVars": "ExcludeVars leaves out variables; it adds no noise",
 }
+_ENTRIES = (
+    "entries without dimensions, such as num_batches_tracked of BatchNorm, which pass the filter as they are"
+)
 _FILTER, _TASKS, _TASK = "filter", "tasks", "task"
 
 
@@ -73,6 +76,7 @@ class NvFlare(base.Framework):
         task = str(settings.values[_TASK]) if _TASK in settings else "train"
         tasks = settings.values[_TASKS] if _TASKS in settings else None
         finding = _check_sparse_vector(settings, found, rounds, task)
+        finding = base.exclude_entries(finding, settings, "scalar_entries", _ENTRIES)
         if tasks is None or _covers(tasks, task):
             return finding
         reason = (
@@ -118,7 +122,6 @@ def _check_sparse_vector(
         "epsilon_release",
         default=released * settings.number("noise_var", default=_DEFAULTS["noise_var"]),
     )
-    stated = epsilon + values
     spent = threshold + query * size / released + values
     # Pure ε adds up over rounds and over clients, whose noise is independent; at any δ it is an upper bound.
     return base.Finding(
@@ -130,24 +133,22 @@ def _check_sparse_vector(
             base.Bound(base.SERVER, unit, spent * max(1, clients) * rounds)
             for unit, clients in base.UNITS.items()
         ),
-        epsilon,
-        "by the setting epsilon",
+        (epsilon + values) * rounds,
+        "for a client, by the filter's accountant",
         (
-            f"epsilon is spent on choosing the weights alone; releasing {released:,} of them costs {values:,.5g} more "
-            "in each round",
+            f"the setting epsilon = {epsilon:g} is for choosing the weights of one round alone; releasing {released:,} "
+            f"of them costs {values:,.5g} more in each",
             *(
                 ["the choice goes on after its last paid answer, up to all weights"]
                 if released < size
                 else []
             ),
-            *(["it is about one round, and the rounds add up"] if rounds > 1 else []),
-            f"nvflare's own accountant (since 2.8) states {stated * rounds:,.5g}",
         ),
         (
             f"no result but those of {task} depends on records, or it is filtered, too: see the job's other tasks, for "
             "example validate and submit_model",
-            "all variables are arrays: single numbers pass the filter as they are",
             "the number of local steps, by which updates are scaled, is public",
+            f"all results of {task} are of a kind in data_kinds, by default weights and their differences: others pass",
             "whether a client takes part does not depend on its records",
         ),
     )
