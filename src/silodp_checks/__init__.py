@@ -19,6 +19,10 @@ FRAMEWORKS: Registry[type[Framework]] = Registry(
         "nvflare": "silodp_checks.nvflare:NvFlare",
         "opacus": "silodp_checks.opacus:Opacus",
         "fl4health": "silodp_checks.fl4health:Fl4Health",
+        "jax_privacy": "silodp_checks.jax_privacy:JaxPrivacy",
+        "pfl": "silodp_checks.pfl:Pfl",
+        "fedbiomed": "silodp_checks.fedbiomed:FedBioMed",
+        "appfl": "silodp_checks.appfl:Appfl",
     },
 )
 """By the name in the option --framework."""

@@ -153,6 +153,14 @@ ENTRIES = [
     ("nvflare", {"dimension": 10, "rounds": 1}, "scalar_entries"),
     ("opacus", DP_SGD, "buffers"),
     ("fl4health", {**INSTANCE, "client_data_sizes": 1000, "n_server_rounds": 1}, "buffers"),
+    ("jax_privacy", {"noise_multiplier": 1.0, "batch_size": 1, "train_size": 9, "train_steps": 9}, "buffers"),
+    ("fedbiomed", {"sigma": 1.0, "batch_size": 64, "dataset_size": 640, "epochs": 1, "rounds": 1}, "buffers"),
+    (
+        "appfl",
+        {"dp_mechanism": "gaussian", "epsilon": 1.0, "clip_value": 1.0, "clip_norm": 2, "clip_grad": True}
+        | {"num_local_steps": 1, "rounds": 1},
+        "buffers",
+    ),
 ]
 
 
@@ -406,6 +414,168 @@ def test_engines_of_ten_rounds_add_up():
     assert len(found.differences) == len(whole.differences) + 1
 
 
+# --- jax_privacy ---
+
+KERAS = {"noise_multiplier": 1.0, "batch_size": 64, "train_size": 6400, "train_steps": 1000}
+
+
+def test_a_fit_that_shuffles_costs_an_epoch_as_a_step():
+    found = check("jax_privacy", KERAS)
+    assert found.stated == pytest.approx(1.828934, abs=1e-6)
+    assert gaussian_delta(epsilons(found)["a record"], 1 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    poisson = check("jax_privacy", KERAS, poisson_sampling_in_fit=True)
+    assert epsilons(poisson) == epsilons(check("opacus", DP_SGD))
+    assert poisson.differences == ()
+    assert epsilons(check("jax_privacy", KERAS, batch_selection="CyclicPoissonSampling")) == epsilons(poisson)
+
+
+def test_a_batch_of_a_fixed_size_replaces_records():
+    """A record that is drawn takes the place of another: emptying it moves the batch from 2 clips to 1, not 1 to 0."""
+    found = check("jax_privacy", KERAS, batch_selection="FixedBatchSampling")
+    exact = bound_pair_from_below(2, 1, 0.01, 1.0, 1000)
+    assert exact > 10 > 5 * found.stated
+    assert exact <= bound_pair_from_below(2, 0, 0.01, 1.0, 1000) <= epsilons(found)["a record"]
+    replaced = check(
+        "jax_privacy", KERAS, batch_selection="FixedBatchSampling", sampling_method="FIXED_BATCH_SIZE"
+    )
+    assert replaced.stated == pytest.approx(13.361, abs=0.001)
+    assert epsilons(replaced) == epsilons(found)
+    whole = check("jax_privacy", KERAS, batch_size=6400, batch_selection="FixedBatchSampling", train_steps=10)
+    assert epsilons(whole)["a record"] == pytest.approx(epsilons(check("jax_privacy", KERAS))["a record"])
+
+
+def test_an_update_of_several_batches_is_no_batch():
+    """A record is in j of 10 batches of an update and moves it by j clips; DPKerasConfig counts one batch."""
+    found = check("jax_privacy", KERAS, poisson_sampling_in_fit=True, gradient_accumulation_steps=10)
+    one = check("jax_privacy", KERAS, poisson_sampling_in_fit=True)
+    assert found.stated == one.stated
+    # Of one batch of ten times the size at least.
+    larger = check("jax_privacy", KERAS, poisson_sampling_in_fit=True, batch_size=640, train_steps=100)
+    assert epsilons(found)["a record"] > epsilons(larger)["a record"] > 2.5 * found.stated
+    shuffled = check("jax_privacy", KERAS, gradient_accumulation_steps=10)
+    assert epsilons(shuffled) == epsilons(check("jax_privacy", KERAS))  # 100 batches are 10 updates
+    torn = check("jax_privacy", KERAS, gradient_accumulation_steps=8)  # an update with batches of two epochs
+    assert epsilons(torn)["a record"] > epsilons(shuffled)["a record"]
+
+
+# --- pfl ---
+
+USERS = {
+    "noise_parameter": 1.0,
+    "sampling_probability": 0.01,
+    "num_compositions": 1000,
+    "mechanism": "gaussian",
+}
+
+
+def test_users_of_pfl_that_are_drawn_in_turn_are_no_poisson_sample():
+    found = check("pfl", USERS, user_sampler="minimize_reuse")
+    assert set(epsilons(found).values()) == {None}
+    units = epsilons(found, RELEASED)
+    assert gaussian_delta(units["a client"], 1 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(units["a record"], 0.5 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(units["a person with 2 records"], 0.25 / math.sqrt(10)) == pytest.approx(
+        1e-5, rel=1e-6
+    )
+    poisson = check("pfl", USERS, user_sampler="poisson")
+    assert found.stated == poisson.stated == pytest.approx(1.8282436, abs=1e-6)
+    assert epsilons(poisson, RELEASED)["a client"] == pytest.approx(1.8282, abs=0.001)
+    assert epsilons(poisson, RELEASED)["a record"] > 1.3 * poisson.stated
+    assert set(epsilons(check("pfl", USERS, user_sampler="random"), RELEASED).values()) == {None}
+    with refused("argument.missing"):
+        check("pfl", USERS)
+
+
+def test_noise_of_a_simulated_cohort_is_the_noise_that_is_added():
+    found = check("pfl", USERS, user_sampler="poisson", noise_scale=0.5)
+    as_added = check("pfl", USERS, user_sampler="poisson", noise_parameter=0.5)
+    assert epsilons(found, RELEASED) == epsilons(as_added, RELEASED)
+    assert found.stated < as_added.stated
+
+
+def test_a_user_of_pfl_always_sends_its_bit():
+    """With adaptive clipping, an emptied user says that nothing was clipped: its bit changes its sign."""
+    fixed, adaptive = (
+        epsilons(check("pfl", USERS, user_sampler="poisson", **more), RELEASED)
+        for more in ({}, {"initial_clipping_bound": 0.1})
+    )
+    assert fixed["a client"] < adaptive["a client"] == adaptive["a record"] == fixed["a record"]
+
+
+def test_laplace_noise_of_pfl_adds_up():
+    once = {**USERS, "mechanism": "laplace", "noise_parameter": 0.2, "sampling_probability": 1.0}
+    once |= {"num_compositions": 1, "user_sampler": "poisson"}
+    found = check("pfl", once, accountant="PRVPrivacyAccountant")
+    assert epsilons(found, RELEASED)["a client"] == pytest.approx(5.0)
+    assert epsilons(found, RELEASED)["a record"] == pytest.approx(10.0)
+    assert found.stated is None  # pfl 0.6.0 states .196
+    assert len(found.differences) == 1
+    half = check("pfl", once, sampling_probability=0.5, num_compositions=3)
+    assert epsilons(half, RELEASED)["a client"] == pytest.approx(3 * math.log1p(0.5 * math.expm1(5)))
+    in_turn = check("pfl", once, sampling_probability=0.5, num_compositions=3, user_sampler="minimize_reuse")
+    assert epsilons(in_turn, RELEASED)["a client"] == pytest.approx(2 * 5.0)
+
+
+# --- Fed-BioMed and APPFL ---
+
+
+def test_local_noise_of_fedbiomed_is_that_of_opacus():
+    given = {"sigma": 1.0, "clip": 1.0, "batch_size": 64, "dataset_size": 6400, "epochs": 1}
+    found = check("fedbiomed", given, round_limit=10)
+    assert epsilons(found) == epsilons(check("opacus", DP_SGD))
+    assert found.stated is None
+    central = check("fedbiomed", sigma=1.0, clip=1.0, type="central", round_limit=10)
+    assert set(epsilons(central).values()) == {None}
+    with refused("argument.missing"):
+        check("fedbiomed", given)
+    with refused("argument.value"):
+        check("fedbiomed", given, type="global", round_limit=1)
+
+
+OUTPUT = {
+    "use_dp": True,
+    "epsilon": 0.5,
+    "clip_value": 1.0,
+    "clip_grad": True,
+    "num_local_steps": 10,
+    "rounds": 3,
+}
+
+
+def test_noise_of_appfl_is_for_one_step():
+    laplace = epsilons(check("appfl", OUTPUT, clip_norm=1))
+    assert laplace["a record"] == pytest.approx(0.5 * 10 * 3)
+    assert laplace["a client"] == pytest.approx(0.5 * 10 * 3 / 2)
+    assert laplace["a person with 4 records"] == pytest.approx(4 * laplace["a record"])
+    gaussian = check("appfl", OUTPUT, clip_norm=2, dp_mechanism="gaussian")
+    std = 2 * math.sqrt(2 * math.log(1.25e5)) / 0.5  # in units of clip_value · lr
+    for unit, moved in {"a client": 10, "a record": 20}.items():
+        sigma = std / moved / math.sqrt(3)
+        assert gaussian_delta(epsilons(gaussian)[unit], sigma) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian.stated == 0.5
+    one = check("appfl", OUTPUT, clip_norm=2, dp_mechanism="gaussian", num_local_steps=1, rounds=1)
+    assert epsilons(one)["a record"] < 0.5
+    assert one.differences == ()
+
+
+@pytest.mark.parametrize(
+    "more", [{"clip_grad": False}, {"clip_norm": 2}, {"clip_norm": 1, "dp_mechanism": "gaussian"}, {"use_dp": False}]
+)  # fmt: skip
+def test_noise_of_appfl_without_its_clip_protects_nobody(more):
+    """use_dp asks for clip_value, and clips nothing unless clip_grad is true; each noise has a norm of its own."""
+    given = {
+        key: value for key, value in OUTPUT.items() if more.get("use_dp", True) or key in ("use_dp", "rounds")
+    }
+    assert set(epsilons(check("appfl", given, **more)).values()) == {None}
+
+
+def test_one_privacy_engine_of_appfl_counts_all_rounds():
+    given = {"dp_mechanism": "opacus", "noise_multiplier": 1.0, "train_batch_size": 64, "dataset_size": 6400}
+    found = check("appfl", given, num_local_epochs=1, rounds=10)
+    assert epsilons(found) == epsilons(check("opacus", DP_SGD))
+    assert found.stated == check("opacus", DP_SGD).stated
+
+
 # --- reading and printing ---
 
 
@@ -619,7 +789,8 @@ def test_the_command_prints_what_holds(silodp: Silodp):
     assert other["delta"] == 1e-6
     assert_sentence(silodp("epsilon", "x=1", "--method", "ddp", "--rounds", "1"), code="cli.usage")
     assert_sentence(silodp("epsilon", "--method", "ddp"), "--rounds", code="cli.usage")
-    assert {"flower", "nvflare", "opacus", "fl4health"} <= set(FRAMEWORKS)
+    added = {"jax_privacy", "pfl", "fedbiomed", "appfl"}
+    assert {"flower", "nvflare", "opacus", "fl4health"} | added <= set(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--steps", "--noise-multiplier", "--silos"])
