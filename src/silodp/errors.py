@@ -177,6 +177,7 @@ CODES: dict[str, str] = {
     "loss.counts_masked_records": "the value of a loss depends on records that the mask leaves out",
     "loss.no_gradient": "a loss has no gradient with respect to the model's outputs",
     "loss.not_callable": "a loss is no function",
+    "loss.not_copyable": "a loss holds an object that cannot be copied",
     "loss.not_per_record": "a loss of single records does not return one number per record",
     "loss.not_scalar": "a loss does not return one number",
     "loss.not_separable": "a method clips single records, and the loss is not a mean over records",

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from silodp._lazy import torch
@@ -121,6 +122,11 @@ class Loss:
         masked_mean.__module__ = str(getattr(f, "__module__", ""))  # whose code it is (`Task.has_other_code`)
         return cls(name, masked_mean, separable=True, most_classes=most_classes, per_class=per_class)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is silodp's own code, which leaves out records whose mask is 0."""
+        return type(self) is Loss and getattr(self.function, "__module__", "") == __name__
+
     def compute(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar tensor) of records with outputs (n, ...), targets (n, ...) and mask (n,) of 0/1.
 
@@ -142,6 +148,46 @@ class Loss:
                 "loss.not_scalar",
             )
         return value
+
+
+def copy_loss(loss: Loss) -> Loss:
+    """Return a loss that shares no state with another one: objects that its function holds are copied, too.
+
+    Raises:
+        SilodpError: one of them cannot be copied.
+    """
+    if loss.is_known:
+        return loss
+    try:
+        return replace(loss, function=_copy_held(loss.function, {}))
+    except Exception as error:
+        raise loss_error(
+            f"the loss '{loss.name}' holds something that cannot be copied ({describe_exception(error)}): let it hold "
+            "numbers, tensors and modules only",
+            "loss.not_copyable",
+        ) from error
+
+
+def _copy_held(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy; of a function, too, with the variables that it took from where it was defined."""
+    if isinstance(value, ModuleType | type):
+        return value
+    if not isinstance(value, FunctionType):
+        return copy.deepcopy(value, memo)
+    if id(value) not in memo:
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        memo[id(value)] = made
+        for cell, held in zip(cells, value.__closure__ or (), strict=True):
+            try:
+                content = held.cell_contents
+            except ValueError:  # a variable without a value
+                continue
+            cell.cell_contents = _copy_held(content, memo)
+        vars(made).update({name: _copy_held(one, memo) for name, one in vars(value).items()})
+        for name in ("__defaults__", "__kwdefaults__", "__module__", "__qualname__"):
+            setattr(made, name, copy.deepcopy(getattr(value, name), memo))
+    return memo[id(value)]
 
 
 # Metrics and predictions read the outputs of a model of classes as logits.
@@ -204,6 +250,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
             return average_places(found.flatten(1), targets.flatten(1), "all")
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
+    if "forward" in vars(own) or any(hooks for name, hooks in vars(own).items() if name.endswith("_hooks")):
+        values.__module__ = ""  # code of somebody else runs in it
     # In the name of the loss, because the name is part of the run's identity.
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
