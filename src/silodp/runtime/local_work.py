@@ -98,6 +98,7 @@ class LocalRecords:
 
     def __init__(self, data: SiloData, task: Task, spec: RunSpec) -> None:
         self._task, self._spec, self._place = task, spec, spec.names.index(data.name)
+        task.use_examples(*spec.data.synthetic_batch())  # also in a process that did not prepare the run
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         self._budget = None if data.budget is None else torch.from_numpy(data.budget)

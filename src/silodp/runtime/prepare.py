@@ -1,4 +1,8 @@
-"""The preparation of a run: its settings are checked, and become its specification."""
+"""The preparation of a run: its settings are checked, and become its specification.
+
+A private record never decides whether a model fails, by which path its gradients are computed, or what a step costs:
+all of that is found out on made-up records, whose labels are of every kind (`Task.use_examples`).
+"""
 
 from __future__ import annotations
 
@@ -387,6 +391,7 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
         )
     # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
     x, y = task.tensors(*data.synthetic_batch())
+    task.use_examples(x, y)
     task.check(x, y, classes=data.classes)
     if evaluation is not None and evaluation.across == "sums":
         from silodp.aggregators.evaluation import choose_table

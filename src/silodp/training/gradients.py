@@ -25,7 +25,7 @@ from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_state import model_error, seed_torch
+from silodp.training.model_state import call_model, model_error, seed_torch
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -217,6 +217,18 @@ def build_expanded_record_gradient(task: Task) -> Gradient:
     return gradient
 
 
+def call_each_record(model: nn.Module, x: Any) -> Tensor:
+    """Return the outputs (n, ...) of a model for inputs (n, ...), each of which is a batch of one."""
+
+    def call(record: Any) -> Tensor:
+        outputs: Tensor = call_model(model, map_arrays(lambda tensor: tensor.unsqueeze(0), record))
+        return outputs.squeeze(0)
+
+    with _vectorizable_kernels(model):
+        found: Tensor = vmap(call, randomness="different")(x)
+        return found
+
+
 def build_looped_record_gradient(task: Task) -> Gradient:
     """Return the gradients of single records' losses, one after another, by ordinary autograd; it cannot be traced."""
     one = torch.ones(1, dtype=task.dtype, device=task.device)
@@ -246,31 +258,29 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
     Args:
         unit: Whether gradients are those of users, or of single records.
         task: The model and the loss.
-        x: The records (n, ...), n ≥ 1; the first one is tried.
-        y: The targets (n, ...).
+        x: Records (n, ...) of the kind to come; made-up ones of that kind are tried, and no value is looked at.
+        y: Their targets (n, ...).
 
     Raises:
         SilodpError: ordinary autograd cannot take the gradient of one user or record either.
     """
 
     def select() -> GradientBuilder:
-        params = task.unflatten(task.flatten(task.model))
-        example = [params, *task.copy_first(x, y, 2)]
-        if unit == "user":  # two users with two records each
-            mask = torch.ones(2, 2, dtype=task.dtype, device=task.device)
-            example = [[torch.stack([p, p]) for p in params], *task.copy_first(x, y, 2, 2), mask]
+        tried = _list_tried(unit, task, x, y)
         *fast, slow = _BUILDERS[unit]
         reason = ""
         with seed_torch(task.device, 0):
             for builder in fast:
                 try:
-                    builder(task)(*example)
+                    for example in tried:
+                        builder(task)(*example)
                     return builder
                 except Exception as problem:
                     # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
                     reason = describe_exception(problem.__cause__ or problem)
             try:
-                slow(task)(*example)
+                for example in tried:
+                    slow(task)(*example)
             except SilodpError:
                 raise
             except Exception as error:
@@ -284,6 +294,29 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
         return slow
 
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
+
+
+def _list_tried(unit: Unit, task: Task, x: Any, y: Tensor) -> list[Sequence[Any]]:
+    """Return the arguments on which a gradient is tried: every kind of made-up record alone, and all together.
+
+    A path that fails on one kind would fail, or be left, by what somebody's record holds.
+    """
+    params = task.unflatten(task.flatten(task.model))
+    records, labels = task.list_examples(x, y)
+    if unit == "record":
+        return [(params, records, labels)]
+    kinds = len(labels)
+    rows = [torch.stack([p] * kinds) for p in params]
+    mixed = torch.arange(kinds).expand(kinds, kinds)
+    tried = list[Sequence[Any]]()
+    for places in (
+        torch.arange(kinds).unsqueeze(1),
+        torch.arange(kinds).unsqueeze(1).expand(kinds, 2),
+        mixed,
+    ):
+        mask = torch.ones(places.shape, dtype=task.dtype, device=task.device)
+        tried.append((rows, records[places], labels[places], mask))
+    return tried
 
 
 def _differentiate(

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from silodp.data.inputs import map_arrays
+from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
 from silodp.training import model_state
+from silodp.training.examples import make_up_inputs, make_up_labels, repeat_examples
 from silodp.training.gradients import select_gradient
-from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, describe_raised
+from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, copy_loss, describe_raised
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
 from silodp.training.model_structure import inspect_model
@@ -27,6 +28,8 @@ from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
 Built = TypeVar("Built")
+Call = Callable[[nn.Module, Any], Any]
+"""Returns the outputs (n, ...) of a model for inputs (n, ...)."""
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
 _KNOWN_CODE = {"silodp", "torch"}
@@ -96,6 +99,8 @@ class Task:
         self._has_stated_start = pretrained is True
         self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
+        self._examples: tuple[Any, Tensor] | None = None
+        self._untouched_loss = copy_loss(self.loss)  # as `_released`
 
     @property
     def size(self) -> int:
@@ -198,10 +203,50 @@ class Task:
         """
         return map_arrays(self._tensor, x), self._tensor(y)
 
-    def copy_first(self, x: Any, y: Tensor, *shape: int) -> tuple[Any, Tensor]:
-        """Return copies (*shape, ...) of the first record of x (n, ...), y (n, ...), on which costs are measured."""
-        first = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        return x[first], y[first]
+    def copy_untouched(self) -> Task:
+        """Return this task with copies of model and loss that no record has run through."""
+        made = object.__new__(Task)
+        model = copy.deepcopy(self._released)
+        constants = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+        constants |= dict(model.named_buffers())
+        own = {"model": model, "loss": copy_loss(self._untouched_loss)}
+        vars(made).update(vars(self) | own, _constants=constants, _caller=_Caller(model))
+        return made
+
+    def use_examples(self, x: Any, y: Any) -> None:
+        """Choose costs, paths and traces on these made-up records x (n, ...), y (n, ...), with labels of every kind."""
+        found = self.tensors(x, y)
+        if self._examples is not None and _are_equal(found, self._examples):
+            return
+        self._examples, self.engine = found, LruCache(_MAX_CACHED)
+
+    def list_examples(self, x: Any, y: Tensor) -> tuple[Any, Tensor]:
+        """Return made-up records (k, ...) of the kinds of x (n, ...), y (n, ...), whose values are not looked at.
+
+        They are those of `use_examples`, or follow from shapes and data types alone.
+        """
+        if self._examples is not None and get_kind(self._examples[1]) == get_kind(y):
+            return self.list_example_inputs(x), self._examples[1]
+        return self.list_example_inputs(x), make_up_labels(y)
+
+    def list_example_inputs(self, x: Any) -> Any:
+        """Return the inputs of `list_examples`."""
+        if self._examples is not None and get_kind(self._examples[0]) == get_kind(x):
+            return self._examples[0]
+        return self.engine.get(("examples", get_kind(x)), lambda: self._make_up_inputs(x))
+
+    def _make_up_inputs(self, x: Any) -> Any:
+        model, made = self.load(self.flatten(self.model)), map_arrays(make_up_inputs, x)
+        try:
+            compute_outputs_at_once(model, made)
+        except SilodpError:  # there may be one id alone
+            return map_arrays(lambda one: one if one.is_floating_point() else torch.zeros_like(one), made)
+        return made
+
+    def repeat_examples(self, x: Any, y: Tensor, *shape: int) -> tuple[Any, Tensor]:
+        """Return the records of `list_examples` in turn, (*shape, ...)."""
+        inputs, labels = self.list_examples(x, y)
+        return repeat_examples(inputs, *shape), repeat_examples(labels, *shape)
 
     def _tensor(self, values: Any) -> Tensor:
         return make_tensor(values, self.device, self.dtype)
@@ -252,7 +297,7 @@ class Task:
         Raises:
             SilodpError: the model raised.
         """
-        return compute_outputs(self.load(params), inputs)
+        return compute_outputs(self.load(params), inputs, self.list_example_inputs(inputs))
 
     def check(self, example_x: Any, example_y: Any = None, classes: int | None = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
@@ -363,46 +408,56 @@ def flatten_rows(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
 
-def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
+def compute_outputs(
+    model: nn.Module, inputs: Any, examples: Any = None, call: Call = model_state.call_model
+) -> Tensor:
     """Return the outputs (n, ...) of a model in eval mode for n ≥ 1 inputs (n, ...), a tensor or `NamedArrays`.
 
     Evaluations and predictions both call this: a batch of another size may round differently.
+
+    Args:
+        model: The model.
+        inputs: The inputs.
+        examples: Made-up inputs of the same kind, on which memory is measured; None measures the inputs themselves,
+            where nothing is released.
+        call: Returns the outputs of the model for a batch.
 
     Raises:
         SilodpError: the model raised.
     """
     with torch.no_grad(), model_state.describe_failures(model):
-        batch = _choose_evaluation_batch(model, inputs)
+        batch = _choose_evaluation_batch(
+            partial(call, model), len(inputs), inputs if examples is None else examples
+        )
     starts = range(0, len(inputs), batch)
-    return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch]) for i in starts])
+    return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch], call) for i in starts])
 
 
-def compute_outputs_at_once(model: nn.Module, inputs: Any) -> Tensor:
+def compute_outputs_at_once(model: nn.Module, inputs: Any, call: Call = model_state.call_model) -> Tensor:
     """Return what `compute_outputs` does, in one batch.
 
     Raises:
         SilodpError: the model raised.
     """
     with torch.no_grad(), model_state.describe_failures(model):
-        outputs: Tensor = model_state.call_model(model, inputs)
+        outputs: Tensor = call(model, inputs)
     return outputs
 
 
-def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
-    """Return how many records to evaluate at once, by the memory that made-up ones of the same kind take.
+def _choose_evaluation_batch(call: Callable[[Any], Any], count: int, examples: Any) -> int:
+    """Return how many of `count` records to evaluate at once, by the memory that examples take.
 
     What n records take is at most n/b of what b of them take, and less where the model computes from its weights alone:
     so twice as many are measured, if they fit, until that shows no longer that more fit.
     """
-    enough = min(len(inputs), _EVALUATION_BATCH)
-    device = next(model.parameters()).device
+    enough = min(count, _EVALUATION_BATCH)
+    device = next(iter(list_arrays(examples).values())).device
     budget = default_memory_budget(device)
     # Two records at first: some layers refuse a batch of one.
     measured, batch = 2, 1
     with model_state.seed_torch(device, 0):
         while batch < enough and measured <= max(2, batch):
-            example = map_arrays(partial(_make_up, count=measured), inputs)
-            peak = measure_cost(partial(model_state.call_model, model, example)).peak
+            peak = measure_cost(partial(call, repeat_examples(examples, measured))).peak
             # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
             affordable = 1 << max(0, (budget * measured // max(1, peak)).bit_length() - 1)
             if affordable <= batch:
@@ -411,15 +466,9 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
     return min(batch, _EVALUATION_BATCH)
 
 
-def _make_up(array: Tensor, count: int) -> Tensor:
-    """Return made-up records of the same kind: small numbers that differ, or the largest id or length of each place.
-
-    A model may compute lengths from ids, and take none of length 0.
-    """
-    shape = (count, *array.shape[1:])
-    if not array.is_floating_point():
-        return array.amax(0, keepdim=True).expand(shape)
-    return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
+def _are_equal(a: tuple[Any, Tensor], b: tuple[Any, Tensor]) -> bool:
+    first, second = ({**list_arrays(x), "label of records": y} for x, y in (a, b))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def _draw_parameters(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 Users differ in their number of steps, and the last batch of an epoch is shorter than the others. A user's steps have an
 order; those of different users have none. So users are taken anew again and again: the one with most steps left, and
-others whose next batch is about as long.
+others whose next batch is about as long; or exactly as long, where a model may notice padding.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepTime:
 
 
 def choose_shapes(
-    steps: Mapping[Shape, int], time: StepTime, fits: Callable[[Shape, Shape], bool]
+    steps: Mapping[Shape, int], time: StepTime, fits: Callable[[Shape, Shape], bool], *, pads: bool = True
 ) -> dict[Shape, Shape]:
     """Choose the traced steps in which steps run; those that are not in the result are interpreted.
 
@@ -88,13 +88,16 @@ def choose_shapes(
         steps: How often each shape runs.
         time: The estimated time of a step.
         fits: Says of a shape and a larger one whether the larger one fits in memory wherever the first one runs.
+        pads: Whether batches may be padded; the number of users of a step always may.
     """
     chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
     for padded_users, width in steps.keys() - chosen.keys():
         larger = [
             shape
             for shape in set(chosen.values())
-            if shape[0] >= padded_users and shape[1] >= width and fits((padded_users, width), shape)
+            if shape[0] >= padded_users
+            and (shape[1] == width or (pads and shape[1] > width))
+            and fits((padded_users, width), shape)
         ]
         best = min(larger, key=time.of, default=None)
         if best and time.of(best) < time.untraced + padded_users * time.work(width):
@@ -103,7 +106,7 @@ def choose_shapes(
 
 
 def plan_segments(
-    counts: Tensor, local: LocalTraining, time: StepTime, most: Callable[[int], int]
+    counts: Tensor, local: LocalTraining, time: StepTime, most: Callable[[int], int], *, pads: bool = True
 ) -> Iterator[Segment]:
     """Plan all steps of a chunk of users.
 
@@ -115,19 +118,23 @@ def plan_segments(
         local: SGD's hyperparameters.
         time: The estimated time of a step.
         most: How many users' steps fit in memory at once, at least 1, as a function of the records of a batch.
+        pads: Whether batches may be padded. If not, users whose batches are equally long share a step: what a model
+            computes for a user then follows from their own records also where it depends on the length of the batch.
 
     Yields:
         Segments in the order in which they run; every user takes their steps exactly once and in order.
     """
     records = counts.numpy()
-    widths = _list_widths(local, int(records.max()), len(records), time)
+    widths = (
+        _list_widths(local, int(records.max()), len(records), time) if pads else _list_lengths(local, records)
+    )
     first = 0
     while first < len(records):
         width = widths[_find_kinds(widths, local, records[first : first + 1])[0]]
         group = max(_MIN_GROUP, _STEPS_OF_GROUP * _find_most_users(time, width, most(width)))
         # The rest, if it would make a small group.
         end = first + group if first + group * 3 // 2 < len(records) else len(records)
-        yield from _plan_group(first, counts[first:end], widths, local, time, most)
+        yield from _plan_group(first, counts[first:end], widths, local, time, most, pads)
         first = end
 
 
@@ -138,6 +145,7 @@ def _plan_group(
     local: LocalTraining,
     time: StepTime,
     most: Callable[[int], int],
+    pads: bool,
 ) -> Iterator[Segment]:
     """Plan all steps of users from position `first` of a chunk on."""
     import torch
@@ -155,13 +163,13 @@ def _plan_group(
         order = waiting[np.argsort((done - total)[waiting], kind="stable")]  # most steps left first
         ends = done[order] % batches[order] == batches[order] - 1  # an epoch; always true with one batch
         kinds = np.where(ends, last[order], full[order])
-        lowest, highest = _join_kinds(kinds, widths, time)
+        lowest, highest = _join_kinds(kinds, widths, time) if pads else (kinds[0], kinds[0])
         width = widths[highest]
         stays = (batches == 1) | ((lowest <= last) & (full <= highest))
         fitting = order[(lowest <= kinds) & (kinds <= highest)]
         padded_users = _choose_padded_users(len(fitting), len(records), time, width, most(width))
         # Users with shorter batches fill what would be padding.
-        users = np.concatenate([fitting, order[kinds < lowest]])[:padded_users]
+        users = np.concatenate([fitting, order[kinds < lowest]] if pads else [fitting])[:padded_users]
         steps = _count_steps(batches[users], total[users], done[users], stays[users])
         yield Segment(
             torch.from_numpy(first + users), torch.from_numpy(done[users]), steps, width, padded_users
@@ -191,6 +199,13 @@ def _list_widths(local: LocalTraining, longest: int, people: int, time: StepTime
         width = -(-width // _RATIO) if time.work(width) < time.overhead else width - max(1, width // 8)
         widths.append(width)
     return widths[::-1]
+
+
+def _list_lengths(local: LocalTraining, records: NDArray[Any]) -> list[int]:
+    """Return all lengths of batches of users with these numbers of records, rising."""
+    size = local.batch_size or int(records.max())
+    rest = records % size
+    return [int(length) for length in np.unique(np.concatenate([np.minimum(records, size), rest[rest > 0]]))]
 
 
 def find_widest(local: LocalTraining, longest: int) -> int:

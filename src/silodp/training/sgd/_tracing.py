@@ -53,6 +53,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     )
 }  # fmt: skip
 _METHODS: dict[Any, str] = {_aten.expand.default: "expand", _aten.view.default: "view"}
+_CHANGES_SIZE = torch.Tag.dynamic_output_shape
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
 
 
@@ -94,6 +95,9 @@ class TracedGradient:
             graph = make_fx(call_flat if single_user else functionalize(call_flat))(*flat).graph
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
+        # Such a size would be that of the examples in every step.
+        if any(_has_size_of_values(node) for node in graph.nodes):
+            raise ValueError("the size of a tensor depends on values")
         for node in list(graph.nodes):
             _simplify(graph, node)
         graph.eliminate_dead_code()
@@ -241,6 +245,13 @@ def _is_random_or_writes(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False  # getitem of an operation with several results: follows its input
     return torch.Tag.nondeterministic_seeded in target.tags or _writes(node)
+
+
+def _has_size_of_values(node: fx.Node) -> bool:
+    """Return whether the size of a result depends on values, as that of an index of booleans does."""
+    if node.target == _aten.index.Tensor:
+        return any(one.meta["val"].dtype == torch.bool for one in node.all_input_nodes[1:])
+    return isinstance(node.target, torch._ops.OpOverload) and _CHANGES_SIZE in node.target.tags
 
 
 def _writes(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from silodp.data.inputs import count_bytes, get_kind
 from silodp.training import gradients
 from silodp.training.model_state import seed_torch
+from silodp.training.per_record import is_per_record
 from silodp.training.sgd import _planning
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
@@ -86,10 +87,12 @@ class Trainer:
         self.can_vectorize = not gradients.is_looped(differentiate)
         self.single_user = differentiate is gradients.build_single_user_gradient
         self.min_to_loop = gradients.find_min_to_loop(task)
+        # One after another, users are never padded.
+        self.pads = not self.can_vectorize or is_per_record(task, task.list_example_inputs(x))
         self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> _planning.StepCost:
-        """Return the cost of one user's step on `width` records, measured on copies of the silo's first record."""
+        """Return the cost of one user's step on `width` records, measured on made-up ones."""
         # A power of two, so that few widths are measured.
         measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
         key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
@@ -100,9 +103,7 @@ class Trainer:
         def train_one_step() -> Any:
             rows = self.start.repeat(people, 1)
             velocity = torch.zeros_like(rows)
-            batch = self._gather(
-                torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
-            )
+            batch = self._make_up(people, measured)
             params = self.task.unflatten(rows)
             self.local.step(params, self.task.unflatten(velocity), self.gradient(params, *batch))
             return rows, velocity
@@ -132,7 +133,7 @@ class Trainer:
             def count_most(width: int) -> int:
                 return _planning.count_most_users(self.cost(width), step_bytes, self.task.device)
 
-            return plan_segments(counts, self.local, time, count_most)
+            return plan_segments(counts, self.local, time, count_most, pads=self.pads)
 
         plans, room = list[Plan](), _KEPT_SEGMENTS
         steps, least = Counter[Shape](), dict[Shape, int]()
@@ -151,7 +152,7 @@ class Trainer:
         def fits(shape: Shape, larger: Shape) -> bool:
             return larger[0] * _planning.count_step_bytes(self.cost(larger[1])) <= least[shape]
 
-        return plans, choose_shapes(steps, time, fits)
+        return plans, choose_shapes(steps, time, fits, pads=self.pads)
 
     def train(
         self,
@@ -244,7 +245,7 @@ class Trainer:
             for step in range(done, done + segment.steps):
                 batch = batches[step // len(batches[0])][step % len(batches[0])]
                 inputs = self._gather(batch, torch.ones(len(batch)))
-                traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
+                traced = self._trace_plain(whole) if can_trace and len(batch) == whole else None
                 found = traced.step(params, traced.prepare(inputs)) if traced else self.plain(params, *inputs)
                 self.local.step(params, speeds, found)
             for view, part in zip(chain(*views), chain(*parts), strict=True):
@@ -263,6 +264,11 @@ class Trainer:
         records = records.to(self.task.device)
         return self.x[records], self.y[records], real.to(self.task.device, self.task.dtype)
 
+    def _make_up(self, *shape: int) -> tuple[Any, Tensor, Tensor]:
+        """Return made-up records (*shape, ...) and a mask of ones: no private record chooses a path or a trace."""
+        records = self.task.repeat_examples(self.x, self.y, *shape)
+        return *records, torch.ones(shape, dtype=self.task.dtype, device=self.task.device)
+
     def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
         """Return how many steps' records to gather at once."""
         record = count_bytes(self.x[:1]) + self.y[:1].nbytes + 40  # indices and masks
@@ -274,21 +280,21 @@ class Trainer:
         """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
 
         def trace() -> TracedGradient | None:
-            example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
+            example = self._make_up(padded_users, width)
             gradient = self.gradient if self.single_user else gradients.build_traceable_gradient(self.task)
             params = self.task.unflatten(self.start.repeat(padded_users, 1))
             return TracedGradient.try_trace(gradient, params, example, self.single_user)
 
         return self.task.engine.get(("trace", self.data, padded_users, width), trace)
 
-    def _trace_plain(self, inputs: tuple[Any, Tensor, Tensor]) -> TracedGradient | None:
-        """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
+    def _trace_plain(self, width: int) -> TracedGradient | None:
+        """Return the traced step of one user on so many records, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
             params = gradients.put_channels_last(self.task, self.task.unflatten(self.start))
-            return TracedGradient.try_trace(self.plain, params, inputs, single_user=True)
+            return TracedGradient.try_trace(self.plain, params, self._make_up(width), single_user=True)
 
-        return self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
+        return self.task.engine.get(("plain", self.data, width), trace)
 
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> _planning.StepCost:

@@ -67,7 +67,7 @@ def record_gradients(
 
 
 def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
-    """Return the cost of one record's gradient, measured on the first record; there must be one.
+    """Return the cost of one record's gradient, measured on made-up records.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
@@ -81,10 +81,10 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
 def _measure_copies(
     count: int, task: Task, x: Any, y: Tensor, gradient: Callable[[tuple[Tensor, ...], Any, Tensor], Any]
 ) -> StepCost:
-    """Return the cost of one record's gradient, measured on `count` copies of the first record."""
+    """Return the cost of one record's gradient, measured on `count` made-up records."""
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
-    first = torch.zeros(count, dtype=torch.int64, device=task.device)
-    cost = measure_task_cost(task, lambda: gradient(start, x[first], y[first]))
+    made_up = task.repeat_examples(x, y, count)
+    cost = measure_task_cost(task, lambda: gradient(start, *made_up))
     return StepCost(cost.peak // count, cost.produced // count, cost.operations)
 
 
@@ -213,7 +213,7 @@ class RecordGradients:
 
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
-            example = self._task.copy_first(self._x, self._y, count)
+            example = self._task.repeat_examples(self._x, self._y, count)
             return TracedGradient.try_trace(self._build(self._task), start, example)
 
         return self._task.engine.get(("records", self._kind, count), trace)

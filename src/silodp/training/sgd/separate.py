@@ -8,7 +8,8 @@ as zero is then a function of its own records and of the model.
 The first bound is compared with the records themselves, so nobody else has a part in the decision. At the second, a row
 that rounding puts on the other side is computed in the other way, and differs by rounding alone.
 
-Where a unit is computed alone, no shape, code path or random number of it depends on who else is in the silo. Rounding
+Where a unit is computed alone, no shape, code path or random number of it depends on who else is in the silo, and its
+model and loss are copies that nobody's record has run through, so that nothing they keep reaches another unit. Rounding
 then depends on the unit's own records and on the model alone, so that even a model chosen for it cannot turn one unit's
 presence into a change of another's row (docs/privacy.md, section 7). Gradients are those of ordinary autograd, on one
 thread, of newly allocated tensors without padding; nothing is measured, planned or traced.
@@ -25,12 +26,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.data.inputs import list_arrays
+from silodp.data.inputs import get_kind, list_arrays
+from silodp.errors import SilodpError
 from silodp.mechanisms.rows import FactoredRows
-from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
+from silodp.training.gradients import (
+    build_looped_record_gradient,
+    build_plain_gradient,
+    call_each_record,
+    put_channels_last,
+)
 from silodp.training.model_state import seed_torch
+from silodp.training.per_record import is_model_per_record, is_per_record
 from silodp.training.sgd._schedule import LocalTraining
-from silodp.training.task import Task, compute_outputs_at_once, flatten_rows
+from silodp.training.task import Task, compute_outputs, compute_outputs_at_once, flatten_rows
 
 MAX_INPUT, MAX_TARGET = 2.0**10, 2.0**20
 """Largest real number in the inputs and the targets of a record that is computed beside others. Products of inputs and
@@ -124,12 +132,13 @@ def train_separately(
     Yields:
         (ids (1,) int64, deltas (1, d)) of every user, by id.
     """
+    make_task = _choose_maker(task, x)
     ids, counts = owner.unique(return_counts=True)  # type: ignore[no-untyped-call]
     order = owner.argsort(stable=True)
     for user, records in zip(ids, order.split(counts.tolist()), strict=True):  # type: ignore[no-untyped-call]
         here = records.to(task.device)
         with isolate(task, seed, int(user)) as generator:
-            delta = _train(task, start, x[here], y[here], local, generator)
+            delta = _train(make_task(), start, x[here], y[here], local, generator)
         yield user.reshape(1), delta.unsqueeze(0)
 
 
@@ -171,14 +180,22 @@ def differentiate_separately(
     Yields:
         (record numbers (1,), gradients (1, d)) of every record.
     """
-    gradient = build_looped_record_gradient(task)
+    make_task = _choose_maker(task, x)
     if not len(records):  # split gives one empty part
         return
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
         with isolate(task, seed, int(record)):
-            row = flatten_rows(gradient(start, x[here], y[here]))
+            row = flatten_rows(build_looped_record_gradient(make_task())(start, x[here], y[here]))
         yield record, row
+
+
+def _choose_maker(task: Task, x: Any) -> Callable[[], Task]:
+    """Return what makes the task of a unit: a copy that no record has run through.
+
+    One that is proven per record keeps nothing of a record, and needs no copy.
+    """
+    return (lambda: task) if is_per_record(task, task.list_example_inputs(x)) else task.copy_untouched
 
 
 def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tensor:
@@ -189,14 +206,22 @@ def predict_rows(task: Task, params: Tensor, x: Any, *, separate: bool) -> Tenso
         params: The parameters, on the task's device.
         x: The records, on the task's device.
         separate: Whether every record is computed alone. Records with large numbers in record or outputs always are,
-            see the module.
+            see the module. Of a model that is not proven to compute each record by itself, each is a batch of its own.
 
     Raises:
         SilodpError: the model raised.
     """
-    if separate:
+    examples = task.list_example_inputs(x)
+    is_proven = is_model_per_record(task, examples)
+    if separate or not (is_proven or _can_call_each(task, examples)):
         return predict_separately(task, params, x)
-    outputs = task.predict(params, x)
+    if is_proven:
+        outputs = task.predict(params, x)
+    else:
+        # A copy for each batch: within it, vmap keeps what a model holds of records apart.
+        outputs = compute_outputs(
+            task.load(params), x, examples, lambda _, batch: call_each_record(task.load(params), batch)
+        )
     large = find_large_records(task, x) | find_large_rows(outputs.reshape(len(outputs), -1))
     if bool(large.any()):
         places = large.nonzero().squeeze(1).to(task.device)
@@ -210,13 +235,27 @@ def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
     Raises:
         SilodpError: the model raised.
     """
-    model = task.load(params)
     outputs = []
+    model = task.load(params)
+    is_proven = is_model_per_record(task, task.list_example_inputs(x))
     for record in torch.arange(len(x), device=task.device).split(1):  # type: ignore[no-untyped-call]
         # A constant seed: equal records have equal outputs, also from a model that draws in eval mode.
         with isolate(task, 0, 0):
-            outputs.append(compute_outputs_at_once(model, x[record]))
+            outputs.append(compute_outputs_at_once(model if is_proven else task.load(params), x[record]))
     return torch.cat(outputs)
+
+
+def _can_call_each(task: Task, examples: Any) -> bool:
+    """Return whether `call_each_record` can run the model, found out on made-up records, once per kind."""
+
+    def try_once() -> bool:
+        try:
+            compute_outputs_at_once(task.load(task.flatten(task.model)), examples, call_each_record)
+        except SilodpError:
+            return False
+        return True
+
+    return task.engine.get(("each", get_kind(examples)), try_once)
 
 
 @contextmanager

@@ -22,16 +22,10 @@ from torch.nn.modules.module import _has_any_global_hook
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import put_channels_last
 from silodp.training.model_state import seed_torch
+from silodp.training.record_layers import LAYERS, is_plain, takes_records
 from silodp.training.task import Task
 
 _TRAINED = (nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Linear)
-# They compute each record by itself, and have no parameters. A layer that is not listed may mix the records of a batch,
-# which would break the guarantee.
-_FIXED = (
-    nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout, nn.Dropout2d, nn.ELU, nn.Flatten, nn.GELU, nn.Identity,
-    nn.LeakyReLU, nn.MaxPool2d, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh,
-)  # fmt: skip
-_OF_IMAGES = (nn.Conv2d, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout2d, nn.MaxPool2d)
 
 
 class SequentialGradient:
@@ -52,8 +46,8 @@ class SequentialGradient:
 
         Args:
             task: The model and the loss.
-            x: The records (n, ...), n ≥ 1.
-            y: The targets (n, ...).
+            x: Records (n, ...) of the kind to come, of which no value is looked at.
+            y: Their targets (n, ...).
         """
         # Hooks for all modules would see, and could change, whole batches.
         hooked = _has_any_global_hook()  # type: ignore[no-untyped-call]
@@ -69,7 +63,7 @@ class SequentialGradient:
         gradient, params = cls(task, layers), task.unflatten(task.flatten(task.model))
         try:
             with seed_torch(task.device, 0):
-                sizes = {gradient(params, *task.copy_first(x, y, count)).size for count in (1, 2)}
+                sizes = {gradient(params, *task.repeat_examples(x, y, count)).size for count in (1, 2)}
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
         # A layer's weight may have another shape than the layer says.
@@ -88,7 +82,8 @@ class SequentialGradient:
         with torch.enable_grad():
             for layer, count in self._layers:
                 # In every call: a layer may reshape, and the next one take records for places.
-                _check_dimensions(layer, x)
+                if not takes_records(layer, x.dim()):
+                    raise ValueError(f"{type(layer).__name__} would take {x.dim()} dimensions for one record")
                 if count == 0:
                     x = layer(x)
                     continue
@@ -114,27 +109,13 @@ class SequentialGradient:
         return self._task.loss.compute(outputs.unsqueeze(0), target.unsqueeze(0), one)
 
 
-def _check_dimensions(layer: nn.Module, x: Tensor) -> None:
-    """Check that a layer takes the first dimension of x for records.
-
-    Raises:
-        ValueError: it takes all of them for one.
-    """
-    least = len(layer.normalized_shape) + 1 if isinstance(layer, nn.LayerNorm) else 2
-    if x.dim() < least or (isinstance(layer, _OF_IMAGES) and x.dim() != 4):
-        raise ValueError(f"{type(layer).__name__} would take {x.dim()} dimensions for one record")
-
-
 def _list_layers(model: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a chain in their order, or None for any other model.
 
     A subclass may compute something else, and so may a module with hooks, with a method of its own, or with a weight
     or bias that is no parameter.
     """
-    own = vars(model)
-    has_hooks = any(hooks for name, hooks in own.items() if name.endswith("_hooks"))
-    has_more = any(callable(value) or isinstance(value, Tensor) for value in own.values())
-    if has_hooks or has_more or any(True for _ in model.buffers()):
+    if not is_plain(model) or any(True for _ in model.buffers()):
         return None
     if type(model) is nn.Sequential:
         parts = [_list_layers(part) for part in model]
@@ -144,11 +125,10 @@ def _list_layers(model: nn.Module) -> list[nn.Module] | None:
         plain = type(model) in _TRAINED and parameters == ["weight", "bias"][: len(parameters)]
     else:
         # In place, a layer would replace the outputs of the one before it.
-        plain = type(model) in (*_FIXED, nn.GroupNorm, nn.LayerNorm) and not getattr(model, "inplace", False)
+        plain = type(model) in LAYERS and not getattr(model, "inplace", False)
     if isinstance(model, nn.Conv2d):
         plain &= model.groups == 1 and model.dilation == (1, 1) and model.padding_mode == "zeros"
         plain &= not isinstance(model.padding, str)
-    plain &= getattr(model, "start_dim", 1) == 1  # nn.Flatten keeps the records apart
     return [model] if plain else None
 
 
