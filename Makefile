@@ -5,6 +5,7 @@ VENV ?= .venv
 NEWEST ?= .venv-newest
 FLOWER ?= .venv-flower
 NVFLARE ?= .venv-nvflare
+FRAMEWORKS ?= .venv-frameworks
 CONTAINERS ?= podman
 COMPOSE ?= $(CONTAINERS)-compose
 BIN = $(VENV)/bin
@@ -15,7 +16,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -38,6 +39,10 @@ test-flower: $(DEVELOPED) $(FLOWER)/.installed
 # Messages over NVIDIA FLARE, likewise; one after the other, since its processes carry the messages of several tests.
 test-nvflare: $(DEVELOPED) $(NVFLARE)/.installed
 	SILODP_NVFLARE=$(NVFLARE) $(PYTEST) -n 0 -m slow tests/end_to_end/test_nvflare.py
+
+# What other frameworks state and do, by their installed packages; without their environment these tests are skipped.
+test-frameworks: $(DEVELOPED) $(FRAMEWORKS)/.installed
+	SILODP_FRAMEWORKS=$(FRAMEWORKS) $(PYTEST) -m slow tests/end_to_end/test_frameworks.py
 
 # Each party in a container, by packaging/compose.yaml, with podman-compose or COMPOSE="docker compose" CONTAINERS=docker; as
 # root, because the user of the image must own the parties' folders.
@@ -146,5 +151,14 @@ $(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
 	$(NVFLARE)/bin/python $(PIP) --no-deps --editable .
 	touch $(NVFLARE)/.installed
 
+# The list is complete, and nothing else is installed: FL4Health and pfl ask for versions of dp_accounting that exclude
+# those of Flower and jax_privacy (their numbers are the same with 0.4.4, 0.5.1 and 0.6.0), and FL4Health for Python 3.10.
+$(FRAMEWORKS)/.installed: constraints-frameworks.txt
+	@$(CHECK)
+	@echo "Installing other frameworks into $(FRAMEWORKS): 100 packages ..."
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python $(PIP) --no-deps --ignore-requires-python --requirement constraints-frameworks.txt
+	touch $(FRAMEWORKS)/.installed
+
 clean:
-	rm -rf $(VENV) $(NEWEST) $(FLOWER) $(NVFLARE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(FLOWER) $(NVFLARE) $(FRAMEWORKS) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
