@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import silodp as package
+from silodp.cli.main import COMMANDS
 from support.commands import Silodp
 
 ROOT = Path(__file__).parents[2]
@@ -92,33 +93,60 @@ def test_help_and_what_is_refused_import_nothing_heavy(tmp_path):
     """A refusal takes half a second; torch alone takes two."""
     path, nowhere = tmp_path / "config.toml", str(tmp_path / "nowhere")
     path.write_text(CONFIG)
-    wrong = [str(path), "--set", "rounds=-1"]
+    good, wrong = str(path), [str(path), "--set", "rounds=-1"]
+    out, part = str(tmp_path / "out.csv"), str(tmp_path / "part.safetensors")
+    question = "epsilon --method uldp-avg --rounds 2 --noise-multiplier"
     refused_at_sight = [
         ["--bogus"],
         ["run", "missing.toml"],
         ["run", *wrong],
+        ["run", good],  # there are no tables
+        ["run", good, "--target-epsilon", "3"],
+        ["run", good, "--workers", "0"],
         ["run", str(tmp_path), "--resume", "--bogus"],
         ["plan", *wrong],
+        ["plan", good, "--tune"],
+        ["plan", good, "--target-epsilon", "-1"],
+        ["plan", good, "--plot", "picture.bmp"],
         ["compare", *wrong, "--methods", "uldp-avg"],
+        ["compare", good, "--methods", "uldp-avg", "--seeds", "0"],
+        ["statistics", good],
+        ["statistics", good, "--epsilon", "1"],
+        ["attack", *wrong],
+        ["attack", nowhere],
+        ["attack", good, "--adversary", "nobody"],
+        ["fine-tune", nowhere, "--out", part],
+        ["predict", nowhere, good, "--out", out],
+        ["predict", nowhere, nowhere, "--out", out],
+        ["cohort", "show", nowhere],
+        ["data", "fetch", "bogus"],
         ["deploy", "init", *wrong, "--out", str(tmp_path / "out")],
+        [*question.split(), "-5"],
+        ["epsilon", "--framework", "bogus"],
+        ["epsilon", "--framework", "flower", "rounds=10"],
     ]
     without_a_place = [
         ["report", nowhere],
-        ["predict", nowhere, "table.csv"],
+        ["recalibrate", nowhere, "--out", part],
         ["server", nowhere, nowhere],
         ["silo", nowhere, nowhere],
         ["audit-log", nowhere],
         ["deploy", "status", nowhere],
         ["deploy", "check", nowhere, nowhere],
+        ["deploy", "accept", nowhere, nowhere],
+        ["deploy", "seal", nowhere, "--host", "x"],
+        ["deploy", "init", good, "--out", str(tmp_path / "out")],  # nothing states U
     ]
-    helped, refused, deployed = _imported_in_steps(
+    helped, each_helped, refused, deployed = _imported_in_steps(
         _run_commands(["--help"]),
+        _run_commands(*([name, "--help"] for name in ("run", *COMMANDS))),
         _run_commands(*refused_at_sight, expected=2),
         _run_commands(*without_a_place, expected=2),
     )
     assert not helped & (HEAVY | {"numpy", "pydantic"})
+    assert not each_helped & HEAVY - {"safetensors"}
     assert not refused & HEAVY - {"safetensors"}
-    assert "torch" not in deployed
+    assert not deployed & {"torch", "pandas", "scipy", "dp_accounting"}
 
 
 def test_epsilon_imports_what_it_uses():
@@ -130,6 +158,12 @@ def test_epsilon_imports_what_it_uses():
         _run_commands(*([*hidden.split(), name] for name in ("masked", "lattice"))),
     )
     assert _count_own(one) <= 53
+    assert not one & {
+        "dp_accounting",
+        "scipy.stats",
+        "torch",
+        "pandas",
+    }  # Gaussian releases have a closed form
     assert "dp_accounting" in several
     assert not several & {"torch", "pandas", "matplotlib", "sklearn", "pyarrow", "jinja2"}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.charges import ChargeCounts
 from silodp.accounting.ledger import reopen_ledger
-from silodp.attack.play import Promise, Target
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.errors import SilodpError
@@ -19,6 +18,9 @@ from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.run_files import ATTACK, CONFIG, LEDGER, RUN_SPEC
 from silodp.wire.files import write_durably
 
+if TYPE_CHECKING:  # three seconds with torch, which a refusal need not wait for
+    from silodp.attack.play import Promise, Target
+
 
 def find_config_target(resolved: ResolvedRun) -> Target:
     """Return the target of a configuration; no private file is opened.
@@ -26,6 +28,8 @@ def find_config_target(resolved: ResolvedRun) -> Target:
     The promise is what the ledger of the rehearsal charges.
     """
     spec, _ = resolved.build_public_spec()
+    from silodp.attack.play import Target
+
     return Target(
         resolved.method,
         resolved.silos,
@@ -59,6 +63,8 @@ def find_directory_target(directory: Path, overrides: Any = ()) -> Target:
         digest, names = str(stored["digest"]), tuple(map(str, stored["data"]["silos"]))
     _, guarantees = read_guarantees(directory)
     rounds = guarantees["released"].rounds
+    from silodp.attack.play import Promise, Target
+
     target = Target(
         settings.method,
         names,
@@ -92,6 +98,8 @@ def _list_unchecked(record: RunRecord) -> tuple[str, ...]:
 
 def _find_promises(charges: ChargeCounts) -> dict[Any, Promise]:
     """Return what a ledger charged for rounds of training, by adversary."""
+    from silodp.attack.play import Promise
+
     found = {}
     for adversary, events in charges.charged.items():
         evaluations = charges.evaluations.get(adversary, {})

@@ -392,6 +392,9 @@ def make_workers(count: int | None, cluster: str | None, gpus: float | None) -> 
         )
     if count is None:
         return None
+    from silodp.settings import Whole
+
+    Whole().check("count", count)  # before torch is imported, which takes seconds
     from silodp.runtime.workers import Workers
 
     return Workers(count, cluster, 0.0 if gpus is None else gpus)

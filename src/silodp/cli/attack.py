@@ -57,26 +57,28 @@ def attack(
     No table is read and no model is kept. Exit status 0: nothing contradicts the promise; 1: a promise or a test of
     noise failed; 2: a mistake.
     """
-    from silodp.attack.play import play
-    from silodp.attack.targets import load_target, write_attack
-    from silodp.report.attacks import describe_result, parse_attack
-
     if adversary not in (*ADVERSARIES, "all"):
         raise SilodpError(
             f"--adversary {adversary}: name one of {', '.join(ADVERSARIES)}, or all.",
             code="argument.value",
             field="--adversary",
         )
-    target = load_target(path, set_ or ())
     if rounds is not None:
         Whole().check("rounds", rounds)
-        if rounds < target.rounds:
-            claimed = target.claimed_rounds or target.rounds
-            target = replace(target, rounds=rounds, promises=None, claimed_rounds=claimed)
-            log(
-                f"warning: {rounds} of {claimed} rounds are played, and ε is theirs: "
-                "a wrong count of rounds is not seen"
-            )
+    from silodp.attack.targets import load_target, write_attack
+
+    target = load_target(path, set_ or ())
+    # What is refused above is refused before torch is imported, which takes seconds.
+    from silodp.attack.play import play
+    from silodp.report.attacks import describe_result, parse_attack
+
+    if rounds is not None and rounds < target.rounds:
+        claimed = target.claimed_rounds or target.rounds
+        target = replace(target, rounds=rounds, promises=None, claimed_rounds=claimed)
+        log(
+            f"warning: {rounds} of {claimed} rounds are played, and ε is theirs: "
+            "a wrong count of rounds is not seen"
+        )
     asked = ADVERSARIES if adversary == "all" else (adversary,)
     result = play(target, canaries=canaries, adversaries=asked, level=level)  # type: ignore[arg-type]
     content = result.to_dict()

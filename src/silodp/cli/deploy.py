@@ -72,6 +72,8 @@ def init(
         )
 
     resolved = load_config(config, set_ or ())
+    if local:
+        resolved.dataset.check_files(resolved.arguments)
     from silodp.deploy.setup import copy_requests, draft_public, find_free_port, find_list_doubts, make_local
 
     # A local consortium is for tests, where a seed makes runs comparable. Elsewhere it gives the noise away.
@@ -235,9 +237,13 @@ def accept(
 
     A silo's policy is written then, and at the server the list of what it may run.
     """
+    from silodp.deploy.consortium import take_copy
+
+    # What is shown, accepted and later executed is this copy, whoever may write to PUBLIC meanwhile.
+    consortium = take_copy(public, folder)
+    # After what is refused without torch, whose import takes seconds.
     from silodp.deploy import acceptance
     from silodp.deploy.certificates import ExpiryWatch, describe_early_end
-    from silodp.deploy.consortium import take_copy
     from silodp.deploy.lifetime import describe_shortfall, find_shortfall
     from silodp.deploy.policy import ACCEPTED, Policy, accept_digest
     from silodp.deploy.records import load_records
@@ -250,8 +256,6 @@ def accept(
             log(f"warning: {told}")
         return sorted(name for name, left in days.items() if left < run_days)
 
-    # What is shown, accepted and later executed is this copy, whoever may write to PUBLIC meanwhile.
-    consortium = take_copy(public, folder)
     is_server = load_identity(folder, "").public == consortium.sealed.server
     _check_options(
         is_server,

@@ -79,9 +79,15 @@ def train_part(
 
     Folds and batches are drawn at random, so that two calls give two parts.
     """
-    from silodp.bundle import load
     from silodp.config.schema import parse_config
     from silodp.config.toml_values import read_toml
+
+    # Not resolved: that would run the code that a configuration may name, and DIR may come from anywhere.
+    config = parse_config({"name": "run", **read_toml(directory / "config.toml")}, directory)
+    if table is not None:
+        _check_out(out)
+    # After what is refused without torch, whose import takes seconds.
+    from silodp.bundle import load
     from silodp.report.guarantee_text import describe_epsilon
     from silodp.report.held_out import MeasuredPart, OwnParts, keep_own_parts
     from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT
@@ -89,8 +95,6 @@ def train_part(
 
     given: dict[str, Any] = {"learning_rate": learning_rate, "epochs": epochs, "batch_size": batch_size}
     local = replace(DEFAULT_LOCAL, **{name: value for name, value in given.items() if value is not None})
-    # Not resolved: that would run the code that a configuration may name, and DIR may come from anywhere.
-    config = parse_config({"name": "run", **read_toml(directory / "config.toml")}, directory)
     section, parts, lines = config.task, [], []
     records = _find_records(config, directory, table, silo, out)
     with contextlib.redirect_stdout(sys.stderr):
@@ -134,8 +138,6 @@ def recalibrate(
     from silodp.report.evaluation import find_evaluation
     from silodp.report.run_record import read_run
     from silodp.runtime.model_description import DESCRIPTION, ModelDescription
-    from silodp.training.own_part import RECALIBRATED, OwnPart
-    from silodp.wire.files import write_durably
 
     run = read_run(directory)
     if not run.guarantees["released"].private:
@@ -163,6 +165,9 @@ def recalibrate(
         )
     if silo is not None:
         fix = _find_correction(silo, decisions.silos)
+    from silodp.training.own_part import RECALIBRATED, OwnPart
+    from silodp.wire.files import write_durably
+
     described = ModelDescription.read(directory / DESCRIPTION)
     part = OwnPart.of_recalibration(described.run, described.weights, fix.scale, fix.shift, fix.limits)
     write_durably(out, part.to_bytes())
@@ -214,7 +219,6 @@ def _find_records(
     from silodp.config.resolve import load_silos, read_table_schema
 
     if table is not None:
-        _check_out(out)
         schema = read_table_schema(config)
         if schema is not None and silo is not None:
             read_silo_settings(directory, silo)  # refuses a silo that the run does not have

@@ -233,8 +233,11 @@ def compare(
 ) -> None:
     """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
     from silodp.config.resolve import load_config
+    from silodp.settings import Whole
 
     resolved = load_config(config, set_ or ())
+    Whole(what="runs per method").check("seeds", seeds)
+    resolved.dataset.check_files(resolved.arguments)
     # By their names: the core does not import what stands beside it.
     specs = load("silodp_experiments.method_specs:parse_methods")(resolved, methods)
     compare_methods = load("silodp_experiments.compare:compare_methods")
@@ -260,6 +263,7 @@ def _train(
     cohort: Path | None = None,
     workers: Workers | None = None,
 ) -> None:
+    resolved.dataset.check_files(resolved.arguments)
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():

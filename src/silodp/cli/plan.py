@@ -86,6 +86,7 @@ def plan(
     from silodp.config.resolve import load_config
 
     _refuse_unused_options(tune)
+    _check_options(target_epsilon, tune, plot)
     found = make_workers(workers, cluster, gpus_per_worker)
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
@@ -100,7 +101,7 @@ def plan(
     remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
     if tune:
         guess = records_per_person, prevalence
-        result, lines = _tune(resolved, spec, target_epsilon, guess, give_up or (), found)
+        result, lines = _tune(resolved, spec, cast(float, target_epsilon), guess, give_up or (), found)
         users_line = [remark_on_users(spec.population.users)] if assumed else []
         lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
         about = {"users_assumed": assumed, "remarks": list(remarks)}
@@ -153,25 +154,36 @@ def _refuse_unused_options(tune: bool) -> None:
         )
 
 
+def _check_options(target: float | None, tune: bool, plot: Path | None) -> None:
+    """Refuse a wrong target and a wrong picture before anything heavy is imported."""
+    from silodp.report.formatting import check_picture_path
+    from silodp.settings import Epsilon, check_value
+
+    require(
+        target is not None or not tune,
+        "--tune chooses settings for a target: give --target-epsilon.",
+        code="argument.missing",
+        field="target_epsilon",
+    )
+    if target is not None:
+        check_value("target", target, Epsilon)
+    if plot is not None:
+        check_picture_path(plot)
+
+
 def _tune(
     resolved: ResolvedRun,
     spec: RunSpec,
-    target: float | None,
+    target: float,
     guess: tuple[float, float | None],
     give_up: Sequence[str],
     workers: Workers | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Choose settings for a target ε; return the result, and its lines."""
+    import torch
+
     from silodp.planning.synthetic import SyntheticSettings
     from silodp.planning.tuning import format_tuning, tune
-
-    if target is None:
-        raise SilodpError(
-            "--tune chooses settings for a target: give --target-epsilon.",
-            code="argument.missing",
-            field="target_epsilon",
-        )
-    import torch
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
     settings = SyntheticSettings(*guess)

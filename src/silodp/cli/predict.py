@@ -91,7 +91,10 @@ def predict(
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
     # Checked before torch and the model are loaded, which takes seconds.
-    _check_out(out, table)
+    _check_paths(out, table)
+    from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+
+    ModelDescription.read(directory / DESCRIPTION)
     from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
 
@@ -148,8 +151,8 @@ def _read_dates(options: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _check_out(out: Path, table: Path) -> None:
-    """Refuse a file of another type, the table itself, and a file that exists."""
+def _check_paths(out: Path, table: Path) -> None:
+    """Refuse a missing table, and as the output a file of another type, the table itself, and a file that exists."""
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise SilodpError(
             f"--out {out}: name a file that ends in .csv or .parquet.", code="argument.value", field="--out"
@@ -162,6 +165,8 @@ def _check_out(out: Path, table: Path) -> None:
         raise SilodpError(
             f"--out {out} exists already: name another file, or remove it.", code="run.exists", field="--out"
         )
+    if not table.is_file():
+        raise SilodpError(f"there is no table {table}: check its path.", code="data.no_file", field="TABLE")
 
 
 def _write(predictions: pd.DataFrame, out: Path) -> None:

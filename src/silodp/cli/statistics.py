@@ -53,7 +53,10 @@ def statistics(
             code="argument.conflict",
             field="--users",
         )
-    resolved = derive_statistics(load_config(config, set_ or ()), epsilon)
+    resolved = load_config(config, set_ or ())
+    if not plan and write_config is None:
+        resolved.dataset.check_files(resolved.arguments)
+    resolved = derive_statistics(resolved, epsilon)
     if plan:
         result, lines = _plan(resolved, users)
     elif write_config is not None:

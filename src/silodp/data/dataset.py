@@ -178,6 +178,9 @@ class Dataset:
         # A schema of public constants would contradict values that private rows have scaled.
         return self.schema if self.argument(arguments, "normalize") in (None, "public") else None
 
+    def check_files(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse what is missing on the disk, before libraries are imported that take seconds: here nothing."""
+
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the silos, in order."""
         number = self.argument(arguments, "silos")

@@ -19,13 +19,10 @@ from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy import AUTHORITY, CERTIFICATES, IDENTITY, LOCK, TLS_KEY
-from silodp.deploy.acceptance import write_policy
 from silodp.deploy.certificates import Authority, find_certificate, hash_request_key, make_request
 from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name, is_host
 from silodp.deploy.policy import accept_digest
 from silodp.deploy.public_files import encode_json
-from silodp.deploy.records import check_index, save_records
-from silodp.deploy.silo import save_identity
 from silodp.errors import SilodpError, require
 from silodp.methods.base import supports
 from silodp.parsing import UNSOUND, parse_json
@@ -74,6 +71,8 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
         resolved = resolve(resolved.config.model_copy(update={"separate": True}))
     spec = resolved.prepare(data, resolved.build_task(data))
     if resolved.config.data["source"] == "tables":
+        from silodp.deploy.records import check_index
+
         _check_held_out(resolved, check_index(resolved, spec))
         _check_budgets(resolved, data)
     # A folder that is half written would be sent to the parties as if it were whole.
@@ -192,6 +191,8 @@ def make_keys(folder: Path, name: str, *, again: bool = False) -> Path:
         code="deploy.key",
     )
     make_private_folder(folder)
+    from silodp.deploy.silo import save_identity  # with torch: what is refused above need not wait for it
+
     # No process may use the old key while it is replaced: its answers would not verify any more.
     with hold_lock(folder / LOCK, folder):
         identity = Identity.fresh(name)
@@ -376,6 +377,9 @@ def make_local(
         port: Port of the server.
         host: Name or address of the server, as silos reach it.
     """
+    from silodp.deploy.acceptance import write_policy
+    from silodp.deploy.records import save_records
+
     data = federation.public(with_records=resolved.method.unit == "record")
     draft_public(resolved, folder / PUBLIC, data)
     (folder / REQUESTS).mkdir(parents=True)

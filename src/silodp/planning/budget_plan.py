@@ -131,7 +131,8 @@ def draw_epsilon_by_sampling(
 
     Source: rPDP-FL, Figure 6.
     """
-    from silodp.report.figures import check_picture_path, save_figure
+    from silodp.report.figures import save_figure
+    from silodp.report.formatting import check_picture_path
     from silodp.report.plots import plot_epsilon_by_sampling
 
     check_picture_path(path)

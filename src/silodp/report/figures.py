@@ -19,13 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from silodp.errors import SilodpError, name_file
+from silodp.errors import name_file
+from silodp.report.formatting import check_picture_path
 
 INK = "#1b1d22"  # text and axes; in a page replaced by the text color of the page
 MUTED = "#8a8d93"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5f3f")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
-FORMATS = ("svg", "pdf", "png")
 _LONG_LABEL = 26
 
 STYLE: Any = {
@@ -102,7 +102,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     Args:
         figure: What to draw.
-        path: The path of the file; it ends in one of `FORMATS`.
+        path: The path of the file; it ends in one of `PICTURES`.
 
     Raises:
         SilodpError: another ending.
@@ -114,16 +114,6 @@ def save_figure(figure: Figure, path: Path) -> None:
         else:
             with mpl.rc_context(STYLE):
                 figure.savefig(path, dpi=160, facecolor="white")
-
-
-def check_picture_path(path: Path) -> None:
-    """Check that a file name ends in one of `FORMATS`."""
-    if path.suffix.lower().removeprefix(".") not in FORMATS:
-        raise SilodpError(
-            f"plot = '{path}': let the file name end in .{', .'.join(FORMATS)}.",
-            code="argument.value",
-            field="plot",
-        )
 
 
 _MIN_TICKS, _MAX_TICKS = 4, 8

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.guarantee import format_epsilon
+from silodp.errors import SilodpError
 from silodp.text import format_duration, pluralize
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
 
 
-_Z_95 = 1.959963984540054
+PICTURES = ("svg", "pdf", "png")
+"""The formats of pictures, by the ends of their file names."""
+Z_95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
 
 
@@ -35,7 +38,7 @@ def as_number(value: Any) -> float | None:
 
 def find_interval(value: float, error: float, least: float = 0.0, most: float = 1.0) -> tuple[float, float]:
     """Return the 95 % interval value ± 1.96 · standard error, cut off at the least and the most that it can be."""
-    return max(value - _Z_95 * error, least), min(value + _Z_95 * error, most)
+    return max(value - Z_95 * error, least), min(value + Z_95 * error, most)
 
 
 def format_factor(epsilon: float) -> str:
@@ -182,6 +185,16 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "yaml": format_yaml,
 }
 """Filters of the templates by name."""
+
+
+def check_picture_path(path: Path) -> None:
+    """Check that a file name ends in one of `PICTURES`."""
+    if path.suffix.lower().removeprefix(".") not in PICTURES:
+        raise SilodpError(
+            f"plot = '{path}': let the file name end in .{', .'.join(PICTURES)}.",
+            code="argument.value",
+            field="plot",
+        )
 
 
 def render(template: str, **values: Any) -> str:

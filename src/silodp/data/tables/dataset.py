@@ -11,6 +11,7 @@ from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES, PublicData
 from silodp.data.tables.schema import Schema
+from silodp.errors import SilodpError
 
 
 class TableDataset(Dataset):
@@ -42,6 +43,17 @@ class TableDataset(Dataset):
         """Return the declared schema."""
         schema: Schema = arguments["schema"]
         return schema
+
+    def check_files(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse a table that is not there."""
+        files = arguments["files"]
+        for path in files.values() if isinstance(files, Mapping) else files:
+            if isinstance(path, str) and not Path(path).exists():
+                raise SilodpError(
+                    f"{path}: no such file; check the path of the table",
+                    code="data.no_file",
+                    field="data.files",
+                )
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the files' silos; those of a list are the files' stems."""
