@@ -17,6 +17,7 @@ from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import Rpdp
 from silodp.runtime.prepare import prepare_run
 from silodp.training import accuracy, cross_entropy
+from silodp.training.made_up import make_up_records
 from silodp.training.model_state import call_model
 from support.refusals import refused
 from support.sequences import TOKENS, Mixed, Recurrent, Tied, Transformer, federation, mixed, tokens
@@ -150,7 +151,7 @@ def test_a_model_with_fewer_rows_than_there_are_ids_is_refused_before_the_first_
 
 def test_made_up_records_reach_the_largest_id_of_every_column():
     public = federation(mixed(40), [4, 7]).public()
-    x, _ = public.synthetic_batch()
+    x, _ = make_up_records(public)
     assert x["numeric"].dtype == np.float32
     assert x["categories"].dtype == np.int64
     assert x["categories"].max(0).tolist() == [3, 6]

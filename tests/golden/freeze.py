@@ -79,7 +79,19 @@ PROSE = frozenset(
     ("assumptions", "not_covered", "in_words", "beyond", "warnings", "remarks", "why", "reason", "note")
 )
 NAMELESS = frozenset(
-    ("settings", "run", "starts", "finished", "out", "report", "hash", "previous", "seconds", "plot", "message")
+    (
+        "settings",
+        "run",
+        "starts",
+        "finished",
+        "out",
+        "report",
+        "hash",
+        "previous",
+        "seconds",
+        "plot",
+        "message",
+    )
 )
 
 

@@ -312,10 +312,8 @@ def _call_builder(builder: Any, name: str, given: Mapping[str, Any], seed: int |
 
 def _count_outputs(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
-    import torch
-
-    from silodp.training.model_checks import inspect_on
-    from silodp.training.model_state import call_model
+    from silodp.training.made_up import make_up_records
+    from silodp.training.model_checks import inspect_outputs
     from silodp.training.model_structure import inspect_model
     from silodp.training.task import make_tensor
 
@@ -323,10 +321,8 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     parameter = next(network.parameters())
 
     to_tensor = partial(make_tensor, device=parameter.device, dtype=parameter.dtype)
-    example = map_arrays(to_tensor, public.synthetic_batch()[0])
-    inspect_on(network, example)
-    with torch.no_grad():
-        return int(call_model(network, example)[0].numel())
+    example = map_arrays(to_tensor, make_up_records(public)[0])
+    return int(inspect_outputs(network, example)[0].numel())
 
 
 def find_loss(name: str, options: Mapping[str, Any] | None) -> Loss | nn.Module:

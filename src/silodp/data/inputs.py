@@ -8,7 +8,6 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
 from silodp.text import join_names
@@ -115,19 +114,6 @@ class Input:
         return cls(
             str(facts["name"]), tuple(facts["shape"]), tuple(found) if isinstance(found, list) else found
         )
-
-    def draw(self, count: int, random: np.random.Generator) -> NDArray[Any]:
-        """Make up (count, *shape) values: standard normal, or ids, the largest of every place among them."""
-        shape = (count, *self.shape)
-        if self.categories is None:
-            return random.standard_normal(shape, dtype=np.float32)
-        # The largest id is there, so that an embedding with too few rows fails here and not on a record.
-        largest = np.broadcast_to(np.asarray(self.categories) - 1, self.shape)
-        ids = random.integers(0, largest + 1, shape)
-        # At every other place of two records, so that no record consists of one id (such as padding) alone.
-        for record in range(min(2, count)):
-            ids[record].reshape(-1)[record::2] = largest.reshape(-1)[record::2]
-        return ids
 
 
 def describe_inputs(x: Any, categories: Categories) -> tuple[Input, ...]:

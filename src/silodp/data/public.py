@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.inputs import CODES, NUMERIC, Input, NamedArrays
+from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.errors import SilodpError
 
 ASSUMED_USERS = 1000
@@ -170,42 +170,6 @@ class PublicData:
             if one.categories is not None
         }
         return found if len(found) > 1 else next(iter(found.values()), None)
-
-    def synthetic_batch(self, count: int = 4) -> tuple[Any, NDArray[Any]]:
-        """Make up records of the right shape, to try a model and a loss on.
-
-        What breaks a model must not depend on anyone's record, so it is tried on these first.
-
-        Args:
-            count: number of records, at least 2.
-
-        Returns:
-            x (count, *record_shape) float32, standard normal with a fixed seed, or arrays like those of the silos with
-            ids out of the public categories; y of the federation's kind: neighbors differ, and the first and the last
-            class are among them. Where places have classes, one place of the second record has none.
-        """
-        random = np.random.default_rng(0)
-        arrays = {one.name: one.draw(count, random) for one in self.inputs or (Input("", self.record_shape),)}
-        x = arrays[""] if list(arrays) == [""] else NamedArrays(arrays)
-        if self.labels == "survival":
-            # One censored record, so that a survival loss meets both kinds.
-            y: NDArray[Any] = np.stack([np.arange(count) != 1, np.arange(count) + 1], axis=1)
-            return x, y.astype(np.float32)
-        if self.labels == "classes":
-            classes = self.classes or 2
-            # The first and the last class: a model with too few outputs fails on the last one.
-            distinct = np.linspace(0, classes - 1, min(count, classes)).round().astype(np.int64)
-            if not self.label_shape:
-                return x, np.resize(distinct, count)
-            # Shifted from record to record: places and neighbors differ.
-            shifted = np.add.outer(np.arange(count), np.arange(math.prod(self.label_shape)))
-            found = distinct[shifted % len(distinct)]
-            found[1, -1] = UNLABELED  # of private records nobody knows whether they have such places
-            return x, found.reshape(count, *self.label_shape)
-        if self.labels == "multilabel":
-            return x, (np.add.outer(np.arange(count), np.arange(self.targets or 2)) % 2).astype(np.float32)
-        numbers = np.linspace(0, 1, count, dtype=np.float32)
-        return x, numbers if self.targets is None else np.stack([numbers] * self.targets, axis=1)
 
 
 def digest_user_index(

@@ -9,8 +9,8 @@ Blocks follow from public settings alone, so the bits of a model do not depend o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -21,10 +21,18 @@ from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.silo_data import SiloData
-from silodp.mechanisms.clipping import ClippedRows, ClippedRowStream, LocallyNoisedUpdate, RowBlocks, Update
+from silodp.mechanisms.clipping import (
+    ClippedRows,
+    ClippedRowStream,
+    LocallyNoisedUpdate,
+    MultiStepUpdate,
+    RowBlocks,
+    Update,
+)
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext, Method, supports
 from silodp.methods.roles import FederationSize, MethodState
+from silodp.training.made_up import make_up_records
 from silodp.training.task import Task
 
 T = TypeVar("T")
@@ -98,20 +106,24 @@ class LocalRecords:
 
     def __init__(self, data: SiloData, task: Task, spec: RunSpec) -> None:
         self._task, self._spec, self._place = task, spec, spec.names.index(data.name)
-        task.use_examples(*spec.data.synthetic_batch())  # also in a process that did not prepare the run
+        task.use_examples(*make_up_records(spec.data))  # also in a process that did not prepare the run
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         self._budget = None if data.budget is None else torch.from_numpy(data.budget)
 
     def compute(self, release: Release, block: Block | None) -> Update:
-        """Return the update of a block of persons; None: of all."""
+        """Return the update of a block of persons; None: of all.
+
+        Raises:
+            SilodpError: the model, the loss or a metric has changed; also while rows are read (model.running_state).
+        """
         chosen, randomness = torch.from_numpy(release.admitted), release.randomness
         if block is not None:
             chosen = chosen & (self._user >= block.first) & (self._user < block.end)
             randomness = randomness.child("block", block.place)
         # A slice where all records take part: indices would copy them in every round.
         records: Any = slice(None) if bool(chosen.all()) else chosen.nonzero().squeeze(1)
-        return self._spec.method.local_update(
+        update = self._spec.method.local_update(
             LocalContext(
                 task=self._task,
                 params=torch.from_numpy(release.params).to(self._task.device),
@@ -129,6 +141,28 @@ class LocalRecords:
                 separate=self._spec.separate,
             )
         )
+        # Nothing of an update leaves a silo before one person's records are known to have changed nothing for others.
+        self._task.refuse_changes()
+        if isinstance(update, ClippedRowStream):
+            return replace(update, chunks=self._watch(update.chunks))
+        return (
+            replace(update, steps=self._watch_steps(update.steps))
+            if isinstance(update, MultiStepUpdate)
+            else update
+        )
+
+    def _watch(self, chunks: Iterable[ClippedRows]) -> Iterator[ClippedRows]:
+        for chunk in chunks:
+            self._task.refuse_changes()
+            yield chunk
+            del chunk  # only the caller holds its rows now
+
+    def _watch_steps(
+        self, steps: Generator[ClippedRowStream, Tensor, None]
+    ) -> Generator[ClippedRowStream, Tensor, None]:
+        yield from steps
+        # What the silo sends is the sum over all steps.
+        self._task.refuse_changes()
 
     def run(
         self, release: Release, blocks: Sequence[Block | None], function: Callable[[Update], T]

@@ -362,6 +362,7 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
             model.*).
     """
     from silodp.training.losses import suggest_class_loss, suggest_loss
+    from silodp.training.made_up import make_up_records
     from silodp.training.task import Task
 
     check_type("task", task, Task, "Task(model, loss, metrics)")
@@ -390,9 +391,10 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
             field="task.loss",
         )
     # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
-    x, y = task.tensors(*data.synthetic_batch())
+    x, y = task.tensors(*make_up_records(data))
     task.use_examples(x, y)
-    task.check(x, y, classes=data.classes)
+    local = getattr(method, "local", None)
+    task.check(x, y, data.classes, longest=None if local is None else local.batch_size)
     if evaluation is not None and evaluation.across == "sums":
         from silodp.aggregators.evaluation import choose_table
 

@@ -1,10 +1,12 @@
-"""Checks that run a model and a loss on examples: each record's gradient is a function of that record alone.
+"""Checks that run a copy of a model on an example, before it is trained: what it returns, and what it must not do.
 
-User-level clipping bounds a user's influence only if no layer mixes the records of a batch.
+See `model_probe` for whether records mix, and whether gradients are those of autograd.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,52 +21,51 @@ from silodp.text import describe_exception, join_names
 from silodp.training import model_state
 from silodp.training.losses import Loss, loss_error
 from silodp.training.model_structure import RefuseLookups, describe_layer
+from silodp.training.snapshots import Snapshot, are_same
 
-# How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
-# sum in another order, which moves outputs by far less than layers that mix.
+# How far a loss or its gradient may move, relative to the largest: kernels may sum in another order.
 _TOLERANCE = 1e-4
 _MAX_DRAWS = 10  # runs of random layers, until every parameter has had a gradient
-_EXAMPLES = 8  # so many records are enough to see that records mix
-# Rows that are added to a batch, to see whether anything depends on them.
+_EXAMPLES = 8  # records of an example that are looked at
+# Rows that are added to a batch, to see whether a loss depends on them.
 _PADDINGS = (1, 3)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+_log = logging.getLogger(__name__)
 
 
-def inspect_on(model: nn.Module, example: Any) -> None:
-    """Check a model on an example: no records mixed, no state changed, outputs finite.
-
-    One record of a batch is replaced, and then rows of padding are added; outputs of the others must not move, in train
-    and in eval mode. One record alone must give an output of the same shape.
+def inspect_outputs(model: nn.Module, example: Any) -> Tensor:
+    """Check a copy of a model on an example: one row per record, finite, nothing written into inputs or kept.
 
     Args:
-        model: The model; it is left in the mode and state that it came with.
+        model: The model; it is left as it came.
         example: The records (n, ...), n ≥ 1, a tensor or `NamedArrays`.
+
+    Returns:
+        The outputs in eval mode, of at least three records.
 
     Raises:
         SilodpError: the model fails one of these, or raises.
     """
     if len(example) == 0:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
-    batch = example[:_EXAMPLES] if len(example) >= 3 else example[[0, 0, 0]]
-    changed = map_arrays(_replace_record, batch)
-    state = model_state.take_snapshot(model)
-    # A model that changes its own state is refused, and must be left as it came all the same.
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    kept = [tensor.clone() for tensor in tensors]
-    try:
-        for mode in (True, False):
-            with model_state.keep_modes(model):
-                model_state.set_mode(model, mode)
-                before = _run_layers(model, batch)
-                model_state.refuse_changes(model, state)
-                _inspect_runs(model, batch, before, _run_layers(model, changed))
-                _inspect_one_record(model, batch, before[""])
-                _inspect_padding(model, batch, before)
-                model_state.refuse_changes(model, state)
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, kept, strict=True):
-                if not model_state.are_equal(tensor, value):
-                    tensor.copy_(value)
+    model = model_state.copy_model(model)
+    batch = take_records(example, min(max(3, len(example)), _EXAMPLES))
+    for mode in (True, False):
+        with model_state.keep_modes(model):
+            model_state.set_mode(model, mode)
+            held = Snapshot({"model": model})
+            outputs = run_layers(model, batch)[""]
+            held.refuse_changes()
+            _inspect_rows(batch, outputs)
+            _inspect_norms(model, batch, warns=mode)
+            _inspect_one_record(model, batch, outputs)
+            held.refuse_changes()
+    return outputs
+
+
+def take_records(x: Any, count: int, first: int = 0) -> Any:
+    """Return a copy of so many records from one on; behind the last one comes the first."""
+    return x[(torch.arange(first, first + count) % len(x)).tolist()]
 
 
 def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int | None = None) -> None:
@@ -110,6 +111,20 @@ def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int |
             "record a loss of its own, or leave records of mask 0 out of every sum, mean and count",
             "loss.counts_masked_records",
         )
+    _inspect_labels(loss, outputs, y)
+
+
+def _inspect_labels(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Check the loss of one record with each kind of label, and of three: what fails must not depend on records."""
+    for place in range(min(len(y), _EXAMPLES)):
+        for rows in ([place], [place] * 3):
+            value = _compute_repeatably(loss, outputs[rows], y[rows], outputs.new_ones(len(rows)))
+            if not value.requires_grad:
+                raise loss_error(
+                    f"the loss '{loss.name}' has no gradient with respect to the model's outputs for a person whose "
+                    "records have some one label: return outputs.sum() * 0 where there is nothing to learn",
+                    "loss.no_gradient",
+                )
 
 
 def inspect_parameters(model: nn.Module, x: Any) -> None:
@@ -196,51 +211,28 @@ def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tens
         return loss.compute(outputs, targets, mask)
 
 
-def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-    """Check outputs on a batch, and that replacing its second record moved no other's."""
-    final = before[""]
-    if final.dim() == 0 or final.shape[0] != len(batch):
+def _inspect_rows(batch: Any, outputs: Tensor) -> None:
+    """Check that outputs are one finite row per record."""
+    if outputs.dim() == 0 or outputs.shape[0] != len(batch):
         raise model_state.model_error(
-            f"the model turns {len(batch)} records into an output of shape {tuple(final.shape)}: "
+            f"the model turns {len(batch)} records into an output of shape {tuple(outputs.shape)}: "
             "it must give one row per record",
             "model.output_shape",
         )
-    if (
-        all(torch.isfinite(part).all() for part in list_arrays(batch).values())
-        and not torch.isfinite(final).all()
-    ):
+    is_finite = all(torch.isfinite(part).all() for part in list_arrays(batch).values())
+    if is_finite and not torch.isfinite(outputs).all():
         raise model_state.model_error(
             "the model gives outputs that are not finite on a finite example (before a run, standard normal numbers "
             "are made up, also negative ones): scale the inputs, and bound them where a function needs it, for example "
             "x.clamp(min=1e-6) before a logarithm",
             "model.not_finite",
         )
-    # The second record was replaced: all others must not notice.
-    others = [i for i in range(len(batch)) if i != 1]
-    if not _have_moved(final, after[""], others):
-        return
-    name = _find_layer(before, after, others)
-    remedy = "use a layer that works on each record alone" if name else "work on each record alone"
-    if name and getattr(model.get_submodule(name), "batch_first", True) is False:
-        remedy = "set batch_first=True, because here the first dimension of its inputs is the record"
-    raise model_state.model_error(
-        f"{_describe_place(model, name)} mixes the records of a batch, so one person's records change another's "
-        f"gradient: {remedy}",
-        "model.mixes_records",
-    )
-
-
-def _describe_place(model: nn.Module, name: str) -> str:
-    """Return how messages call a layer, or with '' the code of the model between its layers."""
-    return (
-        describe_layer(name, model.get_submodule(name)) if name else f"the forward of {type(model).__name__}"
-    )
 
 
 def _inspect_one_record(model: nn.Module, batch: Any, outputs: Tensor) -> None:
     """Refuse outputs of another shape where a batch has one record, as a person may have: squeeze() drops its row."""
     # By a list of places, so that the dimension of records stays.
-    alone = _run_layers(model, batch[[0]])[""]
+    alone = run_layers(model, batch[[0]])[""]
     if alone.shape != (1, *outputs.shape[1:]):
         raise model_state.model_error(
             f"the model turns {len(batch)} records into outputs of shape {tuple(outputs.shape)}, and one record into "
@@ -249,68 +241,73 @@ def _inspect_one_record(model: nn.Module, batch: Any, outputs: Tensor) -> None:
         )
 
 
-def _find_layer(before: dict[str, Tensor], after: dict[str, Tensor], rows: list[int]) -> str:
-    """Return the innermost layer, first in order of execution, whose outputs of some rows have moved; '' for none."""
-    for name, output in before.items():
-        if name and len(output) > max(rows) and _have_moved(output, after[name], rows):
-            return name
-    return ""
+def _inspect_norms(model: nn.Module, batch: Any, warns: bool) -> None:
+    """Refuse layers that normalize single numbers, which are then the same for all records; warn of pairs."""
+    found: dict[str, int] = {}
 
+    def note(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            numbers = _count_normalized(layer, inputs[0])
+            found[name] = min(found.get(name, numbers), numbers)
 
-def _inspect_padding(model: nn.Module, batch: Any, outputs: dict[str, Tensor]) -> None:
-    """Refuse outputs that depend on how many rows a batch has: users train side by side, padded to the longest."""
-    real = list(range(len(batch)))
-    for rows in (real + [0] * count for count in _PADDINGS):
-        padded = batch[rows]
-        before, after = outputs, _run_layers(model, padded)
-        if _have_moved(before[""], after[""], real) and _is_random(model, batch):
-            # Another number of rows draws other random numbers: compare without dropout, if that leaves none.
-            with model_state.keep_modes(model):
-                for layer in model.modules():
-                    if isinstance(layer, nn.modules.dropout._DropoutNd):
-                        layer.training = False
-                before, after = _run_layers(model, batch), _run_layers(model, padded)
-                if _is_random(model, batch):
-                    continue
-        if _have_moved(before[""], after[""], real):
-            name = _find_layer(before, after, real)
+    norms = {name: layer for name, layer in model.named_modules() if isinstance(layer, _NORMS)}
+    if not norms:
+        return
+    with ExitStack() as hooks:
+        for name, layer in norms.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(note, name)))
+        run_layers(model, batch)
+    for name, numbers in found.items():
+        where = describe_layer(name, norms[name])
+        if numbers == 1:
             raise model_state.model_error(
-                f"the outputs of {_describe_place(model, name)} change with the number of rows in a batch, which is "
-                "padded to the longest of other persons: work on each record alone, without the length of the batch",
-                "model.mixes_records",
+                f"{where} normalizes every number by itself, so its outputs are the same for all records: normalize "
+                "over more numbers (fewer groups, or a wider layer before it), or leave it out",
+                "model.ignores_inputs",
+            )
+        if numbers == 2 and warns:
+            _log.warning(
+                "%s normalizes pairs of numbers, of which only the sign of their difference is left: normalize over "
+                "more numbers (fewer groups, or a wider layer before it)",
+                where,
             )
 
 
-def _is_random(model: nn.Module, batch: Any) -> bool:
-    """Return whether outputs differ with the random numbers, as with dropout."""
-    first, second = (_run_layers(model, batch, seed)[""] for seed in (0, 1))
-    return not torch.equal(first.nan_to_num(), second.nan_to_num())
+def _count_normalized(layer: nn.Module, x: Tensor) -> int:
+    """Return over how many numbers a layer takes each mean."""
+    if isinstance(layer, nn.LayerNorm):
+        return math.prod(layer.normalized_shape)
+    numbers = math.prod(x.shape[2:])
+    return numbers * (x.shape[1] // layer.num_groups) if isinstance(layer, nn.GroupNorm) else numbers
 
 
-def _have_moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
-    """Return whether these rows differ; `after` may have more rows, of padding."""
-    if before.shape[1:] != after.shape[1:] or len(after) < len(before):
-        return True
-    scale = before.abs().max().clamp(min=1e-12)  # outputs that are all 0 have no scale
-    return bool(((before[rows] - after[rows]).abs().max() > _TOLERANCE * scale).item())
+def run_layers(model: nn.Module, batch: Any, entered: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call.
 
+    Args:
+        model: The model.
+        batch: The records.
+        entered: Gets the floating inputs of layers by name.
 
-def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor]:
-    """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
+    Raises:
+        SilodpError: the model raises, writes into its inputs, or returns something else than a tensor.
+    """
     found: dict[str, Tensor] = {}
     # Embeddings that have begun and not ended, with their ids: whatever the model raises then comes from the first one.
     unfinished: list[tuple[str, nn.Module, Tensor]] = []
 
-    def keep(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
-        first = output[0] if isinstance(output, tuple) and output else output
-        if isinstance(first, Tensor) and first.is_floating_point() and first.dim() > 0:
-            found[name] = first.detach()
+    def keep(name: str, _module: nn.Module, inputs: object, output: object) -> None:
+        for values, kept in ((output, found), (inputs, {} if entered is None else entered)):
+            first = values[0] if isinstance(values, tuple) and values else values
+            if isinstance(first, Tensor) and first.is_floating_point() and first.dim() > 0:
+                kept[name] = first.detach().clone()  # a later layer may write into it
 
     def begin(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         unfinished.append((name, layer, inputs[0] if inputs else torch.zeros(0)))
 
     device = next(iter(list_arrays(batch).values())).device
-    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), model_state.seed_torch(device, seed):
+    given = map_arrays(torch.clone, batch)
+    with ExitStack() as hooks, RefuseLookups(), torch.no_grad(), model_state.seed_torch(device, 0):
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(module.register_forward_hook(partial(keep, name)))
@@ -318,12 +315,18 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                 hooks.enter_context(module.register_forward_pre_hook(partial(begin, name)))
                 hooks.enter_context(module.register_forward_hook(lambda *_: unfinished.clear()))
         try:
-            final = model_state.call_model(model, batch)
+            final = model_state.call_model(model, given)
         except SilodpError:
             raise
         except (Exception, SystemExit) as problem:
             refusal = _refuse_lookup(*unfinished[0], list_arrays(batch)) if unfinished else None
             raise refusal or _describe_failed_run(batch, problem) from problem
+    if not are_same(list_arrays(given), list_arrays(batch)):
+        raise model_state.model_error(
+            f"the forward of {type(model).__name__} writes into its inputs, which are a silo's records: work on a copy "
+            "(x = x.clone(), or x * 2 in place of x.mul_(2), and inplace=False in the first layer)",
+            "model.writes_inputs",
+        )
     if not isinstance(final, Tensor):
         raise model_state.model_error(
             f"the model must return one tensor, not {type(final).__name__}: {_suggest_output(final)}",
@@ -379,18 +382,3 @@ def _refuse_lookup(
         "(categories): set num_embeddings to at least that number",
         "data.categories",
     )
-
-
-def _replace_record(batch: Tensor) -> Tensor:
-    """Return the batch with another second record: a distant one, or other ids among those seen."""
-    changed = batch.clone()
-    if batch.is_floating_point():
-        generator = torch.Generator().manual_seed(1)
-        noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
-        # At the scale of the largest value, so that a layer that mixes records moves the others visibly.
-        changed[1] = batch[1] + (1 + batch.abs().max().nan_to_num(0, 0)) * noise
-    else:
-        # At every place an id that another record has there, and this one has not, if there is one.
-        other = (batch != batch[1]).int().argmax(0, keepdim=True)
-        changed[1] = batch.gather(0, other)[0]
-    return changed

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Number
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,11 +18,7 @@ from silodp.data.inputs import NamedArrays
 from silodp.errors import SilodpError
 from silodp.text import first_line
 from silodp.training.losses import describe_raised
-
-# Attributes of every module that are not compared: the mode, and the dictionaries of parameters, buffers and modules,
-# whose contents are compared by name.
-_OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
-_SCALARS = Number | str | bytes | np.generic | None
+from silodp.training.snapshots import view_bytes
 
 
 def model_error(message: str, code: str) -> SilodpError:
@@ -127,93 +120,13 @@ def copy_model(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Mod
         ) from error
 
 
-def take_snapshot(model: nn.Module) -> dict[str, object]:
-    """Return copies of all that a model holds, by name: parameters, buffers, and attributes of its modules.
-
-    Of attributes these are numbers, texts, tensors and arrays, also in lists, mappings and plain objects.
-    """
-    found: dict[str, object] = {}
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        tensors = {**module._parameters, **module._buffers}
-        # torch.func replaces the list of a recurrent layer's parameters; they are compared by name.
-        left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
-        attributes = {key: value for key, value in vars(module).items() if key not in left}
-        for key, value in (tensors | attributes).items():
-            _collect(f"{name}.{key}".lstrip("."), value, found, seen)
-    return found
-
-
-def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
-    """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
-    if isinstance(value, Tensor):
-        found[name] = value.detach().clone()
-        return
-    if isinstance(value, np.ndarray):
-        found[name] = value.tobytes()
-        return
-    parts: Iterable[tuple[object, object]] = ()
-    if isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, list | tuple | deque | set | frozenset):
-        parts = list(enumerate(value))
-    elif not isinstance(value, nn.Module | type | ModuleType | logging.Logger) and not callable(value):
-        is_torchs = type(value).__module__.partition(".")[0] == "torch"
-        parts = () if is_torchs else getattr(value, "__dict__", {}).items()
-    is_plain = isinstance(value, _SCALARS | list | tuple | deque | set | frozenset | dict)
-    if is_plain and all(isinstance(part, _SCALARS) for _, part in parts):  # a vocabulary is long
-        found[name] = repr(value)
-        return
-    # Of other objects the type must stay, and their attributes are looked into, each object once.
-    found[name] = type(value)
-    if id(value) not in seen:
-        seen.add(id(value))
-        for key, part in parts:
-            _collect(f"{name}.{key}", part, found, seen)
-
-
-def refuse_changes(model: nn.Module, before: Mapping[str, object]) -> None:
-    """Refuse a model that is not as it was when the snapshot `before` was taken.
-
-    Raises:
-        SilodpError: its name says what has changed (code model.running_state).
-    """
-    after = take_snapshot(model)
-    for name in [*before, *(after.keys() - before.keys())]:
-        if not are_equal(before.get(name), after.get(name)):
-            raise model_error(
-                f"running the model changes its state '{name}', which no noise protects: "
-                "use a layer without running state instead, and compute constants when the model is built",
-                "model.running_state",
-            )
-
-
-def are_equal(a: object, b: object) -> bool:
-    """Return whether two values of a snapshot are the same, tensors bit by bit (a NaN is equal to itself)."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_view_bytes(a), _view_bytes(b))
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
-
-
-def has_tensor_attributes(model: nn.Module) -> bool:
-    """Return whether a module holds a tensor or an array that is neither a parameter nor a buffer."""
-    named = {
-        f"{name}.{key}".lstrip(".")
-        for name, module in model.named_modules()
-        for key in (*module._parameters, *module._buffers)
-    }
-    return any(
-        isinstance(value, Tensor | bytes) for name, value in take_snapshot(model).items() if name not in named
-    )
-
-
 def list_numeric_attributes(model: nn.Module) -> dict[str, Tensor]:
     """Return the numbers that modules of a user's classes hold as plain attributes, by name, as tensors.
 
     These are numbers, tensors, arrays, and lists and tuples of numbers. Modules of torch show theirs in their text, as
     does a class derived from one, and objects and texts may differ between machines (paths, versions of libraries).
     """
-    known = {*vars(nn.Module()), *_OF_MODULES, "_flat_weights"}
+    known = {*vars(nn.Module()), "_flat_weights"}
     found = {}
     for name, module in model.named_modules():
         shown = {*known, *getattr(module, "__constants__", ())}
@@ -285,15 +198,7 @@ def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
         except TypeError:  # numpy has no such type, for example bfloat16
             dtype = str(value.dtype)
         hasher.update(f"{name} {tuple(value.shape)} {dtype}".encode())
-        hasher.update(_view_bytes(value).cpu().numpy().tobytes())
+        hasher.update(view_bytes(value).cpu().numpy().tobytes())
     for text in more:
         hasher.update(text.encode())
     return hasher.hexdigest()
-
-
-def _view_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes (n,) of the elements of a tensor of any data type; a meta tensor has none."""
-    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
-    if dense.is_meta:
-        return torch.zeros(0, dtype=torch.uint8)
-    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -36,9 +36,9 @@ def inspect_model(model: nn.Module) -> None:
     """Check all that can be seen of a model without running it.
 
     Raises:
-        SilodpError: batch statistics, an embedding that changes its weights, a module of torch.jit, no trainable
-            parameters, parameters that are not all float32 or all float64 on one device, memory that two parameters
-            share, or a state that is not a tensor.
+        SilodpError: batch statistics, an observer of records, an embedding that changes its weights, a hook of a
+            parameter, a module of torch.jit, no trainable parameters, parameters that are not all float32 or all
+            float64 on one device, memory that two parameters share, or a state that is not a tensor.
     """
     for name, module in model.named_modules():
         where = describe_layer(name, module)
@@ -69,6 +69,20 @@ def inspect_model(model: nn.Module) -> None:
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _refuse_lookup_options(where, {option: getattr(module, option) for option in _LOOKUP_OPTIONS})
+        if _is_observer(module):
+            raise model_error(
+                f"{where} keeps the range of the records that it has seen, which no noise protects: quantize the model "
+                "after training, and train without torch.ao.quantization",
+                "model.running_state",
+            )
+        for key, parameter in module.named_parameters(recurse=False):
+            # A copy of the model would be without them.
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise model_error(
+                    f"parameter '{key}' of {where} has a hook, which changes its gradient in plain training alone: "
+                    "write what it does into the forward (a mask: weight * mask), or freeze the parameter",
+                    "model.gradient_differs",
+                )
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
             raise model_error(
                 f"{where} has no shape yet: run the model once on an example before building the task",
@@ -83,8 +97,14 @@ def inspect_model(model: nn.Module) -> None:
     kinds = {(p.dtype, p.device) for p in model.parameters()}
     if len(kinds) > 1 or trainable[0].dtype not in (torch.float32, torch.float64):
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        remedy = ""
+        if any(dtype.is_complex for dtype, _ in kinds):
+            remedy = (
+                ": hold real and imaginary parts in one real parameter (torch.view_as_complex in the forward)"
+            )
         raise model_error(
-            f"parameters must all be float32, or all float64, on one device, not {found}", "model.dtype"
+            f"parameters must all be float32, or all float64, on one device, not {found}{remedy}",
+            "model.dtype",
         )
     # Last: a lazy module has no memory to look at before it is run.
     _inspect_state(model)
@@ -103,6 +123,15 @@ def _find_wrapper(module: nn.Module) -> tuple[str, str] | None:
     if type(module).__module__.startswith("torch._dynamo"):
         return "torch.compile", "model._orig_mod, or what torch.compile was given"
     return None
+
+
+def _is_observer(module: nn.Module) -> bool:
+    """Return whether a module belongs to torch's quantization in training, which observes what it is given."""
+    names = {one.__module__ for one in type(module).__mro__}
+    return any(
+        name.startswith(("torch.ao.quantization", "torch.ao.nn.qat", "torch.ao.nn.intrinsic.qat"))
+        for name in names
+    )
 
 
 def _refuse_lookup_options(where: str, options: Mapping[str, Any]) -> None:

@@ -113,7 +113,8 @@ def mlp(
     Args:
         features: The number of features of a record.
         classes: The logits of the last layer. With None, `outputs` decides.
-        width: The width of every hidden layer, a multiple of `groups`.
+        width: The width of every hidden layer, a multiple of `groups` and at least three times as much: of pairs of
+            numbers, GroupNorm leaves a sign, and of single ones nothing.
         layers: The number of hidden layers.
         groups: The groups of GroupNorm.
         outputs: The outputs without classes: one number or log hazard, or as many as a record has labels.
@@ -122,11 +123,18 @@ def mlp(
         The model; with the defaults it has 5,012 parameters.
 
     Raises:
-        SilodpError: a width that is not a multiple of `groups`, or a number below 1.
+        SilodpError: a width that is not such a multiple of `groups`, or a number below 1.
 
     Source: ULDP-FL (Kato et al. 2024), section 5.1.1, "Creditcard".
     """
     _check_multiple(width, "groups", groups)
+    if width < 3 * groups:
+        raise SilodpError(
+            f"width {width} gives each group {width // groups} numbers, of which GroupNorm leaves a sign or nothing: "
+            f"take groups = 1, or a width of at least {3 * groups}",
+            code="argument.value",
+            field="width",
+        )
     sizes = [features] + [width] * _check_min("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):

@@ -21,6 +21,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays, map_arrays
 from silodp.training import model_state
 from silodp.training.record_layers import ATTENDS, LAYERS, has_hooks, is_plain, takes_records
+from silodp.training.snapshots import Snapshot, are_same
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -114,13 +115,13 @@ def _prove(model: nn.Module, x: Any) -> bool:
     device = tensors[0].device
     try:
         copied = model_state.copy_model(model)
-        before = model_state.take_snapshot(copied)
+        before = Snapshot({"model": copied})
         with model_state.seed_torch(device, 0):
             for mode in (True, False):
                 model_state.set_mode(copied, mode)
                 with torch.set_grad_enabled(mode):
                     _prove_mode(copied, x)
-                model_state.refuse_changes(copied, before)
+                before.refuse_changes()
     except Exception:  # whatever torch or the model raises on placeholders, nothing is proven
         return False
     return True
@@ -135,7 +136,7 @@ def _prove_mode(model: nn.Module, x: Any) -> None:
     constants = (
         [node.meta["values"][0] for node in one.nodes if node.op == "get_attr"] for one in (first, second)
     )
-    if str(first) != str(second) or not all(map(model_state.are_equal, *constants)):
+    if str(first) != str(second) or not all(map(are_same, *constants)):
         raise _NotProven("two traces differ")
     device = next(model.parameters()).device
     for count in _COMPARED:

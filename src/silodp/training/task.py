@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,18 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from silodp.accounting.views import Unit
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
 from silodp.training import model_state
-from silodp.training.examples import make_up_inputs, make_up_labels, repeat_examples
 from silodp.training.gradients import select_gradient
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, copy_loss, describe_raised
+from silodp.training.made_up import make_up_inputs_like, make_up_labels_like, repeat_examples
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import inspect_loss, inspect_on, inspect_parameters
+from silodp.training.model_checks import inspect_loss, inspect_outputs, inspect_parameters
+from silodp.training.model_probe import Probe
 from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
+from silodp.training.snapshots import Snapshot
 
 Built = TypeVar("Built")
 Call = Callable[[nn.Module, Any], Any]
@@ -94,6 +98,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._buffers = {name for name, _ in self.model.named_buffers()}
         self._caller = _Caller(self.model)
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self._has_stated_start = pretrained is True
@@ -101,6 +106,30 @@ class Task:
         self.engine = LruCache(_MAX_CACHED)  # measurements and traces of this model's steps
         self._examples: tuple[Any, Tensor] | None = None
         self._untouched_loss = copy_loss(self.loss)  # as `_released`
+        self._held = self._take_snapshot()
+
+    def _take_snapshot(self) -> Snapshot:
+        metrics = {f"metric '{name}'": metric for name, metric in self.metrics.items()}
+        return Snapshot({"model": self.model, f"loss '{self.loss.name}'": self.loss.function, **metrics})
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.refuse_changes()
+        return {name: value for name, value in vars(self).items() if name != "_held"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._held = self._take_snapshot()
+
+    def refuse_changes(self) -> None:
+        """Refuse a model, loss or metric that holds something else than when the task was made.
+
+        What it took from one record would act on others, and no noise protects it. Once that was seen, the task is of
+        no use any more.
+
+        Raises:
+            SilodpError: the message says what has changed (code model.running_state).
+        """
+        self._held.refuse_changes()
 
     @property
     def size(self) -> int:
@@ -128,14 +157,17 @@ class Task:
         # A single number is mostly a rate of dropout or a scale.
         numbers = model_state.list_numeric_attributes(self.model).values()
         has_numbers = any(one.is_floating_point() and one.numel() > 1 for one in numbers)
-        kept = self.is_pretrained or bool(self._constants) or has_numbers
-        return kept or model_state.has_tensor_attributes(self.model) or _keeps_parameters(self.model)
+        listed = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        # Tensors and arrays that are neither parameters nor buffers.
+        has_others = any(root == "model" and id(array) not in listed for root, array in self._held.arrays)
+        kept = self.is_pretrained or bool(self._constants) or has_numbers or has_others
+        return kept or _keeps_parameters(self.model)
 
     @property
     def has_other_code(self) -> bool:
         """Whether the model, the loss or a metric is code that came neither with silodp nor with torch."""
         code: list[object] = [self.loss.function, *self.metrics.values()]
-        for module in self.model.modules():
+        for module in self._held.modules:
             hooks = (f"_{when}_{kind}" for when in ("forward", "backward") for kind in ("hooks", "pre_hooks"))
             if "forward" in vars(module) or any(vars(module)[hook] for hook in hooks):
                 return True
@@ -186,6 +218,8 @@ class Task:
     def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
         """Return what a function returns while the model carries the given parameters, one tensor per name."""
         values = dict(zip(self.names, params, strict=True)) | self._constants
+        # A copy for every call: what a model writes into a buffer is lost, and reaches no other person or record.
+        values |= {name: values[name].clone() for name in self._buffers}
         places = {place: values[name] for place, name in self._places.items()}
         # With tie_weights, torch sets a module with two names twice and puts back what it set first.
         return functional_call(self._caller, places, (function,), tie_weights=False)
@@ -227,7 +261,7 @@ class Task:
         """
         if self._examples is not None and get_kind(self._examples[1]) == get_kind(y):
             return self.list_example_inputs(x), self._examples[1]
-        return self.list_example_inputs(x), make_up_labels(y)
+        return self.list_example_inputs(x), make_up_labels_like(y)
 
     def list_example_inputs(self, x: Any) -> Any:
         """Return the inputs of `list_examples`."""
@@ -236,7 +270,7 @@ class Task:
         return self.engine.get(("examples", get_kind(x)), lambda: self._make_up_inputs(x))
 
     def _make_up_inputs(self, x: Any) -> Any:
-        model, made = self.load(self.flatten(self.model)), map_arrays(make_up_inputs, x)
+        model, made = self.load(self.flatten(self.model)), map_arrays(make_up_inputs_like, x)
         try:
             compute_outputs_at_once(model, made)
         except SilodpError:  # there may be one id alone
@@ -271,6 +305,18 @@ class Task:
                 named[name].copy_(value)
         return model.eval()
 
+    @contextmanager
+    def run_loaded(self, params: Tensor) -> Iterator[nn.Module]:
+        """Yield the model of `load`, and refuse it where running it has changed it.
+
+        Raises:
+            SilodpError: one record acts on the outputs of others through what has changed (code model.running_state).
+        """
+        model = self.load(params)
+        held = Snapshot({"model": model})
+        yield model
+        held.refuse_changes()
+
     def evaluate(self, params: Tensor, x: Any, y: Any) -> dict[str, float]:
         """Measure loss and metrics on records x (n, ...), y (n, ...), in eval mode.
 
@@ -297,33 +343,45 @@ class Task:
         Raises:
             SilodpError: the model raised.
         """
-        return compute_outputs(self.load(params), inputs, self.list_example_inputs(inputs))
+        with self.run_loaded(params) as model:
+            return compute_outputs(model, inputs, self.list_example_inputs(inputs))
 
-    def check(self, example_x: Any, example_y: Any = None, classes: int | None = None) -> None:
+    def check(
+        self, example_x: Any, example_y: Any = None, classes: int | None = None, longest: int | None = None
+    ) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
-        Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
+        Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call, and
+        what copies of the model kept of them is gone at its end.
 
         Args:
             example_x: Records (n, ...), n ≥ 1.
-            example_y: The labels (n, ...) of n ≥ 3 records; None leaves the loss unchecked.
+            example_y: The labels (n, ...) of n ≥ 3 records, with every kind of label; None leaves the loss unchecked.
             classes: The public number of classes; None leaves the number of outputs unchecked.
+            longest: The records of the longest batch of training; None: not known.
 
         Raises:
-            SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
+            SilodpError: the model mixes records, has gradients that are not those of autograd, keeps something, fails
+                on the example or cannot be stored, or the loss does not fit.
         """
+        self.refuse_changes()
         model_state.serialize(self.model, {})
-        before = model_state.take_snapshot(self.model)
         example = map_arrays(self._tensor, example_x)
-        inspect_on(self.model, example)
+        inspect_outputs(self.model, example)
+        probe = Probe(self, example, longest)
+        probe.compare_outputs()
         if example_y is not None:
-            labels = self._tensor(example_y)
-            inspect_loss(self.model, self.loss, example, labels, classes)
-            select_gradient("user", self, example, labels)
-            inspect_parameters(self.model, example)
-        # Running a model may have left in it what cannot be copied, or must not stay.
-        model_state.copy_model(self.model)
-        model_state.refuse_changes(self.model, before)
+            labels, trial = self._tensor(example_y), Task(self.model, self.loss)
+            trial.use_examples(example, labels)
+            inspect_loss(trial.model, self.loss, example, labels, classes)
+            trial.engine = self.engine  # found out once for both
+            units: tuple[Unit, ...] = ("user", "record") if self.loss.separable else ("user",)
+            builders = {unit: select_gradient(unit, trial, example, labels) for unit in units}
+            inspect_parameters(trial.model, example)
+            probe.compare_gradients(builders)
+            # Running a model may have left in it what cannot be copied.
+            model_state.copy_model(trial.model)
+        self.refuse_changes()
 
 
 def _check_arguments(model: Any, loss: Any, metrics: Any, pretrained: Any) -> None:

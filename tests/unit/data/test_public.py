@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from silodp.data import Federation, PublicData, SiloData
+from silodp.training.made_up import make_up_records
 from support.refusals import refused
 
 
@@ -36,7 +37,7 @@ def test_public_facts_of_loaded_data(labels):
 @pytest.mark.parametrize("labels", ["classes", "real", "survival"])
 def test_synthetic_records_have_the_kind_of_the_data(labels):
     real = federation(labels)
-    x, y = real.public().synthetic_batch(4)
+    x, y = make_up_records(real.public(), 4)
     assert (x.dtype, x.shape) == (np.float32, (4, 2))
     assert (y.dtype, y.shape[1:]) == (real.silos[0].y.dtype, real.silos[0].y.shape[1:])
     if labels == "classes":

@@ -426,7 +426,7 @@ def test_whether_a_run_fits_is_said_while_it_is_in_progress(tmp_path: Path) -> N
     spec, policy = consortium.stated_spec, Policy.load(home / "policy.toml")
     (home / "ledgers").mkdir(mode=0o700)
     store = DirectoryStore(home / "store")
-    store.put(PLAN, digest_plan(count_plan(spec, "silo-1")).encode())
+    store.put(PLAN, encode_plan(count_plan(spec, "silo-1")).encode())
 
     def begin(run: str, day: str, rounds: int) -> None:
         """Charge some rounds of a run."""

@@ -28,16 +28,19 @@ class Embedding(nn.Module):
         return self.head(self.body(x).mean(1))
 
 
+# A global, because a model that keeps what it saw is refused.
+BATCHES: list[torch.Tensor] = []
+
+
 class Averaged(nn.Module):
     """It computes from its weights alone, once for all records, half a MB; a record takes some bytes."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(32, 1 << 12))
-        self.batches: list[torch.Tensor] = []
 
     def forward(self, x):
-        self.batches.append(x.clone())
+        BATCHES.append(x.clone())
         return x @ self.weight.tanh().mean(1)
 
 
@@ -54,21 +57,21 @@ def test_an_evaluation_stays_within_the_memory_budget(records, width):
 
 
 def test_what_weights_take_is_not_counted_for_every_record():
+    BATCHES.clear()
     model = Averaged().eval()
     x = torch.full((4000, 32), 7.0)
     assert measure_cost(lambda: compute_outputs(model, x)).peak <= BUDGET
-    assert max(map(len, model.batches)) >= 1000
+    assert max(map(len, BATCHES)) >= 1000
 
 
 def test_memory_is_measured_on_made_up_records():
     """A value of a record decides over no batch, and so not over how its neighbors' outputs are rounded."""
     task = Task(Averaged(), squared_error())
-    task._released.batches = batches = []
-    task.load = lambda params: task._released.eval()
+    BATCHES.clear()
     task.predict(task.initial(0), torch.full((4000, 32), 7.0))
-    real = [len(batch) for batch in batches if bool((batch == 7).any())]
+    real = [len(batch) for batch in BATCHES if bool((batch == 7).any())]
     assert sum(real) == 4000
-    assert len(real) < len(batches)
+    assert len(real) < len(BATCHES)
 
 
 def test_measuring_draws_no_random_numbers():

@@ -4,10 +4,12 @@ No noise protects it: a running mean of the private rows would be published with
 cover it, and would carry one person's records into the updates of others.
 """
 
+import copy
 import hashlib
 import logging
 from collections import deque
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ import torch
 from torch import nn
 
 from silodp.errors import SilodpError
-from silodp.training import LocalTraining, Task, cross_entropy, user_updates
+from silodp.training import LocalTraining, Loss, Task, cross_entropy, user_updates
+from silodp.training.sgd.separate import predict_rows
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 Y = np.array([0, 1, 1, 0, 1, 0])
@@ -106,8 +109,8 @@ def test_what_a_model_keeps_of_records_is_refused(name):
 
 
 def remember_large(inner, x):
-    """Shows nothing on made-up records, which are small."""
-    if float(x.abs().max()) > 100:
+    """Shows nothing on made-up records, which are below 10⁴."""
+    if float(x.abs().max()) > 1e4:
         update_mean(inner, x)
         inner.largest = float(x.max())
         inner.seen.append(x)
@@ -118,14 +121,138 @@ def test_a_released_model_keeps_nothing_of_training():
     task.check(X, Y)
     start = task.initial(0)
     local = LocalTraining(1e-3)
-    updates = user_updates(task, start, 1000 * X, Y, np.arange(6), local, torch.Generator().manual_seed(0))
+    updates = user_updates(task, start, 1e5 * X, Y, np.arange(6), local, torch.Generator().manual_seed(0))
     assert sum(float(rows.abs().sum()) for _, rows in updates) > 0
-    assert task.model.inner.mean.any()  # it was kept
+    assert task.model.inner.seen  # it was kept
+    assert not task.model.inner.mean.any()  # buffers are copied for every call
     released = task.load(start)
-    assert not released.inner.mean.any()
     assert (released.inner.largest, released.inner.seen) == (0.0, [])
     assert not released.training
-    assert not task.load(start).inner.mean.any()
+    for _ in range(2):  # a second try does not take what is there now for the beginning
+        with pytest.raises(SilodpError) as caught:
+            task.check(X, Y)
+        assert caught.value.code == "model.running_state"
+
+
+class Slots(nn.Linear):
+    __slots__ = ("largest",)
+
+    def forward(self, x):
+        self.largest = max(getattr(self, "largest", 0.0), float(x.detach().abs().max()))
+        return super().forward(x)
+
+
+class OfTheClass(nn.Linear):
+    largest: ClassVar[list[float]] = [0.0]
+
+    def forward(self, x):
+        self.largest[0] = max(self.largest[0], float(x.detach().abs().max()))
+        return super().forward(x)
+
+
+class Replaces(nn.Linear):
+    largest = 0.0
+
+    def forward(self, x):
+        Replaces.largest = max(Replaces.largest, float(x.detach().abs().max()))
+        return super().forward(x)
+
+
+class InAList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.layers = nn.Linear(3, 2), [Keeps(update_mean)]
+
+    def forward(self, x):
+        self.layers[0].keep(self.layers[0].inner, x.detach())
+        return self.last(x)
+
+
+class Draws(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.last = 0.0
+
+    def forward(self, x):
+        self.last = torch.maximum(torch.as_tensor(self.last), x.detach().abs().max())
+        return super().forward(x)
+
+
+def closing_over():
+    largest = 0.0
+
+    def keep(inner, x):
+        nonlocal largest
+        largest = max(largest, float(x.abs().max()))
+
+    return Keeps(keep)
+
+
+def with_default():
+    def keep(inner, x, seen=[]):  # noqa: B006
+        seen.append(float(x.abs().max()))
+
+    return Keeps(keep)
+
+
+HIDDEN = {
+    "slot": (lambda: Slots(3, 2), "largest"),
+    "list of the class": (lambda: OfTheClass(3, 2), "OfTheClass.largest"),
+    "attribute of the class": (lambda: Replaces(3, 2), "Replaces.largest"),
+    "module in a list": (InAList, "layers.0.inner.mean"),
+    "closure": (closing_over, "keep.largest"),
+    "default": (with_default, "keep.__defaults__.0"),
+    "tensor of vmap": (Draws, "last"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_kept_elsewhere_is_refused(name):
+    build, where = HIDDEN[name]
+    with pytest.raises(SilodpError) as caught:
+        Task(build(), cross_entropy()).check(X, Y)
+    assert caught.value.code == "model.running_state"
+    assert f"'{where}'" in str(caught.value)
+
+
+def test_what_a_loss_or_a_metric_keeps_is_refused():
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(len(outputs))
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(SilodpError) as caught:
+        Task(nn.Linear(3, 2), Loss.per_record("mine", loss)).check(X, Y)
+    assert (caught.value.code, caught.value.field) == ("model.running_state", "task.loss")
+    task = Task(nn.Linear(3, 2), cross_entropy(), {"mine": lambda outputs, targets: float(not seen.clear())})
+    task.evaluate(task.initial(0), X, Y)
+    with pytest.raises(SilodpError) as caught:
+        task.refuse_changes()
+    assert (caught.value.code, caught.value.field) == ("model.running_state", "task.metric")
+
+
+def test_a_copy_of_a_task_is_looked_at_by_itself():
+    task = Task(Keeps(remember_large, largest=0.0, seen=[]), cross_entropy())
+    for copied in (copy.deepcopy(task), copy.copy(task)):
+        copied.refuse_changes()
+    other = copy.deepcopy(task)
+    other.model.inner.largest = 1.0
+    task.refuse_changes()
+    with pytest.raises(SilodpError):
+        other.refuse_changes()
+    with pytest.raises(SilodpError):  # as when a task is sent to a worker
+        copy.deepcopy(other)
+
+
+def test_predictions_are_refused_where_a_record_acts_on_the_next():
+    task = Task(Keeps(remember_large, only_in_training=False, largest=0.0, seen=[]), cross_entropy())
+    start = task.initial(0)
+    task.predict(start, torch.tensor(X))
+    for separate in (False, True):
+        with pytest.raises(SilodpError) as caught:
+            predict_rows(task, start, torch.tensor(1e5 * X), separate=separate)
+        assert caught.value.code == "model.running_state"
 
 
 def test_constants_in_attributes_pass_and_are_released():

@@ -21,6 +21,7 @@ from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy, record_gradients
 from silodp.training.counts import CountTable
 from silodp.training.losses import Loss
+from silodp.training.made_up import make_up_records
 from silodp.training.metrics import accuracy, dice, iou
 from silodp.training.models import unet
 from support.reference import assert_equal_updates, looped, updates
@@ -285,8 +286,9 @@ def test_a_u_net_takes_images_and_volumes_alone():
 
 
 def test_public_facts_and_made_up_records_have_the_places():
-    x, y = PUBLIC.synthetic_batch()
-    assert (x.shape, y.shape) == ((4, 1, 8, 8), (4, 8, 8))
+    x, y = make_up_records(PUBLIC)
+    assert (x.shape, y.shape) == ((8, 1, 8, 8), (8, 8, 8))
+    assert (y[-1] == UNLABELED).all()
     assert set(np.unique(y)) == {UNLABELED, 0, 1, 2}
     assert PublicData.from_dict(PUBLIC.to_dict()) == PUBLIC
     assert "label_shape" not in PublicData("toy", ("a",), 9, (3,), "classes", 3).to_dict()

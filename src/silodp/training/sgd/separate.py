@@ -236,12 +236,17 @@ def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
         SilodpError: the model raised.
     """
     outputs = []
-    model = task.load(params)
-    is_proven = is_model_per_record(task, task.list_example_inputs(x))
-    for record in torch.arange(len(x), device=task.device).split(1):  # type: ignore[no-untyped-call]
-        # A constant seed: equal records have equal outputs, also from a model that draws in eval mode.
-        with isolate(task, 0, 0):
-            outputs.append(compute_outputs_at_once(model if is_proven else task.load(params), x[record]))
+    # A constant seed: equal records have equal outputs, also from a model that draws in eval mode.
+    records = torch.arange(len(x), device=task.device).split(1)  # type: ignore[no-untyped-call]
+    if not is_model_per_record(task, task.list_example_inputs(x)):
+        for record in records:
+            with isolate(task, 0, 0):
+                outputs.append(compute_outputs_at_once(task.load(params), x[record]))
+        return torch.cat(outputs)
+    with task.run_loaded(params) as model:
+        for record in records:
+            with isolate(task, 0, 0):
+                outputs.append(compute_outputs_at_once(model, x[record]))
     return torch.cat(outputs)
 
 
