@@ -121,8 +121,8 @@ class Snapshot:
         attributes = vars(module)
         for key in _NAMELESS:
             self._keep(name, partial(_return, attributes[key]), attributes[key])
-        # torch.func replaces the list of a recurrent layer's parameters, which are compared by name.
-        left = ("_flat_weights",) if isinstance(module, nn.RNNBase) else ()
+        # torch.func replaces these lists of a recurrent layer's parameters, which are compared by name.
+        left = ("_flat_weights", "_flat_weight_refs") if isinstance(module, nn.RNNBase) else ()
         read = partial(_leave_out, attributes, left) if left else partial(_return, attributes)
         self._keep(name, read, _leave_out(attributes, (*left, *_NAMELESS)))
 

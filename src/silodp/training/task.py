@@ -364,7 +364,6 @@ class Task:
             SilodpError: the model mixes records, has gradients that are not those of autograd, keeps something, fails
                 on the example or cannot be stored, or the loss does not fit.
         """
-        self.refuse_changes()
         model_state.serialize(self.model, {})
         example = map_arrays(self._tensor, example_x)
         inspect_outputs(self.model, example)

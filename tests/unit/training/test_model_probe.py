@@ -229,12 +229,16 @@ def test_random_and_other_layers_of_single_records_pass(layer):
     Task(nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 2)), cross_entropy()).check(X, Y)
 
 
+def test_models_that_draw_random_numbers_of_torch_pass():
+    Task(Acts(lambda m, h: h + 0.1 * torch.randn_like(h)), cross_entropy()).check(X, Y)
+    Task(Acts(lambda m, h: F.dropout(h, 0.5, m.training)), cross_entropy()).check(X, Y)
+
+
 def test_models_that_compute_in_single_precision_inside_pass():
-    Task(
-        Acts(lambda m, h: (h.float() / h.float().norm(dim=-1, keepdim=True)).to(h.dtype)), cross_entropy()
-    ).check(X, Y)
-    constant = torch.randn(8, 8)
-    Task(Acts(lambda m, h: h.to(constant.dtype) @ constant), cross_entropy()).check(X, Y)
+    constant = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
+    in_single = lambda m, h: (h.float().repeat(1, 512) @ constant.float()).to(h.dtype)  # noqa: E731
+    Task(Acts(in_single), cross_entropy()).check(X, Y)
+    Task(Acts(lambda m, h: h @ constant[:8]), cross_entropy()).check(X, Y)  # cannot run in double precision
 
 
 @pytest.mark.parametrize(

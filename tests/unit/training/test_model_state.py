@@ -18,6 +18,7 @@ from torch import nn
 
 from silodp.errors import SilodpError
 from silodp.training import LocalTraining, Loss, Task, cross_entropy, user_updates
+from silodp.training.sgd import RecordGradients
 from silodp.training.sgd.separate import predict_rows
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
@@ -278,6 +279,38 @@ def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
     layer = released.layer
     assert all(one is other for one, other in zip(layer._flat_weights, layer.parameters(), strict=True))
     assert torch.equal(task.flatten(released), params)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(Recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+        nn.Sequential(
+            nn.Linear(3, 4),
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.1),
+            nn.Linear(4, 2),
+        ),
+        nn.Sequential(
+            nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 1), nn.InstanceNorm1d(4), nn.Flatten(), nn.Linear(12, 2)
+        ),
+    ],
+)
+def test_training_does_not_change_what_layers_of_torch_hold(model, separate):
+    if isinstance(model[1] if isinstance(model, nn.Sequential) else None, nn.TransformerEncoderLayer):
+        model = nn.Sequential(nn.Unflatten(1, (1, 3)), model, nn.Flatten())  # attention within a record
+    task = Task(model, cross_entropy())
+    generator = torch.Generator().manual_seed(0)
+    list(
+        user_updates(
+            task, task.initial(0), X, Y, np.arange(6), LocalTraining(0.5, 9), generator, separate=separate
+        )
+    )
+    gradients = RecordGradients(task, X, task.tensors(X, Y)[1], 20, generator, separate=separate)
+    list(gradients.of(task.initial(0), torch.arange(6)))
+    task.evaluate(task.initial(0), X, Y)
+    task.refuse_changes()
 
 
 def test_a_logger_of_a_model_is_no_state():
