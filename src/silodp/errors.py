@@ -259,6 +259,7 @@ CODES: dict[str, str] = {
     "statistics.column": "a statistic is asked of a column without public constants for it, or at another place",
     "statistics.rounds": "statistics are asked for in more or less than one round",
     "store.permissions": "others may read a folder that holds keys and stored answers",
+    "workers.differ": "a worker computes something else than the process of the run",
     "workers.lost": "processes that compute for a simulation ended again and again",
     "workers.not_installed": "a simulation with workers needs Ray, which is not installed",
     "workers.unreachable": "Ray cannot be started, or does not answer at the address that was given",

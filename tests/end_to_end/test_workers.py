@@ -21,7 +21,7 @@ from silodp.runtime import local_work
 from silodp.runtime.local_work import cut_blocks
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
-from silodp.runtime.workers import Workers
+from silodp.runtime.workers import Workers, find_difference
 from support.commands import CONFIG, assert_sentence
 
 cluster_utils = pytest.importorskip(
@@ -184,6 +184,48 @@ def test_code_of_a_file_travels_to_the_workers(tmp_path, address, silodp):
         assert outcome.status == 0, outcome.err
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "alone"))
     assert first == second
+
+
+@pytest.mark.slow
+def test_a_model_that_is_another_one_in_another_process_is_refused(tmp_path, silodp):
+    """A set that is sent to a worker is built anew there, in another order."""
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "NAMES = ('alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta')\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, features):\n"
+        "        super().__init__()\n"
+        "        self.parts = torch.nn.ModuleDict({name: torch.nn.Linear(features, 4) for name in NAMES})\n"
+        "        self.out, self.names = torch.nn.Linear(4, 1), set(NAMES)\n"
+        "    def forward(self, x):\n"
+        "        h = 0\n"
+        "        for name in self.names:\n"
+        "            h = torch.tanh(h + self.parts[name](x))\n"
+        "        return self.out(h)\n"
+        "def network(features):\n"
+        "    return Net(features)\n"
+    )
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG + '[task]\nmodel = "own.py:network"\nloss = "binary_cross_entropy"\n')
+    outcome = silodp("run", config, "--workers", 2, "--out", tmp_path / "run", "--json")
+    assert json.loads(outcome.out)["error"]["code"] == "workers.differ"
+    assert not list((tmp_path / "run").glob("**/releases*"))
+
+
+def test_a_sample_is_compared_bit_by_bit_or_up_to_rounding():
+    expected = torch.tensor([1.0, -2.0])
+    near, far = expected * (1 + 1e-6), torch.tensor([1.0, -1.9])
+    assert find_difference(expected.clone(), expected, is_exact=True) is None
+    assert find_difference(near, expected, is_exact=False) is None
+    for sample, is_exact in (
+        (near, True),
+        (far, False),
+        (expected[:1], False),
+        (expected * torch.nan, False),
+    ):
+        problem = find_difference(sample, expected, is_exact)
+        assert problem is not None
+        assert problem.code == "workers.differ"
 
 
 @pytest.mark.slow

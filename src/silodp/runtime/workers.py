@@ -8,6 +8,7 @@ A cluster is one trust domain: its workers read the records of all silos.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation
@@ -32,6 +34,8 @@ from silodp.mechanisms.clipping import Update
 from silodp.runtime.local_work import Block, LocalRecords, Release, Run
 from silodp.settings import Range, Settings, Whole
 from silodp.text import describe_exception, first_line, name_extra
+from silodp.training.gradients import build_plain_gradient
+from silodp.training.sgd.separate import isolate
 from silodp.training.task import LruCache, Task
 
 T = TypeVar("T")
@@ -43,6 +47,9 @@ _RETRIES = 3
 """How often a block is computed again because its worker ended."""
 _RELEASES = 8
 """Releases that a worker keeps: of the silos whose blocks it computes in turn."""
+_ROUNDING = 1e-3
+"""How far the workers of a cluster, whose processors may differ, may be from the process of the run, relative to the
+largest number; on one machine they compute the same bits."""
 _PATIENCE = 120
 """Seconds until a worker on a machine that was lost must have been started on another one."""
 
@@ -161,12 +168,15 @@ class OpenWorkers:
         made = ray.remote(_Worker).options(
             num_cpus=1, num_gpus=settings.gpus, max_restarts=-1, max_task_retries=_RETRIES
         )
-        # A worker asks for what it does not have: after a start it has nothing.
-        shared = ray.put((task, spec))
-        self._records = {silo.name: (shared, ray.put(silo)) for silo in federation.silos}
+        # A worker asks for what it does not have: after a start it has no records.
+        self._records = {silo.name: ray.put(silo) for silo in federation.silos}
         self._sizes = {silo.name: 1 + len(silo) for silo in federation.silos}
-        workers = [made.remote() for _ in range(settings.count)]
-        ray.get([worker.start.remote() for worker in workers])
+        # Kept, because a worker that is started again gets it again.
+        self._shared = [ray.put((task, spec))], compute_sample(task, spec), settings.cluster is None
+        workers = [made.remote(*self._shared) for _ in range(settings.count)]
+        for problem in ray.get([worker.start.remote() for worker in workers]):
+            if problem is not None:
+                raise problem
         self._waiting = dict.fromkeys(workers, 0.0)  # records that each has to work through
 
     def make_run(self, silo: str) -> Run:
@@ -178,7 +188,7 @@ class OpenWorkers:
             work, asked = self._ray.put((release, function)), deque[_Asked]()
             for block in blocks:
                 asked.append(
-                    _Asked(silo, [*self._records[silo], work], block, self._sizes[silo] / len(blocks))
+                    _Asked(silo, [self._records[silo], work], block, self._sizes[silo] / len(blocks))
                 )
                 self._ask(asked[-1])
                 if len(asked) > _AHEAD * self.count:
@@ -253,29 +263,67 @@ def _compute_alone() -> None:
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
-class _Worker:
-    """A process that computes; it keeps the records and the traces of the model's steps, and no state of the run."""
+def compute_sample(task: Task, spec: RunSpec) -> Tensor:
+    """Return the outputs of the model and the gradient of its loss on made-up records, one after the other.
 
-    def __init__(self) -> None:
+    A model that goes through a set, or uses a hash, an id or global state, gives others in other processes.
+    """
+    x, y = task.tensors(*spec.data.synthetic_batch())
+    params = task.unflatten(task.initial(0))
+    everyone = torch.ones(len(y), dtype=task.dtype, device=task.device)
+    with isolate(task, 0, 0), torch.no_grad():
+        outputs = task.copy_untouched().forward(params, x)
+    with isolate(task, 0, 0):
+        gradient = build_plain_gradient(task.copy_untouched())(params, x, y, everyone)
+    return torch.cat([part.flatten() for part in (outputs, *gradient)]).cpu()
+
+
+def find_difference(sample: Tensor, expected: Tensor, is_exact: bool) -> SilodpError | None:
+    """Return the error about a worker whose `compute_sample` is not that of the process of the run."""
+    largest = float((sample - expected).abs().max()) if sample.shape == expected.shape else math.inf
+    if largest <= (0.0 if is_exact else _ROUNDING * float(expected.abs().max())):
+        return None
+    return SilodpError(
+        f"a worker computes other outputs or gradients of made-up records than the process of the run (by up to "
+        f"{largest:.2g}): let model and loss go through no set and use no hash, id or global state, which differ "
+        "between processes, or leave workers out.",
+        code="workers.differ",
+        field="task",
+    )
+
+
+class _Worker:
+    """A process that computes; it keeps the records and the traces of the model's steps, and no state of the run.
+
+    Args:
+        shared: A reference to task and specification of the run.
+        expected: What the process of the run computes as a sample; a worker that takes the place of a lost one computes
+            it, too.
+        is_exact: Whether it must be the same bit by bit.
+    """
+
+    def __init__(self, shared: Sequence[Any], expected: Tensor, is_exact: bool) -> None:
         _compute_alone()
-        self._shared: tuple[Task, RunSpec] | None = None
+        self._shared: tuple[Task, RunSpec] = _import_ray().get(shared[0])
+        self._problem = find_difference(compute_sample(*self._shared), expected, is_exact)
         self._records: dict[str, LocalRecords] = {}
         self._work = LruCache(_RELEASES)
 
-    def start(self) -> None:
-        """Do nothing; it is called so that an error of the start is seen."""
+    def start(self) -> SilodpError | None:
+        """Return what is wrong with this worker; an error of its start is seen, too."""
+        return self._problem
 
     def compute(self, silo: str, references: Sequence[Any], block: Block | None) -> Any:
         """Return what a function returns for the update of a block; a list of what an iterator yields.
 
         Args:
             silo: The name of the silo.
-            references: To task and specification, to the silo's table, and to the release and the function.
+            references: To the silo's table, and to the release and the function.
             block: The block.
         """
-        (shared, table, work), get = references, _import_ray().get
-        if self._shared is None:
-            self._shared = get(shared)
+        if self._problem is not None:
+            return self._problem
+        (table, work), get = references, _import_ray().get
         if silo not in self._records:
             self._records[silo] = LocalRecords(get(table), *self._shared)
         release, function = self._work.get(work, partial(get, work))

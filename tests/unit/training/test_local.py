@@ -388,10 +388,10 @@ def test_padding_never_points_at_another_users_record():
 # Plans
 
 
-def plan(counts, local, overhead: float, work: float, most: int = 10**9):
+def plan(counts, local, overhead: float, work: float, most: int = 10**9, pads: bool = True):
     counts = torch.tensor(sorted(counts, reverse=True))
     time = StepTime(overhead, 5 * overhead, lambda width: width * work)
-    return counts, list(plan_segments(counts, local, time, lambda width: most))
+    return counts, list(plan_segments(counts, local, time, lambda width: most, pads=pads))
 
 
 @given(
@@ -400,11 +400,13 @@ def plan(counts, local, overhead: float, work: float, most: int = 10**9):
     batch=st.none() | st.integers(1, 12),
     overhead=st.sampled_from([1.0, 30.0, 1000.0]),
     most=st.sampled_from([1, 3, 10**9]),
+    pads=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_everybody_takes_every_step_once_and_in_order(counts, epochs, batch, overhead, most):
+def test_everybody_takes_every_step_once_and_in_order(counts, epochs, batch, overhead, most, pads):
+    """And where batches may not be padded, all batches of a step are equally long."""
     local = LocalTraining(0.1, epochs, batch)
-    counts, segments = plan(counts, local, overhead, 1.0, most)
+    counts, segments = plan(counts, local, overhead, 1.0, most, pads)
     done = torch.zeros_like(counts)
     batches = local.batches(counts)
     for segment in segments:
@@ -413,7 +415,9 @@ def test_everybody_takes_every_step_once_and_in_order(counts, epochs, batch, ove
         for step in range(segment.steps):
             place = (segment.done + step) % batches[segment.users]
             left = counts[segment.users] - place * (batch or 0)
-            assert (left.clamp(max=batch) if batch else left).max() <= segment.width
+            lengths = left.clamp(max=batch) if batch else left
+            assert lengths.max() <= segment.width
+            assert pads or lengths.unique().tolist() == [segment.width]
         done[segment.users] += segment.steps
     assert torch.equal(done, epochs * batches)
 
@@ -445,6 +449,8 @@ def test_a_rare_shape_runs_as_a_larger_traced_one_where_padding_is_cheap():
     assert chosen == {shape: shape for shape in common} | {(20, 16): (32, 16)}
     cheap = StepTime(1.0, 9.0, lambda width: 0.01 * width)
     assert choose_shapes({**common, (2, 64): 3}, cheap, always)[2, 64] == (8, 64)
+    exact = choose_shapes({**common, (2, 64): 3, (2, 63): 3}, cheap, always, pads=False)
+    assert exact == {shape: shape for shape in common} | {(2, 64): (8, 64)}
 
 
 def test_chunks_hold_the_parameters_of_many_users_and_cover_all():

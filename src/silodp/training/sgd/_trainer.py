@@ -29,6 +29,8 @@ _BLOCK_STEPS = 256
 # From so many steps and bytes of rows on, each parameter is copied out of the users' rows: products of matrices that
 # lie far apart in memory take up to a third longer, where batches are short.
 _STEPS_TO_COPY, _BYTES_TO_COPY = 4, 1 << 17
+# Up to so many users whose batches are not padded train one after another: vmap takes some five times the operations.
+_FEW = 4
 # Segments that are kept from planning, of all chunks together. The others are planned again when they run, so that
 # memory does not grow with the users.
 _KEPT_SEGMENTS = 1024
@@ -117,6 +119,10 @@ class Trainer:
             return True
         return self.min_to_loop is not None and (self.single_user or width >= self.min_to_loop)
 
+    def _runs_in_turn(self, users: int, width: int) -> bool:
+        """Return whether the users of a step train one after another."""
+        return self.loops(width) or (not self.pads and users <= _FEW)
+
     def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
 
@@ -141,7 +147,7 @@ class Trainer:
             segments = plan(counts, step_bytes)
             kept = list(islice(segments, room))
             for segment in chain(kept, segments):
-                if not self.loops(segment.width):
+                if not self._runs_in_turn(len(segment.users), segment.width):
                     steps[segment.shape] += segment.steps
                     least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
             is_whole = len(kept) < room
@@ -194,7 +200,7 @@ class Trainer:
             places, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
         else:
             places, width = torch.arange(real), self._find_longest(counts, segment)
-            if self.loops(width):
+            if self._runs_in_turn(real, width):
                 self._run_in_turn(segment, chunk)
                 return
         users, done = segment.users[places], segment.done[places]
