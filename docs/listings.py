@@ -33,6 +33,7 @@ FORMATS = (
      "JSON lines, each with the hash of the line before"),
     ("the same: the rules from a run to its events", "silodp.accounting.ledger:ACCOUNTING",
      "`subject.accounting` in the first line of the run's ledger"),
+    ("the file of a cohort", "silodp.accounting.cohort:FORMAT", "the same"),
     ("`guarantee.json`", "silodp.accounting.guarantee:FORMAT", "JSON"),
     ("`model.json`", "silodp.runtime.model_description:FORMAT", "JSON"),
     ("`run_spec.json`", "silodp.aggregators.run_spec:FORMAT", "JSON"),

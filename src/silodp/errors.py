@@ -146,6 +146,7 @@ CODES: dict[str, str] = {
     "gate.attempt": "a silo was asked to repeat an attempt with another request",
     "gate.attempts": "a silo has answered all attempts that the run's encryption was chosen for",
     "gate.budget": "a release would exceed the silo's own limit on ε",
+    "gate.charged": "a silo was asked for a release that it has charged for another request, and not answered",
     "gate.kind": "a silo was asked for a kind of message that this run does not have",
     "gate.model": "a silo was asked for one round with two models or samples",
     "gate.open": "a silo was asked to open a seal for something other than what it masked last",

@@ -169,19 +169,19 @@ def test_the_limit_of_a_cohort_holds_by_its_filter(game: tuple[Options, float], 
     options, limit = game
     create_cohort(tmp_path / "cohort", {"released": limit}, DELTA)
     first, rounds = options[0]
-    with Cohort(tmp_path / "cohort") as cohort:
-        cohort.reserve(CohortRun("1", "run", "user", {"released": {first: rounds}}))
+    cohort = Cohort(tmp_path / "cohort")
+    cohort.reserve(CohortRun("1", "1", "run", "user", {"released": {first: rounds}}))
 
-        def admits(charged: Counter[Event]) -> bool:
-            try:
-                # In the place of the first run: all that is charged together, under the plan of the first run.
-                cohort.check(CohortRun("1", "run", "user", {"released": charged}))
-            except SilodpError:
-                return False
-            return True
+    def admits(charged: Counter[Event]) -> bool:
+        try:
+            # In the place of the first run: all that is charged together, under the plan of the first run.
+            cohort.check(CohortRun("1", "1", "run", "user", {"released": charged}))
+        except SilodpError:
+            return False
+        return True
 
-        assert find_delta(options, limit, admits) <= 0.45 * DELTA
-        assert admits(Counter({first: 3 * rounds}))
+    assert find_delta(options, limit, admits) <= 0.45 * DELTA
+    assert admits(Counter({first: 3 * rounds}))
 
 
 def test_the_default_filter_leaves_choices(game: tuple[Options, float]) -> None:

@@ -36,6 +36,7 @@ from silodp.report.page import write_report
 from silodp.runtime.evaluation import EvaluatedSilo, LocalMetrics, make_silo
 from silodp.runtime.gate import Gate
 from silodp.runtime.prepare import prepare_run
+from silodp.runtime.run_files import STATE
 from silodp.runtime.server import Server
 from silodp.runtime.silo import make_ledger
 from silodp.runtime.train import Result, train
@@ -307,6 +308,9 @@ def test_files_of_two_runs_are_not_reported_as_one(tmp_path):
         write_card(unbind(out))
     ledger = Path("checkpoint") / "ledger.jsonl"
     (first / ledger).write_bytes((second / ledger).read_bytes())
+    with refused("report.contradicted"):
+        write_report(first)
+    (first / STATE).write_bytes((second / STATE).read_bytes())
     with refused("report.contradicted"):
         write_report(first)
     (first / "guarantee.json").write_bytes((second / "guarantee.json").read_bytes())

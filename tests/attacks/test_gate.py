@@ -31,6 +31,7 @@ from silodp.methods import Ddp, Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
 from silodp.wire.transport import SignedParty, sign, verify
 from support.oracles import small_federation
 from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
@@ -59,14 +60,6 @@ RUNS = {
 }
 SHOWN = {"plain records", "masked records", "plain sampled", "masked sampled"}
 """Runs whose guarantee says that counts are disclosed."""
-
-
-def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
-    return parties.restored(name, store)
-
-
-def backup(parties: Parties, name: str) -> dict[str, bytes]:
-    return copy_entries(parties.stores[name])
 
 
 # --- S1: counts ---
@@ -141,7 +134,7 @@ def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
 @pytest.mark.parametrize("weight", [1.5, -0.1])
 def test_weights_out_of_range_are_refused(weight):
     parties = Parties(Plain(), RECORDS)
-    fresh = restored(parties, "silo0", {})
+    fresh = parties.restored("silo0")
     fresh.answer(Message("counts", "run"))
     # Of one person who has records here, all others as they are.
     weights = parties.last("setup").arrays["weights"].copy()
@@ -158,7 +151,7 @@ def test_weights_out_of_range_are_refused(weight):
 def test_a_silo_takes_no_weights_where_it_knows_them_itself(name, array):
     """A server that gave one person the weight 1 and the others 0 read that person off the sum."""
     parties = Parties(*RUNS[name])
-    fresh = restored(parties, "silo0", {})
+    fresh = parties.restored("silo0")
     one = (np.arange(12) == 3).astype(np.float64)
     for weights in (one, np.full(12, 1 / 3), np.full(12, 5)):
         with refused("message.malformed"):
@@ -174,7 +167,7 @@ def test_a_weight_for_a_person_without_records_is_refused():
     parties = Parties(Plain(), RECORDS, federation=small_federation(users=40, records=12))
     counts = parties.last("setup").arrays["weights"] > 0
     assert not counts.all()
-    fresh = restored(parties, "silo0", {})
+    fresh = parties.restored("silo0")
     fresh.answer(Message("counts", "run"))
     with refused("gate.allotment"):
         fresh.answer(Message("setup", "run", arrays={"weights": np.full(40, 0.5)}))
@@ -363,11 +356,12 @@ def test_a_charge_is_on_disk_before_the_update_is_computed(tmp_path, monkeypatch
     def started() -> Silo:
         return parties.started("silo0", ledger=Ledger(path, 1e-5, "pld", run="run"))
 
+    parties.stores["silo0"] = MemoryStore()
     silo, lines = started(), []
-    parties.silos["silo0"]._method = None
+    silo.answer(parties.last("setup"))
 
     def dying(request):
-        lines.append(len(path.read_text().splitlines()) - 1)
+        lines.append(path.read_text().count('"kind":"charge"'))
         raise KeyboardInterrupt
 
     update = Message("update", "run", arrays={"params": np.zeros(5, np.float32)})
@@ -391,22 +385,22 @@ def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
     """With fresh noise, forty restores gave its noise to a sixth of itself."""
     parties = Parties(aggregator, AVG)
     parties.run_round(0)
-    before = backup(parties, "silo0")
+    before = parties.backup("silo0")
     asked = replace(parties.last("update"), round=1)
-    answers = {restored(parties, "silo0", before).answer(asked).encode() for _ in range(5)}
+    answers = {parties.restored("silo0", before).answer(asked).encode() for _ in range(5)}
     assert len(answers) == 1
     other = replace(asked, arrays={**asked.arrays, "params": asked.arrays["params"] + 1})
-    assert restored(parties, "silo0", before).answer(other).encode() not in answers
+    assert parties.restored("silo0", before).answer(other).encode() not in answers
 
 
 def test_a_restored_silo_draws_other_noise_for_another_model():
     """Two answers with the same noise differ by two updates in clear."""
     parties = Parties(Plain(), replace(AVG, local=replace(AVG.local, batch_size=None)))
     parties.run_round(0)
-    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
-    one = restored(parties, "silo0", before).answer(asked).arrays["share"]
+    before, asked = parties.backup("silo0"), replace(parties.last("update"), round=1)
+    one = parties.restored("silo0", before).answer(asked).arrays["share"]
     nudged = nudge(asked)
-    other = restored(parties, "silo0", before).answer(nudged).arrays["share"]
+    other = parties.restored("silo0", before).answer(nudged).arrays["share"]
     noise = 5.0 * 0.5 / np.sqrt(3)  # one silo's share of σC
     assert np.abs(one - other).max() > 0.05 * noise
 
@@ -422,9 +416,9 @@ def test_a_restored_silo_masks_another_request_under_other_masks():
     """Under the same masks and seal the difference of two answers was that of two noisy values."""
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
-    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
-    one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
-    other = restored(parties, "silo0", before).answer(nudge(asked)).arrays["masked"]
+    before, asked = parties.backup("silo0"), replace(parties.last("update"), round=1)
+    one = parties.restored("silo0", before).answer(asked).arrays["masked"]
+    other = parties.restored("silo0", before).answer(nudge(asked)).arrays["masked"]
     bits = Masked().ring(parties.spec)[0].bits
     difference = np.abs((one - other).astype(np.int64 if bits == 64 else np.int32).astype(np.float64))
     noise = 5.0 * 2**20  # no value is longer: σ clips on the finest grid
@@ -449,9 +443,9 @@ def test_what_stored_answers_refuse_the_gate_and_the_seals_refuse_too():
 def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
-    old = backup(parties, "silo0")
+    old = parties.backup("silo0")
     parties.run_round(1)
-    parties.silos["silo0"] = restored(parties, "silo0", old)
+    parties.silos["silo0"] = parties.restored("silo0", old)
     parties.transport._silos["silo0"] = parties.silos["silo0"]
     with refused("gate.round_left_out"):
         parties.run_round(2)
@@ -528,7 +522,7 @@ def two_faced_request(parties: Parties) -> Message:
 def test_a_request_for_another_silo_is_refused_before_it_is_read():
     parties = Parties(Plain(), RECORDS)
     server, own = Identity.fresh("server"), Identity.fresh("silo0")
-    party = SignedParty(restored(parties, "silo0", {}), own, server.public)
+    party = SignedParty(parties.restored("silo0"), own, server.public)
     counts = Message("counts", "run")
     with refused("message.signature"):
         party.receive(sign(counts, server, "silo1"))
@@ -546,10 +540,10 @@ def test_a_request_for_another_silo_is_refused_before_it_is_read():
 def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
-    before = backup(parties, "silo0")
+    before = copy_entries(parties.stores["silo0"])
     with refused("gate.order"):
         parties.silos["silo0"].answer(replace(Message("hello", "run"), **lie))
-    assert backup(parties, "silo0") == before
+    assert copy_entries(parties.stores["silo0"]) == before
     parties.run_round(1)
 
 
@@ -558,19 +552,19 @@ def test_an_earlier_session_is_not_begun_after_a_later_one():
     parties = Parties(Masked(), AVG)
     silo = parties.silos["silo0"]
     silo.answer(Message("hello", "run", attempt=2))
-    before = backup(parties, "silo0")
+    before = copy_entries(parties.stores["silo0"])
     with refused("gate.order"):
         silo.answer(Message("hello", "run", attempt=1))
-    assert backup(parties, "silo0") == before
+    assert copy_entries(parties.stores["silo0"]) == before
 
 
 def test_an_opening_is_not_drawn_again_under_another_round_name():
     """It overwrote the secrets of a confirmed session."""
     parties = Parties(Masked(), AVG)
-    before = backup(parties, "silo0")
+    before = copy_entries(parties.stores["silo0"])
     with refused("gate.order"):
         parties.silos["silo0"].answer(Message("hello", "run", round=1))
-    assert backup(parties, "silo0") == before
+    assert copy_entries(parties.stores["silo0"]) == before
 
 
 # --- order ---
@@ -595,10 +589,10 @@ def test_silo_0_answers_a_round_in_order(name):
 # --- found by a hostile reading: crashes between two writes, and stores that were set back ---
 
 
-def dies_before_its_state(silo: Silo, request: Message) -> None:
-    """The answer is stored, and nothing was sent."""
+def dies_before_its_line(silo: Silo, request: Message) -> None:
+    """The answer is stored and not yet listed, and nothing was sent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gate, "commit", lambda self, state, request: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Ledger, "record_answer", lambda self, answer: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             silo.answer(request)
 
@@ -611,20 +605,20 @@ def test_a_seal_whose_process_died_does_not_go_out_after_another_was_opened():
     silo.answer(update)
     about = {**update.fields, "request": update.digest()}
     first = replace(update, kind="open", arrays={}, fields=about)
-    dies_before_its_state(silo, first)
+    dies_before_its_line(silo, first)
     silo = parties.started("silo0", ledger=silo.gate.ledger)
+    assert silo.gate.state.opened, "listed as if it had been sent"
     again = replace(update, attempt=1, fields={**update.fields, "roster": list(parties.names[:3])})
-    silo.answer(again)
-    silo.answer(replace(first, attempt=1, fields={**again.fields, "request": again.digest()}))
-    with refused("gate.open"):
-        silo.answer(first)
+    with refused("gate.release"):
+        silo.answer(again)
+    assert silo.answer(first).encode() == silo.answer(first).encode()
 
 
 def test_an_answer_whose_process_died_goes_out_when_it_is_asked_for_again():
     parties = Parties(Masked(min_silos=3), AVG, silos=4)
     parties.run_round(0)
     update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
-    dies_before_its_state(silo, update)
+    dies_before_its_line(silo, update)
     silo = parties.started("silo0", ledger=silo.gate.ledger)
     assert silo.answer(update).encode() == silo.answer(update).encode()
     assert silo.gate.state.round == 1
@@ -652,26 +646,25 @@ def test_a_store_older_than_its_ledger_is_noticed():
     """Else every model, one bit apart, would have an answer that nobody charges."""
     parties = Parties(Plain(), AVG)
     parties.run_round(0)
-    old, ledger = backup(parties, "silo0"), parties.silos["silo0"].gate.ledger
+    old, ledger = copy_entries(parties.stores["silo0"]), parties.silos["silo0"].gate.ledger
     parties.run_round(1)
     set_back(parties.stores["silo0"], old)
-    silo, asked = parties.started("silo0", ledger=ledger), parties.last("update")
-    for request in (asked, nudge(asked)):
+    with refused("gate.set_back"):
+        parties.started("silo0", ledger=ledger)
+    asked = parties.last("update")
+    for request in (asked, nudge(asked)):  # and beside a process that runs
         with refused("gate.set_back"):
-            silo.answer(request)
+            parties.silos["silo0"].answer(request)
 
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
-    parties = Parties(Masked(), AVG)
+    parties, copies = Parties(Masked(), AVG), []
     for round_ in range(2):
+        copies.append(parties.backup("silo0"))
         parties.run_round(round_)
-    older = Ledger(None, 1e-5, "rdp", run="run")
-    for charge in parties.silos["silo0"].gate.ledger.history[:kept]:
-        older.charge(charge.round, charge.release, charge.events)
-    silo = parties.started("silo0", ledger=older)
     with refused("gate.set_back"):
-        silo.answer(replace(parties.last("update"), round=2))
+        parties.started("silo0", ledger=copies[kept].ledger)
 
 
 def test_a_silo_that_lost_its_store_begins_nothing_anew():
@@ -680,7 +673,7 @@ def test_a_silo_that_lost_its_store_begins_nothing_anew():
     ledger = parties.silos["silo0"].gate.ledger
     set_back(parties.stores["silo0"], {})
     with refused("gate.set_back"):
-        parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
+        parties.started("silo0", ledger=ledger)
 
 
 @pytest.mark.parametrize("name", ["plain records", "masked uniform", "lattice hidden", "paillier"])
@@ -689,7 +682,7 @@ def test_nothing_of_a_round_is_answered_before_the_last_message_of_the_set_up(na
     parties = Parties(*RUNS[name])
     parties.run_round(0)
     script = parties.silos["silo0"].gate.script
-    silo = parties.restored("silo0", {})
+    silo = parties.restored("silo0")
     for step, due in enumerate(script.setup):
         set_state(silo, step=step)
         with refused("gate.order"):
@@ -701,17 +694,14 @@ def test_nothing_of_a_round_is_answered_before_the_last_message_of_the_set_up(na
 
 @pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform", "plain sampled"])
 def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
-    """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""
-    parties = Parties(*RUNS[name])
-    kinds = [kind.name for kind in parties.silos["silo0"].gate.script.setup]
-    store = parties.stores["silo0"]
-    for kind in kinds[kinds.index("hello") + 1 :]:
-        asked = parties.last(kind)
-        silo = parties.started("silo0")
-        set_state(silo, step=kinds.index(kind), answered=())
-        store.drop(f"run/answer/{kind}/0/{asked.attempt}")
+    """In a whole folder that was set back, silo 0 would offer its tables twice: every N[u] was read."""
+    sent, copies = [], []
+    with Parties.watch("silo0", sent, copies):
+        parties = Parties(*RUNS[name])
+    kinds = [request.kind for request in sent]
+    for place in range(kinds.index("hello") + 1, len(kinds)):
         with refused("gate.restarted"):
-            silo.answer(asked)
+            parties.restored("silo0", copies[place]).answer(sent[place])
 
 
 def test_a_box_is_sealed_under_another_nonce_every_time():
@@ -750,7 +740,7 @@ def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
 
 def test_a_greeting_that_nests_brackets_is_one_refusal():
     parties = Parties(Masked(), AVG)
-    fresh = restored(parties, "silo0", {})
+    fresh = parties.restored("silo0")
     for kind in ("setup", "hello"):
         fresh.answer(replace(parties.last(kind)))
     roster = parties.last("roster")
@@ -772,28 +762,30 @@ def test_states_survive_a_restart():
     ids=["masked", "select", "lattice"],
 )
 def test_a_store_from_before_the_answer_draws_no_second_noise(aggregator, method):
-    """Its ledger has the charge. What another attempt would draw is a second release, and only one is charged."""
+    """The ledger has the charge. What another attempt would draw is a second release, and only one is charged."""
     parties = Parties(aggregator, method, silos=4, rounds=10)
     copies, charge = [], Gate.charge
 
     def watched(gate, request):
         charge(gate, request)
-        copies.append((gate, copy_entries(parties.stores["silo1"])))
+        if gate is parties.silos["silo1"].gate:
+            copies.append(parties.backup("silo1"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Gate, "charge", watched)
         parties.run_round(0)
     asked, store = parties.last("update", "silo1"), parties.store_of("silo1")
-    drawn, own = store.round(0).get("noisy/0"), parties.silos["silo1"].gate
-    (before,) = (
-        entries for gate, entries in copies if gate is own and not any("noisy" in name for name in entries)
-    )
-    set_back(parties.stores["silo1"], before)
-    silo = parties.started("silo1")
+    drawn = store.round(0).get("noisy/0")
+    before = next(copy for copy in copies if not any("noisy" in name for name in copy.entries))
+    with refused("gate.set_back"):  # beside the newest ledger, which lists the answer
+        set_back(parties.stores["silo1"], before.entries)
+        parties.started("silo1")
+    silo = parties.restored("silo1", before)
     roster = ["silo0", "silo1", "silo2"]
-    with refused("gate.set_back"):
+    with refused("gate.charged"):
         silo.answer(replace(asked, attempt=1, fields={**asked.fields, "roster": roster}))
     silo.answer(asked)
+    store = parties.store_of("silo1")
     assert store.round(0).get("noisy/0") == drawn, "the same request has the same noise"
     assert len(silo.gate.ledger.history) == 1
 
@@ -813,5 +805,5 @@ def test_a_store_from_after_a_refusal_answers_nothing_that_was_not_charged(aggre
     with refused("session.unknown"):
         silo.answer(replace(asked, fields={**asked.fields, "session": "00" * 32}))
     assert len(silo.gate.ledger.history) == 1
-    with refused("gate.set_back"):
+    with refused("gate.charged"):
         silo.answer(asked)

@@ -19,12 +19,11 @@ from silodp.crypto.sampling import transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.crypto.shares import SERVER_CHOOSES
 from silodp.errors import SilodpError
-from silodp.runtime.gate import State
+from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from support.private import LATTICE, PAILLIER, Parties
 from support.refusals import refused
-from support.stores import copy_entries
 
 
 def transfers(parties: Parties, counter: int, choices: np.ndarray, size: int) -> bytes:
@@ -106,13 +105,12 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     other = encrypted(parties, asked, parties.server.store.round(0).get("request/0"), 1)
     assert other.blobs["nonce"] == asked.blobs["nonce"]
-    with refused("gate.set_back"):  # the store has no answer to what was charged
+    with refused("gate.charged"):  # another one was charged, and not answered
         silo.answer(other)
-    charged = parties.store_of("silo1").round(0)  # the defense behind it
-    charged.put("charging/0", other.digest().encode())
-    with pytest.raises(SilodpError, match="the server sent ciphertexts under a seed seen before"):
-        silo.answer(other)
-    charged.put("charging/0", asked.digest().encode())
+    with monkeypatch.context() as patch:  # the defense behind it
+        patch.setattr(Gate, "charge", lambda self, request: None)
+        with pytest.raises(SilodpError, match="the server sent ciphertexts under a seed seen before"):
+            silo.answer(other)
     assert silo.answer(asked).blobs["masked"]
 
 
@@ -120,21 +118,24 @@ def test_two_attempts_of_one_roster_are_masked_apart():
     """Noise is kept and shares are the server's to choose: the difference would decrypt to rows without noise."""
     parties = Parties(LATTICE)
     parties.transport.lost = lambda silo, m: m.kind == "open"
-    with pytest.raises(SilodpError, match="0 silos left"):
+    asked_of, copies = [], []
+    with (
+        Parties.watch("silo1", asked_of, copies),
+        pytest.raises(SilodpError, match="0 silos left"),
+    ):
         parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     digits = LATTICE.parameters(parties.spec).digits
-    before, key = copy_entries(parties.stores["silo1"]), parties.server.store.round(0).get("request/0")
+    store, key = parties.stores["silo1"], parties.server.store.round(0).get("request/0")
     sent = [digits.from_bytes(silo.answer(asked).blobs["masked"])]
-    # The gate asks for a smaller roster in a further attempt; a store that was set back knows of no first one.
-    for name in [
-        n for n in before if n.startswith(("run/round/0/answer/update", "run/gate", "run/round/0/seeds"))
-    ]:
-        parties.stores["silo1"].drop(name)
-    parties.stores["silo1"].put("run/gate", State(step=5, session=0).encode())
+    # The gate asks for a smaller roster in a further attempt. A ledger and a store that know of no answer do not.
+    noise = {name: store.get(name) for name in store.names() if "noisy" in name}
+    silo = parties.restored(
+        "silo1", next(c for m, c in zip(asked_of, copies, strict=True) if m.kind == "update")
+    )
+    for name, value in noise.items():
+        parties.stores["silo1"].put(name, value)
     again = encrypted(parties, replace(asked, attempt=1), key, 1)
-    # Else the gate refuses what was not charged.
-    parties.store_of("silo1").round(0).put("charging/0", again.digest().encode())
     sent.append(digits.from_bytes(silo.answer(again).blobs["masked"]))
     with pytest.raises(SilodpError, match="does not decrypt"):
         lattice_server(parties, key).decrypt(digits.subtract(*sent))

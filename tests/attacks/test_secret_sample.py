@@ -306,7 +306,7 @@ def test_under_plain_silos_that_sample_do_nothing_before_they_share_a_secret():
     parties = Parties(Plain(), HALF, federation=PERSONS)
     kinds = [kind.name for kind in parties.silos["silo0"].gate.script.setup]
     assert kinds == ["setup", "hello", "roster", "confirm"]
-    fresh = parties.restored("silo0", {})
+    fresh = parties.restored("silo0")
     fresh.answer(parties.last("setup"))
     ahead = Message("update", "run", fields={"session": "0" * 64}, arrays={"params": np.zeros(5, np.float32)})
     with refused("gate.order"):

@@ -112,10 +112,10 @@ def test_a_process_that_dies_with_its_draw_stored_sends_that_draw(monkeypatch):
 def test_a_silo_that_was_set_back_sends_its_rows_under_other_keys(how):
     """Store and ledger are copies of one moment, so nobody notices; with the same keys both would open every row."""
     parties = Parties(SELECT, HOME, rounds=10)
-    sent, stores = [], []
-    with Parties.watch("silo1", sent, stores):
+    sent, copies = [], []
+    with Parties.watch("silo1", sent, copies):
         parties.run_round(0)
-    before = next(store for message, store in zip(sent, stores, strict=True) if message.kind == "update")
+    before = next(copy for message, copy in zip(sent, copies, strict=True) if message.kind == "update")
     request = parties.last("update", "silo1")
     first = next(m for n, m in parties.transport.answered if (n, m.kind) == ("silo1", "update"))
     kept = Message.decode(parties.server.store.round(0).get("choices/0/silo1") or b"")

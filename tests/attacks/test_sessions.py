@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from attacks.test_wire_attacks import Parties
-from silodp.accounting.ledger import Ledger
 from silodp.aggregators._key_agreement import SiloKeyAgreement, run_key_agreement
 from silodp.crypto import keys
 from silodp.errors import SilodpError
@@ -61,8 +60,7 @@ def test_signatures_are_verified_once_in_a_session(verified):
         parties.ask({name: parties.opening(update) for name in parties.names})
     assert len(verified) == 4 * (4 + 4)
     for silo in parties.silos.values():
-        set_state(silo, round=-1, charges=0)  # as if no round had begun
-        silo.gate.ledger = Ledger(None, 1e-5, "rdp", run="run")
+        set_state(silo, round=-1)  # as if no round had begun
     another = run_key_agreement("run", parties.names, parties.ask, 1)
     assert another != parties.session
     assert len(verified) == 2 * 4 * (4 + 4)

@@ -281,7 +281,8 @@ def test_digests_of_an_earlier_moment_bind_nothing(directory: Path) -> None:
     """A run that was resumed and killed has a charge after them."""
     ledger = directory / "checkpoint" / "ledger.jsonl"
     entries = read_ledger(ledger)
-    charge, files = entries[-2], entries[-1]
+    charge = next(fields for fields in reversed(entries) if fields.get("kind") == "charge")
+    files = entries[-1]
     write_ledger(ledger, [*entries, charge | {"round": charge["round"] + 1}])
     with refused("report.contradicted"):  # ε is of fewer rounds
         read_run(directory)
@@ -298,5 +299,5 @@ def test_digests_of_another_form_are_damage(directory: Path, kind: str) -> None:
     ledger = directory / "checkpoint" / "ledger.jsonl"
     *entries, _ = read_ledger(ledger)
     wrong = {"a text": "x", "a list": ["x"], "numbers": {"model.json": 1}}[kind]
-    write_ledger(ledger, [*entries, {"files": wrong}])
+    write_ledger(ledger, [*entries, {"kind": "files", "files": wrong}])
     assert check(report_of, directory, None) == "ledger.damaged"

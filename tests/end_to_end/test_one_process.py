@@ -224,20 +224,6 @@ def test_a_seed_fixes_no_start(tmp_path):
     assert starts_of(tmp_path / "a") != starts_of(tmp_path / "b")
 
 
-def test_damaged_starts_are_refused_and_earlier_runs_have_none(tmp_path):
-    out = tmp_path / "run"
-    run(out)
-    path = out / "checkpoint" / "starts.json"
-    for damage in (b"", b"5", b'[{"id": "a"}]', b"\xff", b"[" * 5000):
-        path.write_bytes(damage)
-        with pytest.raises(SilodpError) as refused:
-            run(out, rounds=3, resume=True)
-        assert refused.value.code == "checkpoint.damaged"
-    path.unlink()  # as a version of silodp before this one left it
-    run(out, rounds=3, resume=True)
-    assert [round_ for _, round_ in starts_of(out)[1]] == [2]
-
-
 def test_fewer_rounds_than_were_done_are_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "run"
     run(out, rounds=3)

@@ -10,7 +10,7 @@ import torch
 
 from silodp.data import Federation, SiloData
 from silodp.methods import ServerOptimizer
-from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from silodp.runtime.checkpoint import Checkpoint, encode_checkpoint, load_checkpoint, save_checkpoint
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 
@@ -296,7 +296,7 @@ def test_held_out_persons_have_numbers_of_users_or_of_their_own() -> None:
 def test_a_state_may_hold_the_model_itself(tmp_path: Path) -> None:
     model = torch.arange(3.0)
     state = Checkpoint("run", "fingerprint", 1, model, {"last": model, "row": torch.ones(3, 2).T[0]})
-    save_checkpoint(tmp_path / "state", state)
+    save_checkpoint(tmp_path / "state", encode_checkpoint(state))
     loaded = load_checkpoint(tmp_path / "state", "fingerprint")
     assert torch.equal(loaded.optimizer["last"], model)
 

@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
+from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, FederationSize, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.runtime.server import Server
-from silodp.runtime.silo import Silo
+from silodp.runtime.silo import Silo, make_ledger
 from silodp.runtime.train import train
 from silodp.training.losses import Loss, cox, cross_entropy, squared_error
 from silodp.training.metrics import concordance
@@ -219,7 +220,7 @@ NAMES = tuple(silo.name for silo in small_federation().silos)
 SETTING = make_spec("run", NAMES, AVG, FederationSize(3, 12), 5)
 
 
-def party(store: MemoryStore | None = None) -> Silo:
+def party(store: MemoryStore | None = None, ledger: Ledger | None = None) -> Silo:
     federation = small_federation()
     silo = Silo(
         federation.silos[0],
@@ -227,6 +228,7 @@ def party(store: MemoryStore | None = None) -> Silo:
         SETTING,
         Randomness.secret(),
         store or MemoryStore(),
+        ledger=ledger,
     )
     silo.answer(Message("setup", "run"))
     return silo
@@ -237,9 +239,9 @@ def request(round_: int, value: float = 0.0) -> Message:
 
 
 def test_a_repeated_request_gets_the_same_noise_even_after_a_restart():
-    store = MemoryStore()
-    first = party(store).answer(request(0)).arrays["share"]
-    np.testing.assert_array_equal(party(store).answer(request(0)).arrays["share"], first)
+    store, ledger = MemoryStore(), make_ledger(SETTING)
+    first = party(store, ledger).answer(request(0)).arrays["share"]
+    np.testing.assert_array_equal(party(store, ledger).answer(request(0)).arrays["share"], first)
     assert not np.array_equal(party().answer(request(0)).arrays["share"], first), "noise is secret otherwise"
 
 

@@ -28,6 +28,7 @@ from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, DeliveryFailure, SignedParty, _sign_bytes, sign, verify
 from support.oracles import small_federation
 from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, SELECT, Parties, Recording
+from support.stores import Backup
 
 RUNS = {
     "plain": (Plain(), SAMPLED),
@@ -192,27 +193,27 @@ class Target:
     run: str
     parties: Parties
     sent: list[Message]
-    stores: list[dict[str, bytes]]
+    copies: list[Backup]
     server: Identity
     own: Identity
 
     @classmethod
     def silo(cls, run: str, name: str) -> Target:
-        """A silo, with its store as it was before each message that it was sent in set-up and two rounds."""
+        """A silo, with a copy of it as it was before each message that it was sent in set-up and two rounds."""
         aggregator, method = RUNS[run]
         sent: list[Message] = []
-        stores: list[dict[str, bytes]] = []
-        answer = Parties.watch(name, sent, stores)
+        copies: list[Backup] = []
+        answer = Parties.watch(name, sent, copies)
         with answer:
             parties = Parties(aggregator, method, federation=small_federation(users=12))
             for round_ in range(2):
                 parties.run_round(round_)
-        return cls(name, run, parties, sent, stores, Identity.fresh("server"), Identity.fresh(name))
+        return cls(name, run, parties, sent, copies, Identity.fresh("server"), Identity.fresh(name))
 
     def attack(self, generator: random.Random) -> str:
         """Send one mutant to a silo in the state of its message; the code of the refusal, or "answered"."""
         place = generator.randrange(len(self.sent))
-        silo = self.parties.restored(self.name, self.stores[place])
+        silo = self.parties.restored(self.name, self.copies[place])
         silo.gate._begun_here = silo.gate.state.session  # as if its process had begun the session
         party = SignedParty(silo, self.own, self.server.public)
         how = generator.random()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -24,9 +25,8 @@ from silodp.crypto.sampling import SamplingRatio
 from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize
-from silodp.runtime.gate import State
 from silodp.runtime.server import Server
-from silodp.runtime.silo import Silo
+from silodp.runtime.silo import Silo, make_ledger
 from silodp.runtime.train import Result, train
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
@@ -34,7 +34,7 @@ from silodp.wire.transport import DeliveryFailure
 from support.clear import LatticeInClear, PaillierInClear, SelectInClear
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
-from support.stores import set_back
+from support.stores import Backup, set_back
 from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
@@ -183,14 +183,14 @@ class Parties:
 
     @staticmethod
     @contextmanager
-    def watch(name: str, sent: list[Message], stores: list[dict[str, bytes]]) -> Iterator[None]:
-        """Keeps, inside, what a silo of this name is sent, and its store as it was before."""
+    def watch(name: str, sent: list[Message], copies: list[Backup]) -> Iterator[None]:
+        """Keeps, inside, what a silo of this name is sent, and a copy of it as it was before."""
         answer = Silo.answer
 
         def watched(self: Silo, request: Message) -> Message:
             if self.name == name:
                 sent.append(request)
-                stores.append(dict(self._store.run._store._values))
+                copies.append(Backup.of(self._store.run._store, self.gate.ledger))
             return answer(self, request)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -202,15 +202,15 @@ class Parties:
         known = getattr(self, "silos", {}).get(name)
         return self._started(self._data[name], ledger or (known and known.gate.ledger))
 
-    def restored(self, name: str, store: dict[str, bytes]) -> Silo:
-        """A silo in a new process, on a copy of an old store, with a copy of its ledger that is as old."""
+    def backup(self, name: str) -> Backup:
+        """A copy of all that a silo keeps."""
+        return Backup.of(self.stores[name], self.silos[name].gate.ledger)
+
+    def restored(self, name: str, copy: Backup | None = None) -> Silo:
+        """A silo in a new process, on old copies of its store and its ledger; without one, as it was at first."""
         self.stores[name] = MemoryStore()
-        set_back(self.stores[name], store)
-        known = self.silos[name].gate.ledger
-        ledger = Ledger(None, known.delta, known.accountant, run="run")
-        for charge in known.history[: State.decode(store.get("run/gate")).charges]:
-            ledger.charge(charge.round, charge.release, charge.events)
-        return self.started(name, ledger)
+        set_back(self.stores[name], {} if copy is None else copy.entries)
+        return self.started(name, make_ledger(self.spec) if copy is None else deepcopy(copy.ledger))
 
     def store_of(self, name: str) -> RoundStore:
         """What a silo keeps of this run, as the silo itself names it."""

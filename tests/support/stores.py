@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import SiloAggregator
 from silodp.runtime.silo import Silo
 from silodp.wire.store import MemoryStore
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A copy of all that a silo keeps of a run."""
+
+    entries: dict[str, bytes]
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, store: MemoryStore, ledger: Ledger) -> Backup:
+        return cls(copy_entries(store), copy.deepcopy(ledger))
 
 
 def copy_entries(store: MemoryStore) -> dict[str, bytes]:

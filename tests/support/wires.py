@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from silodp.errors import SilodpError
-from silodp.runtime.gate import STATE_KEY
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.transport import SIGNED_BYTES, DeliveryFailure, InProcess, SignedParty, Traffic
@@ -95,5 +94,8 @@ class Direct:
 
 def set_state(silo: Silo, **changes) -> None:
     """As if a silo's gate were somewhere else."""
-    state = replace(silo.gate.state, **changes)
-    silo._store.run.put(STATE_KEY, state.encode())
+    state = replace(silo.gate.state, **changes).to_dict()
+    if not silo.gate.ledger.answers:
+        silo.gate._answers.add(Message("nothing", silo.run), Message("nothing", silo.run), -1, {})
+    answers = silo.gate.ledger.answers
+    answers[-1] = replace(answers[-1], state=state)

@@ -25,7 +25,7 @@ from silodp.crypto.sampling import SamplingRatio
 from silodp.errors import CODES
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.quantization import Quantizer
-from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from silodp.runtime.checkpoint import Checkpoint, encode_checkpoint, load_checkpoint, save_checkpoint
 from silodp.settings import Probability, check_value
 from silodp.wire.store import DirectoryStore
 from support.refusals import refused
@@ -223,7 +223,7 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
     with refused("run.nothing_to_resume") as caught:
         load_checkpoint(path, "print")
     assert caught.value.field == "out"
-    save_checkpoint(path, Checkpoint("run", "print", 1, torch.zeros(2)))
+    save_checkpoint(path, encode_checkpoint(Checkpoint("run", "print", 1, torch.zeros(2))))
     with refused("checkpoint.setup"):
         load_checkpoint(path, "other print")
     path.write_bytes(path.read_bytes()[:-1])

@@ -1,9 +1,14 @@
 """The account of a cohort: the limit on ε over all runs on the same people, kept in an append-only file.
 
 A run *reserves* its whole plan before it starts, and *settles* what its ledger has when it ends. A crash between the
-two leaves the reservation, so that the file never has less than what was spent. Whether a run may start is decided by
-the filter of the file (`accounting/filters.py:Filter`), so the limit holds even where each run is chosen after seeing
-the models of earlier ones (docs/privacy.md, section 12).
+two leaves the reservation, so that the file never has less than what was spent.
+
+The file knows the last line of every run's ledger, once a round, before the round is visible. A directory whose ledger
+lacks this line is an older copy, or was continued beside the run: its continuation is counted as another run, with its
+whole plan. So two continuations of one moment are two runs, whatever files were copied.
+
+Whether a run may start is decided by the filter of the file (`accounting/filters.py:Filter`), so the limit holds even
+where each run is chosen after seeing the models of earlier ones (docs/privacy.md, section 12).
 """
 
 from __future__ import annotations
@@ -13,11 +18,12 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
@@ -29,7 +35,9 @@ from silodp.parsing import parse_json, refuse_unsound
 from silodp.settings import Delta, Epsilon, check_choice, check_value
 from silodp.text import pluralize
 
-FORMAT = 1
+FORMAT = 2
+_WAIT_SECONDS = 60.0
+"""How long a line waits for another process that writes one."""
 
 Counts = Mapping[Adversary, Mapping[Event, int]]
 """How often each event is charged, by adversary."""
@@ -40,7 +48,8 @@ class CohortRun:
     """What a run on the people of a cohort is charged.
 
     Attributes:
-        run: Its id.
+        run: Its id, which copies of its directory share.
+        continuation: The id under which it is counted; another one for every continuation of an old copy.
         purpose: What it is for, for example "run".
         unit: Who is protected.
         charges: How often each event is charged, by adversary.
@@ -48,10 +57,11 @@ class CohortRun:
         persons: Public facts by which runs on other persons are told apart; None where the unit is a record.
         is_settled: Whether the charges are those of its ledger; if not, they are reserved.
         is_added: Whether it was done before the cohort was asked.
-        start: Id of its last start, by which copies of its directory differ; "" where it has none.
+        head: The hash of the last line of its ledger that is known here.
     """
 
     run: str
+    continuation: str
     purpose: str
     unit: Unit
     charges: Counts
@@ -59,11 +69,11 @@ class CohortRun:
     persons: Mapping[str, str] | None = None
     is_settled: bool = False
     is_added: bool = False
-    start: str = ""
+    head: str = ""
 
 
 class Cohort:
-    """The file of a cohort, open in one process at a time.
+    """The file of a cohort. It is locked only while a line is written, for which another process waits.
 
     Args:
         path: A file that `create_cohort` has made.
@@ -74,15 +84,13 @@ class Cohort:
         limits: The largest ε by adversary; an adversary that is absent has no limit.
         certificates: Those of the filter.
         digest: SHA-256 (hex) of the first line; no two cohorts have the same.
-        runs: The runs by id, in the order in which they first reserved.
+        runs: The runs by continuation, in the order in which they first reserved.
         plan: The charges of the filter's plan; None before the first reservation.
         unknown: (note, ε) of runs elsewhere of which no ledger is known.
         rehearsals: Notes on runs that cost nothing, because nobody sees anything of them.
-        lines: The fields of every line after the first one.
 
     Raises:
-        SilodpError: There is no such file (code cohort.path), it is damaged (code ledger.damaged), or in use (code
-            run.in_use).
+        SilodpError: There is no such file (code cohort.path), or it is damaged (code ledger.damaged).
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,17 +110,36 @@ class Cohort:
         self.plan: Counts | None = None
         self.unknown: list[tuple[str, float]] = []
         self.rehearsals: list[str] = []
-        self.lines: list[Mapping[str, Any]] = []
-        self._log = AppendOnlyLog(path, header)
+        self._depth = 0
+        self._log = AppendOnlyLog(path, header, self._take)
+        self._log.read()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing in the block, which sees all that they have written before.
+
+        Raises:
+            SilodpError: Another process has locked the file for a minute (code run.in_use), or the file was replaced or
+                damaged (code ledger.damaged).
+        """
+        if not self._depth:
+            self._log.lock(_WAIT_SECONDS)
+        self._depth += 1
         try:
-            with refuse_unsound(
-                lambda error: f"cohort {path} cannot be read: {error}", code="ledger.damaged"
-            ):
-                for fields in self._log.lines:
-                    self._take(fields)
-        except BaseException:
-            self.close()
-            raise
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._log.unlock()
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line."""
+        return self._log.head
+
+    def contains(self, head: str) -> bool:
+        """Return whether the file has a line with this hash: then it is no older than when that line was its last."""
+        return self._log.contains(head)
 
     # --- what may be spent ---
 
@@ -140,7 +167,7 @@ class Cohort:
 
     def _check_kind(self, run: CohortRun) -> None:
         """Check that the charges of a run can be added to those of the others."""
-        others = [one for name, one in self.runs.items() if name != run.run]
+        others = [one for name, one in self.runs.items() if name != run.continuation]
         if any(one.unit != run.unit for one in others):
             raise SilodpError(
                 f"the runs in {self.path} protect {_UNITS[others[0].unit]}, and this one {_UNITS[run.unit]}: their ε "
@@ -183,7 +210,7 @@ class Cohort:
             return
         if math.isinf(needed) and rule.leaves_room(limit, disclosure):
             raise self._explain_uncovered(charges)
-        before = pluralize(len(self.runs.keys() - {run.run}), "other run")
+        before = pluralize(len(self.runs.keys() - {run.continuation}), "other run")
         told = f"a limit of ε = {needed:.4g} against '{adversary}', and the limit is {limit:g}"
         if not rule.leaves_room(limit, disclosure):
             told = rule.describe_room(limit, disclosure, adversary)
@@ -248,7 +275,7 @@ class Cohort:
 
     def _list_runs(self, run: CohortRun | None) -> list[CohortRun]:
         """Return all runs, one of them in the place of what the file has of it."""
-        return list((self.runs if run is None else {**self.runs, run.run: run}).values())
+        return list((self.runs if run is None else {**self.runs, run.continuation: run}).values())
 
     # --- lines ---
 
@@ -260,46 +287,92 @@ class Cohort:
         Raises:
             SilodpError: As `check`; nothing is written.
         """
-        self.check(run)
-        is_plan = self.plan is None and not self.runs
-        self._append({"kind": "reserve", **_encode_run(run), **({"plan": True} if is_plan else {})})
+        with self.lock():
+            self.check(run)
+            is_plan = self.plan is None and not self.runs
+            self._append({"kind": "reserve", **_encode_run(run), **({"plan": True} if is_plan else {})})
 
-    def settle(self, run: str, charges: Counts) -> None:
-        """Replace what a run has reserved by what its ledger has; on disk when this returns.
+    def note_head(self, continuation: str, before: str, head: str) -> None:
+        """Note the last line of a run's ledger, once a round; on disk when this returns.
+
+        Args:
+            continuation: The id under which the run is counted.
+            before: The line that this process has noted before.
+            head: The hash of the last line.
 
         Raises:
-            SilodpError: The run has reserved less (code cohort.settle).
+            SilodpError: Another line was noted meanwhile: a copy of the run is continued elsewhere (code
+                cohort.settle).
         """
-        known = self.runs.get(run)
-        if known is None or not is_within(charges, known.charges):
+        with self.lock():
+            self.check_head(continuation, before)
+            self._append({"kind": "head", "continuation": continuation, "head": head})
+
+    def settle(self, continuation: str, before: str, charges: Counts) -> None:
+        """Replace what a run has reserved by what its ledger has; on disk when this returns.
+
+        Args:
+            continuation: The id under which the run is counted.
+            before: The line of its ledger that this process has noted before.
+            charges: What its ledger has.
+
+        Raises:
+            SilodpError: The run has reserved less, or a copy of it is continued elsewhere (code cohort.settle).
+        """
+        with self.lock():
+            known = self.check_head(continuation, before)
+            if not is_within(charges, known.charges):
+                raise SilodpError(
+                    f"the ledger of run {known.run} has more than it has reserved in {self.path}: one of both is an "
+                    "old copy; restore the newest, since what was spent is not known.",
+                    code="cohort.settle",
+                    field="cohort",
+                )
+            self._append({"kind": "settle", "continuation": continuation, "events": encode_charges(charges)})
+
+    def check_head(self, continuation: str, head: str) -> CohortRun:
+        """Return a run, of whose ledger nobody may have noted another line than this process has.
+
+        Raises:
+            SilodpError: A copy of the run is continued elsewhere (code cohort.settle).
+        """
+        known = self.runs.get(continuation)
+        if known is None or known.head != head:
             raise SilodpError(
-                f"the ledger of run {run} has more than it has reserved in {self.path}: one of both is an old copy; "
-                "restore the newest, since what was spent is not known.",
+                f"a copy of this run was continued meanwhile under {self.path}, and is counted there in its place: "
+                "what this process did since then is not released; resume the run, which counts it as another one.",
                 code="cohort.settle",
                 field="cohort",
             )
-        self._append({"kind": "settle", "run": run, "events": encode_charges(charges)})
+        return known
 
-    def add(self, run: CohortRun, over_limit: bool = False) -> None:
+    def add(self, run: CohortRun, is_known: Callable[[str], bool], over_limit: bool = False) -> None:
         """Add a run that was done before the cohort was asked, with what its ledger has.
 
         Args:
             run: The run.
+            is_known: Whether its ledger has a line with a hash.
             over_limit: Whether it is written down even if it does not fit: then no further run is admitted.
 
         Raises:
             SilodpError: As `check`, or the run is there already (code cohort.settle).
         """
-        if run.run in self.runs:
-            raise SilodpError(
-                f"run {run.run} is in {self.path} already: what it has spent is counted there.",
-                code="cohort.settle",
-                field="run",
-            )
-        self._check_kind(run)
-        if not over_limit:
-            self.check(run)
-        self._append({"kind": "add", **_encode_run(replace(run, is_settled=True, is_added=True))})
+        with self.lock():
+            # Its copies have the same id, and count as other runs, unless their ledger goes on from what is known here.
+            for one in self.runs.values():
+                if one.run != run.run or not is_known(one.head):
+                    continue
+                if is_within(run.charges, one.charges):
+                    raise SilodpError(
+                        f"run {run.run} is in {self.path} already: what it has spent is counted there.",
+                        code="cohort.settle",
+                        field="run",
+                    )
+                run = replace(run, continuation=one.continuation)
+            self._check_kind(run)
+            if not over_limit:
+                self.check(run)
+            self._append({"kind": "add", **_encode_run(replace(run, is_settled=True, is_added=True))})
 
     def note_unknown(self, note: str, epsilon: float) -> None:
         """Note a run whose ledger is not known, of this ε; afterwards no run is admitted, and totals are lower bounds.
@@ -314,39 +387,37 @@ class Cohort:
         """Note runs that cost nothing, because nobody but the controller sees anything of them."""
         self._append({"kind": "rehearsal", "note": note})
 
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _append(self, fields: dict[str, Any]) -> None:
         fields["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        self._log.append(fields)
-        self._take(fields)
+        with self.lock():
+            self._log.append(fields)
+            self._take(fields, 0)
 
-    def _take(self, fields: Mapping[str, Any]) -> None:
+    def _take(self, fields: Mapping[str, Any], number: int) -> None:
         """Take over a line of the file."""
-        match fields["kind"]:
-            case "reserve" | "add":
-                run = _decode_run(fields)
-                self.runs[run.run] = run
-                if fields.get("plan"):
-                    self.plan = run.charges
-            case "settle":
-                run = self.runs[fields["run"]]
-                self.runs[run.run] = replace(run, charges=decode_charges(fields["events"]), is_settled=True)
-            case "unknown":
-                self.unknown.append((str(fields["note"]), float(fields["epsilon"])))
-            case "rehearsal":
-                self.rehearsals.append(str(fields["note"]))
-            case kind:
-                raise ValueError(f"a line of kind {kind!r}, which this version does not know")
-        self.lines.append(fields)
+        with refuse_unsound(
+            lambda error: f"cohort {self.path} cannot be read in line {number}: {error}",
+            code="ledger.damaged",
+        ):
+            match fields["kind"]:
+                case "reserve" | "add":
+                    run = _decode_run(fields)
+                    self.runs[run.continuation] = run
+                    if fields.get("plan"):
+                        self.plan = run.charges
+                case "head":
+                    run = self.runs[fields["continuation"]]
+                    self.runs[run.continuation] = replace(run, head=str(fields["head"]))
+                case "settle":
+                    run = self.runs[fields["continuation"]]
+                    charges = decode_charges(fields["events"])
+                    self.runs[run.continuation] = replace(run, charges=charges, is_settled=True)
+                case "unknown":
+                    self.unknown.append((str(fields["note"]), float(fields["epsilon"])))
+                case "rehearsal":
+                    self.rehearsals.append(str(fields["note"]))
+                case kind:
+                    raise ValueError(f"a line of kind {kind!r}, which this version does not know")
 
 
 def create_cohort(
@@ -389,7 +460,9 @@ def create_cohort(
         "limits": dict(limits),
         "certificates": list(certificates),
     }
-    AppendOnlyLog(path, header).close()
+    log = AppendOnlyLog(path, header, lambda fields, number: None)
+    log.lock()
+    log.unlock()
 
 
 def is_within(charges: Counts, reserved: Counts) -> bool:

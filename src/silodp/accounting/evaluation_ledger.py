@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from silodp.accounting.events import Composed, Event
 from silodp.accounting.ledger import Ledger, LedgerEntry
+from silodp.accounting.progress import Answer
 from silodp.accounting.views import Adversary
 
 
@@ -17,8 +19,11 @@ class EvaluationLedger:
         ledger: the ledger of the run.
 
     Attributes:
+        is_evaluation: True.
         is_last: Whether what `Ledger.reserved` kept may be spent now.
     """
+
+    is_evaluation: ClassVar[bool] = True
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -38,18 +43,36 @@ class EvaluationLedger:
         """Number of evaluations charged."""
         return len({entry.round for entry in self.history})
 
-    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+    @property
+    def head(self) -> str:
+        """As `Ledger.head`."""
+        return self._ledger.head
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers about the evaluation, as `Ledger.answers`."""
+        return self._ledger.progress.answers[True]
+
+    def record_answer(self, answer: Answer) -> None:
+        """As `Ledger.record_answer`."""
+        self._ledger.record_answer(answer)
+
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event], request: str = "") -> None:
         """Charge a release of an evaluation, after the last round charged; as `Ledger.charge`.
 
         What costs nothing against anyone is not written down.
         """
         if all(event == Composed(()) for event in events.values()):
             return
-        self._ledger.charge_evaluation(round, release, events)
+        self._ledger.charge_evaluation(round, release, events, request)
 
     def charged(self, round: int, release: int = 0) -> bool:
         """Return whether a release of an evaluation was charged."""
-        return self._ledger.charged_evaluation(round, release)
+        return self.find_request(round, release) is not None
+
+    def find_request(self, round: int, release: int) -> str | None:
+        """As `Ledger.find_request`."""
+        return self._ledger.find_request(round, release, is_evaluation=True)
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
         """Return whether the budget still holds after these events; the last evaluation may spend what was reserved."""

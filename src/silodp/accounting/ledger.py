@@ -4,6 +4,10 @@ One line for every release of a round, with the event of every adversary, is on 
 anything of the release can be seen (see `_append_log`). Attempts at one release are charged once. A kill at any moment
 can leave a charge for something that was never released, never a release without its charge.
 
+The same file is the history of the run: a silo lists in it every answer before it is sent, and a server every completed
+round before it is visible (`accounting/progress.py`). Everything else that a party keeps is a view of this file: what
+is older than the file is refused, and what the file is older than is refused too.
+
 ε is computed from counts of events, however many rounds there were. Where units have budgets of different sizes, their
 kinds are alternatives of each event (`WorstOf`), and the ledger reports the largest ε of a kind.
 """
@@ -18,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import index
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import Accountant, compose_charges, compute_epsilon, find_accountant
@@ -31,12 +35,13 @@ from silodp.accounting.events import (
     event_to_dict,
     explain_not_private,
 )
+from silodp.accounting.progress import Answer, Progress
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.settings import Delta, Epsilon, Named, Settings, check_value
 
-FORMAT = 1
+FORMAT = 2
 
 ACCOUNTING = 3
 """Version of the rules that turn a run into events.
@@ -79,8 +84,7 @@ class LedgerHeader:
         unit: Who is protected, "user" or "record"; None without privacy.
         aggregator: The name of the aggregator.
         secret: Whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
-        accounting: The version of the rules that the ledger was begun with (`ACCOUNTING`); ledgers of the first version
-            do not state it.
+        accounting: The version of the rules that the ledger was begun with (`ACCOUNTING`).
     """
 
     method: str
@@ -88,7 +92,23 @@ class LedgerHeader:
     unit: Unit | None
     aggregator: str
     secret: bool
-    accounting: int = 1
+    accounting: int = ACCOUNTING
+
+
+@dataclass(frozen=True)
+class SiloHeader:
+    """What the charges in a silo's ledger are about, so that only charges of the same persons are added up.
+
+    Attributes:
+        unit: Who is protected, "user" or "record"; None without privacy.
+        persons: Public facts by which other persons are told apart (`PersonKey`); None where the unit is no person, and
+            in simulations.
+        plan: All charges that the run plans, as text (`deploy.lifetime.encode_plan`); "" in simulations.
+    """
+
+    unit: Unit | None
+    persons: Mapping[str, str] | None = None
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)  # a run keeps one per round and party in memory
@@ -100,12 +120,14 @@ class LedgerEntry:
         release: The number of the release in its round or evaluation.
         events: The event of each adversary.
         evaluation: The number of the evaluation, counted from 0; None for a round of training.
+        request: In a silo's ledger, the digest of the whole request that the release answers; else "".
     """
 
     round: int
     release: int
     events: Mapping[Adversary, Event]
     evaluation: int | None = None
+    request: str = ""
 
     @property
     def place(self) -> tuple[bool, int, int]:
@@ -129,18 +151,24 @@ class Ledger:
         budget: what may be spent; None for no limit.
         run: the run's id; a ledger of another run is refused.
         subject: what the events are about; None takes what the file states, if it does.
+        silo: the same in a silo's ledger.
         disclosure: TV by adversary (`Aggregator.disclosure`), for a file that is made; None: not known.
+        is_open: whether lines may be added; if not, the file is not locked, and may be in use elsewhere.
 
     Attributes:
         disclosure: The TV by adversary, as the file states it.
+        progress: What the file lists beside the charges.
+        is_first: Whether the first charge here is the first one of all runs of a silo. It is set before that charge.
         reserved: The events that the budget must still hold after, whatever is charged before; {} for none.
         before_charge: Called with every new entry before it is written; it forbids the charge by raising an exception.
-        files: The digests by name of the files that the run wrote when it ended; None where a charge came after that,
-            and in ledgers of earlier versions.
+        after_completed: Called when a completed round was written, before anything of it is visible.
+        files: The digests by name of the files that the run wrote when it ended; None where a charge came after that.
 
     Raises:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
     """
+
+    is_evaluation: ClassVar[bool] = False  # as `EvaluationLedger` says
 
     def __init__(
         self,
@@ -151,16 +179,23 @@ class Ledger:
         *,
         run: str,
         subject: LedgerHeader | None = None,
+        silo: SiloHeader | None = None,
         disclosure: Mapping[Adversary, float] | None = None,
+        is_open: bool = True,
     ) -> None:
         check_value("delta", delta, Delta)
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
         kept = _read_header(path)
         self.subject = _choose_subject(kept, subject)
+        self.silo = _read_silo(kept) if silo is None else silo
         self.disclosure = _read_disclosure(path, kept) if kept else disclosure
+        self.progress = Progress()
+        self.is_first = False
+        self.follows: str | None = None
         self.reserved: Mapping[Adversary, Event] = {}
         self.before_charge: Callable[[LedgerEntry], None] = lambda entry: None
+        self.after_completed: Callable[[], None] = lambda: None
         self.files: Mapping[str, str] | None = None
         self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
@@ -174,31 +209,35 @@ class Ledger:
             "budget": None if budget is None else asdict(budget),
         }
         if self.subject is not None:
-            # The first version did not write its number; a header must be the same bytes when its run goes on.
-            first = ("accounting", 1)
-            header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
+            header["subject"] = asdict(self.subject)
+        if self.silo is not None:
+            header["silo"] = asdict(self.silo)
         if self.disclosure is not None:
             header["disclosure"] = dict(self.disclosure)
+        self._log = AppendOnlyLog(path, header, self._take)
+        if not is_open:
+            self._log.read()
+            return
         # Locked from here on: what was read of the first line before is compared with the header by the log.
-        self._journal = None if path is None else AppendOnlyLog(path, header)
-        try:
-            for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
-                self._take(fields, number)
-        except BaseException:
-            self.close()  # else the lock stays until the object is collected, and the run cannot be opened again
-            raise
+        self._log.lock()
 
-    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event], request: str = "") -> None:
         """Charge a release of a round against each adversary; on disk when this returns.
 
         The same events under the same (round, release) are charged once. Nothing may be released where this
         raises.
 
+        Args:
+            round: The number of the round, from 0.
+            release: The number of the release in the round, from 0.
+            events: The event of each adversary.
+            request: The digest of the request that asks for it; "" in the ledger of a server.
+
         Raises:
             SilodpError: other events stand under (round, release), an adversary is missing or new, an event
                 is out of range, or the file cannot be written.
         """
-        self._charge(LedgerEntry(int(round), int(release), dict(events)))
+        self._charge(LedgerEntry(int(round), int(release), dict(events), request=request))
 
     def _charge(self, charge: LedgerEntry) -> None:
         known = self._charges.get(charge.place)
@@ -207,12 +246,14 @@ class Ledger:
             # Checked before it is written: a line that cannot be read again would end the run.
             self._check(charge)
             self.before_charge(charge)
-            if self._journal is not None:
-                lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
-                about = {"evaluation": charge.evaluation} if is_evaluation else {}
-                self._journal.append(
-                    {"round": charge.round, "release": charge.release, **about, "events": lines}
-                )
+            line: dict[str, Any] = {"kind": "charge", "round": charge.round, "release": charge.release}
+            line["events"] = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
+            more = {
+                "evaluation": charge.evaluation,
+                "request": charge.request or None,
+                "first": True if self.is_first and not self._charges else None,
+            }
+            self._log.append(line | {name: value for name, value in more.items() if value is not None})
             self._count(charge)
         # A repeated attempt is free only where it costs what was charged.
         elif known.events != charge.events:
@@ -224,24 +265,80 @@ class Ledger:
 
     def charged(self, round: int, release: int = 0) -> bool:
         """Return whether (round, release) was charged."""
-        return (False, round, release) in self._charges
+        return self.find_request(round, release) is not None
 
-    def charge_evaluation(self, number: int, release: int, events: Mapping[Adversary, Event]) -> None:
+    def find_request(self, round: int, release: int, is_evaluation: bool = False) -> str | None:
+        """Return the digest of the request that (round, release) was charged for; None where it was not charged."""
+        entry = self._charges.get((is_evaluation, round, release))
+        return None if entry is None else entry.request
+
+    def charge_evaluation(
+        self, number: int, release: int, events: Mapping[Adversary, Event], request: str = ""
+    ) -> None:
         """Charge a release of an evaluation, after the last round charged; as `charge`.
 
         Args:
             number: of the evaluation, counted from 0.
             release: of the evaluation, counted from 0.
             events: by adversary.
+            request: the digest of the request that asks for it; "" in the ledger of a server.
         """
         # A repeated evaluation keeps the round under which it was first written, else its line would differ.
         known = self._charges.get((True, number, release))
         after = max(self.rounds - 1, 0) if known is None else known.round
-        self._charge(LedgerEntry(after, int(release), dict(events), int(number)))
+        self._charge(LedgerEntry(after, int(release), dict(events), int(number), request))
 
-    def charged_evaluation(self, number: int, release: int = 0) -> bool:
-        """Return whether a release of an evaluation was charged."""
-        return (True, number, release) in self._charges
+    # --- what is no charge ---
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line, which stands for the whole file."""
+        return self._log.head
+
+    def contains(self, head: str) -> bool:
+        """Return whether the file has a line with this hash: then it is no older than when that line was its last."""
+        return self._log.contains(head)
+
+    def note(self, fields: Mapping[str, Any]) -> None:
+        """Append a line that is no charge (`Progress.take`); on disk when this returns.
+
+        Raises:
+            SilodpError: the file cannot be written.
+        """
+        self._log.append(dict(fields))
+        self.progress.take(fields, len(self._charges))
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers of the set-up and of the last round, in order."""
+        return self.progress.answers[False]
+
+    def record_answer(self, answer: Answer) -> None:
+        """List an answer of a silo, before it is sent."""
+        self.note(answer.to_line())
+
+    def record_completed(self, rounds: int, checkpoint: str, drawn: str) -> None:
+        """List that so many rounds are completed, before anything of the last one is visible.
+
+        Args:
+            rounds: their number.
+            checkpoint: SHA-256 (hex) of the checkpoint.
+            drawn: SHA-256 (hex) of what was drawn for the last one.
+
+        Raises:
+            SilodpError: The round was completed before with another result, and nothing was charged since: what
+                repeats it (a store of a silo, or of the server) is an old copy (code checkpoint.mismatch).
+        """
+        known = self.progress.completed.get(rounds)
+        if known is not None and known.checkpoint != checkpoint and known.charges == len(self._charges):
+            raise SilodpError(
+                f"round {rounds} was completed before with another result: a checkpoint or a store of this run is an "
+                "old copy; restore the newest ones, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
+            )
+        about = {} if self.follows is None else {"follows": self.follows}
+        self.note({"kind": "completed", "round": rounds, "checkpoint": checkpoint, "drawn": drawn, **about})
+        self.after_completed()
 
     def record_files(self, digests: Mapping[str, str]) -> None:
         """Append digests of the files of the run that ends here; on disk when this returns.
@@ -252,8 +349,8 @@ class Ledger:
         Raises:
             SilodpError: the ledger cannot be written.
         """
-        if self._journal is not None and digests != self.files:
-            self._journal.append({"files": dict(digests)})
+        if digests != self.files:
+            self._log.append({"kind": "files", "files": dict(digests)})
         self.files = dict(digests)
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
@@ -357,8 +454,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file; a ledger in a file takes no charges after this."""
-        if self._journal is not None:
-            self._journal.close()
+        self._log.unlock()
 
     def __enter__(self) -> Self:
         return self
@@ -372,18 +468,22 @@ class Ledger:
             lambda error: f"ledger {self.path} cannot be read in line {number}: {error}",
             code="ledger.damaged",
         ):
-            if "files" in fields:
-                if not all(isinstance(digest, str) for digest in fields["files"].values()):
-                    raise ValueError("a digest of a file is no text; restore the ledger from a copy")
-                self.files = fields["files"]
-                return
-            events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
-            release = "release" if "release" in fields else "attempt"  # its name in older files
-            evaluation = fields.get("evaluation")
-            evaluation = None if evaluation is None else index(evaluation)
-            charge = LedgerEntry(index(fields["round"]), index(fields[release]), events, evaluation)
-            self._check(charge)
-            self._count(charge)
+            match fields["kind"]:
+                case "charge":
+                    events = {a: event_from_dict(event) for a, event in fields["events"].items()}
+                    evaluation = fields.get("evaluation")
+                    evaluation = None if evaluation is None else index(evaluation)
+                    place = index(fields["round"]), index(fields["release"])
+                    charge = LedgerEntry(*place, events, evaluation, str(fields.get("request", "")))
+                    self._check(charge)
+                    self.is_first |= fields.get("first") is True
+                    self._count(charge)
+                case "files":
+                    if not all(isinstance(digest, str) for digest in fields["files"].values()):
+                        raise ValueError("a digest of a file is no text; restore the ledger from a copy")
+                    self.files = fields["files"]
+                case _:
+                    self.progress.take(fields, len(self._charges))
 
     def _check(self, charge: LedgerEntry) -> None:
         """Check that every line names the same adversaries, else one would go uncharged, and supported events."""
@@ -449,24 +549,34 @@ def find_exceeded_limit(
     return None
 
 
-def reopen_ledger(path: Path, find: Callable[[str], Accountant | str] = lambda name: name) -> Ledger:
+def reopen_ledger(
+    path: Path, find: Callable[[str], Accountant | str] = lambda name: name, is_open: bool = True
+) -> Ledger:
     """Open a ledger with the settings in its first line; this checks the hash and the event of every line.
 
     Args:
         path: the file.
         find: the stored name of the accountant → an object, or a name in `ACCOUNTANTS`.
+        is_open: whether lines may be added; if not, the file may be in use elsewhere.
 
     Raises:
-        SilodpError: the file is no ledger, is damaged, or is in use.
+        SilodpError: the file is no ledger, is damaged, is of another version (code ledger.version), or is in use.
     """
     with refuse_unsound(
         f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
     ):
         with path.open("rb") as file:
             header = parse_json(file.readline())
+        version = header["format"]
         budget = None if header["budget"] is None else Budget(**header["budget"])
         delta, accountant, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
-    return Ledger(path, delta, find(accountant), budget, run=run)
+    if version != FORMAT:
+        raise SilodpError(
+            f"ledger {path} has format {version}, and this silodp reads {FORMAT}: use the version of silodp that wrote "
+            "it; of a silo, begin with a new folder, and the ε that the old ledgers leave.",
+            code="ledger.version",
+        )
+    return Ledger(path, delta, find(accountant), budget, run=run, is_open=is_open)
 
 
 def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> LedgerHeader | None:
@@ -479,6 +589,13 @@ def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> 
     if subject is None or replace(subject, accounting=kept.accounting) == kept:
         return kept
     return subject
+
+
+def _read_silo(header: Mapping[str, Any]) -> SiloHeader | None:
+    """Return what a file states of a silo; None where it does not, which differs from its header if it is damaged."""
+    with suppress(KeyError, TypeError):
+        return SiloHeader(**header["silo"])
+    return None
 
 
 def _read_disclosure(path: Path | None, header: Mapping[str, Any]) -> Mapping[Adversary, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,8 +73,7 @@ def show_cohort(path: Path_, as_json: Json = False) -> None:
     """Show the runs of a cohort, and what they have spent together."""
     from silodp.accounting.cohort import Cohort
 
-    with Cohort(path) as cohort:
-        result, lines = _describe(cohort)
+    result, lines = _describe(Cohort(path))
     show(result, as_json, lines)
 
 
@@ -103,14 +103,14 @@ def add(
             code="argument.missing",
             field="directory",
         )
-    with Cohort(path) as cohort:
-        if directory is not None:
-            from silodp.runtime.cohort import read_counted_run
+    cohort = Cohort(path)
+    if directory is not None:
+        from silodp.runtime.cohort import read_counted_run
 
-            cohort.add(read_counted_run(directory), over_limit)
-        else:
-            cohort.note_unknown(str(note), float(epsilon or 0))
-        result, lines = _describe(cohort)
+        cohort.add(*read_counted_run(directory), over_limit)
+    else:
+        cohort.note_unknown(str(note), float(epsilon or 0))
+    result, lines = _describe(cohort)
     show(result, as_json, lines)
 
 
@@ -118,10 +118,17 @@ def _describe(cohort: Cohort) -> tuple[dict[str, Any], list[str]]:
     """Return the content of a cohort, and its lines."""
     spent = {adversary: cohort.epsilon(adversary) for adversary in ADVERSARIES}
     runs = [
-        {"run": one.run, "purpose": one.purpose, "settled": one.is_settled, "added": one.is_added}
+        {
+            "run": one.run,
+            "continuation": one.continuation,
+            "purpose": one.purpose,
+            "settled": one.is_settled,
+            "added": one.is_added,
+        }
         for one in cohort.runs.values()
     ]
     lines = [f"{pluralize(len(runs), 'run')} in {cohort.path}:"]
+    ids = Counter(one.run for one in cohort.runs.values())
     for one in cohort.runs.values():
         state = (
             "done before"
@@ -130,7 +137,8 @@ def _describe(cohort: Cohort) -> tuple[dict[str, Any], list[str]]:
             if one.is_settled
             else "reserved: running, or was stopped"
         )
-        lines.append(f"  {one.run}  {one.purpose}, {state}")
+        copied = " (a copy was continued as well)" if ids[one.run] > 1 else ""
+        lines.append(f"  {one.run}  {one.purpose}, {state}{copied}")
     lines += [f"  not known: {note}, ε = {format_epsilon(epsilon)}" for note, epsilon in cohort.unknown]
     at_least = "at least " if cohort.unknown else ""
     for adversary, epsilon in spent.items():

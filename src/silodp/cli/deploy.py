@@ -139,6 +139,26 @@ def keys(
     show({"request": str(request)}, as_json, lines)
 
 
+@deploy_app.command("end")
+def end(folder: Folder, as_json: Json = False) -> None:
+    """End all runs of a silo whose store is lost or an old copy. Their charges stay; a new run can begin."""
+    from silodp.deploy import LEDGERS
+    from silodp.deploy.history import end_runs
+
+    if not (folder / LEDGERS).exists():
+        raise SilodpError(
+            f"{folder} is not the folder of a silo that took part in a run: it has no {LEDGERS}.",
+            code="cli.file",
+            field="folder",
+        )
+    ended = end_runs(folder)
+    lines = [
+        f"Ended {pluralize(len(ended), 'run')}: nothing more is answered in them, and what they were charged stays "
+        "counted. The server begins a new run."
+    ]
+    show({"ended": ended}, as_json, lines)
+
+
 @deploy_app.command()
 def seal(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder with public/ and requests/.")],

@@ -50,10 +50,6 @@ class PersonKey:
             "" if keys is None else _digest(keys),
         )
 
-    def encode(self) -> bytes:
-        """Return the key as bytes for a store."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
-
     @property
     def digest(self) -> str:
         """The first 64 bits of the SHA-256 over all fields, as 16 hexadecimal digits."""

@@ -11,19 +11,18 @@ from typing import Any
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.views import Adversary
 from silodp.data.tables.schema import Schema
-from silodp.deploy import AUDIT, LOCK, POLICY, STORE
+from silodp.deploy import LOCK, POLICY
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.lifetime import PLAN, compute_lifetime_cost, has_charged_ledger
-from silodp.deploy.limits import read_audit
+from silodp.deploy.history import list_charged
+from silodp.deploy.lifetime import compute_lifetime_cost, read_ledgers
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import format_digest
-from silodp.deploy.silo import UNIT, check_participation, find_name
+from silodp.deploy.silo import check_participation, find_name
 from silodp.errors import SilodpError
 from silodp.methods.base import supports
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.run_directory import hold_lock
 from silodp.wire.files import PRIVATE_FILE, write_durably
-from silodp.wire.store import DirectoryStore
 
 
 def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[str, Any]:
@@ -224,8 +223,6 @@ def write_policy(
     with hold_lock(folder / LOCK, folder) if replace else nullcontext():
         if replace:
             _refuse_charged(folder)
-            if (folder / STORE).exists():
-                DirectoryStore(folder / STORE).drop(UNIT)
         write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 
@@ -241,13 +238,8 @@ def _refuse_charged(folder: Path) -> None:
 
 
 def _has_charges(folder: Path) -> bool:
-    """Return whether a silo was charged in any run, by its audit log, its store or its ledgers."""
-    entries, _ = read_audit(folder / AUDIT)
-    return (
-        any(one["charges"] for one in entries)
-        or DirectoryStore(folder / STORE, private=False).get(PLAN) is not None
-        or has_charged_ledger(folder, entries)
-    )
+    """Return whether a silo was charged in any run; raise where its ledgers are not all there."""
+    return bool(list_charged(read_ledgers(folder)))
 
 
 def _round_up(epsilon: float) -> float:

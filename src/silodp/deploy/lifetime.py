@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from shutil import copytree
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.cohort import Counts, decode_charges, encode_charges
+from silodp.accounting.cohort import Counts, encode_charges
 from silodp.accounting.events import Event, count_kinds, explain_not_private
 from silodp.accounting.filters import Filter
 from silodp.accounting.guarantee import format_epsilon
@@ -26,15 +23,13 @@ from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy import AUDIT, LEDGERS, POLICY, STORE
-from silodp.deploy.history import open_ledgers
-from silodp.deploy.limits import BEGUN, find_max_charges, read_audit
+from silodp.deploy.history import find_plan, list_charged, open_ledgers
+from silodp.deploy.limits import BEGUN, find_last, read_audit
 from silodp.deploy.policy import Policy
 from silodp.runtime.guarantees import count_charges, plan_releases
 from silodp.runtime.silo import make_ledger
-from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
+from silodp.wire.store import DirectoryStore, RoundStore
 
-PLAN = "planned charges"
-"""Key in the silo's store: all charges of the first run that was charged (`encode_plan`)."""
 _NEW_RUN = "plan"
 """Stands for the id of a run that has not begun, among those of earlier runs."""
 
@@ -64,7 +59,7 @@ class LifetimeLedger:
     @property
     def charged_runs(self) -> int:
         """The number of runs with a charge."""
-        return sum(bool(ledger.history) for ledger in self.runs.values())
+        return len(list_charged(self.runs))
 
     def epsilon(
         self, adversary: Adversary, more: Mapping[Event, int] | None = None, run: str = ""
@@ -171,16 +166,6 @@ def count_plan(spec: RunSpec, silo: str) -> dict[Adversary, Counter[Event]]:
     return {a: found for a, found in counts.items() if not any(map(explain_not_private, found))}
 
 
-def read_plan(folder: Path, ledgers: Mapping[str, Ledger]) -> Counts | None:
-    """Return the plan that the first charge of a silo has fixed; None before it."""
-    stored = DirectoryStore(folder / STORE, private=False).get(PLAN)
-    if stored is not None:
-        return decode_charges(json.loads(stored))
-    # Charges without a plan are those of an earlier version: of no list that is known.
-    is_charged = any(ledger.history for ledger in ledgers.values())
-    return {adversary: {} for adversary in ADVERSARIES} if is_charged else None
-
-
 def encode_plan(plan: Counts) -> str:
     """Return a plan as text; that of the same charges is the same."""
     return json.dumps(encode_charges(plan), sort_keys=True)
@@ -223,11 +208,11 @@ def compute_lifetime_cost(
 
 
 def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Read ε of all runs of a silo from copies of its ledgers, so that a running silo is not disturbed.
+    """Read ε of all runs of a silo.
 
     Args:
         folder: Folder of the silo.
-        entries: Entries of the audit log; no ledger may have fewer charges than they list.
+        entries: Entries of the audit log; no ledger may lack a line that they know of.
 
     Returns:
         JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" (of runs that were fixed
@@ -240,41 +225,36 @@ def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, 
     if not (folder / LEDGERS).exists():
         return None
     policy = Policy.load(folder / POLICY)
-    unit = DirectoryStore(folder / STORE).get("unit")
-    with _open_copies(folder, entries) as ledgers:
-        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
-        return {
-            "runs": lifetime.charged_runs,
-            "unit": None if unit is None else unit.decode(),
-            "delta": policy.delta,
-            "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
-            "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
-            "certificates": policy.certificates,
-        }
+    ledgers = read_ledgers(folder, entries)
+    lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+    headers = [
+        ledger.silo for ledger in (*list_charged(ledgers), *ledgers.values()) if ledger.silo is not None
+    ]
+    return {
+        "runs": lifetime.charged_runs,
+        "unit": headers[0].unit if headers else None,
+        "delta": policy.delta,
+        "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
+        "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+        "certificates": policy.certificates,
+    }
 
 
-@contextmanager
-def _open_copies(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Ledger]]:
-    """Open copies of a silo's ledgers, by run: a running silo holds the locks of the ledgers themselves."""
-    if not (folder / LEDGERS).exists():
-        yield {}
-        return
-    # Copies have no store beside them: only the audit log can say that a ledger is older than what left the silo.
-    with TemporaryDirectory() as name:
-        copies = Path(name) / LEDGERS
-        copytree(folder / LEDGERS, copies)
-        ledgers = open_ledgers(copies, MemoryStore(), find_max_charges(entries))
-        try:
-            yield ledgers
-        finally:
-            for ledger in ledgers.values():
-                ledger.close()
+def read_ledgers(folder: Path, entries: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Ledger]:
+    """Read a silo's ledgers by run; a silo that runs is not disturbed.
 
+    Args:
+        folder: Folder of the silo.
+        entries: Entries of the audit log, read before; None reads them.
 
-def has_charged_ledger(folder: Path, entries: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a ledger of a silo's folder has a charge; see `read_spent`."""
-    with _open_copies(folder, entries) as ledgers:
-        return any(ledger.history for ledger in ledgers.values())
+    Raises:
+        SilodpError: A ledger is missing, damaged or an old copy.
+    """
+    if entries is None:
+        entries, _ = read_audit(folder / AUDIT)
+    return (
+        open_ledgers(folder / LEDGERS, find_last(entries)) if entries or (folder / LEDGERS).exists() else {}
+    )
 
 
 def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> dict[Adversary, float]:
@@ -293,13 +273,10 @@ def find_shortfall(folder: Path, spec: RunSpec, silo: str, policy: Policy) -> di
     Raises:
         SilodpError: A ledger is missing, damaged or an old copy.
     """
-    entries, _ = read_audit(folder / AUDIT)
-    with _open_copies(folder, entries) as earlier:
-        rule, limits = tuple(policy.certificates), policy.lifetime_epsilon
-        plan = read_plan(folder, earlier)
-        begun = _find_begun(folder, spec.digest, earlier)
-        others = {run: ledger for run, ledger in earlier.items() if run != begun}
-        needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)
+    earlier, rule, limits = read_ledgers(folder), tuple(policy.certificates), policy.lifetime_epsilon
+    plan, begun = find_plan(earlier), _find_begun(folder, spec.digest, earlier)
+    others = {run: ledger for run, ledger in earlier.items() if run != begun}
+    needed = compute_lifetime_cost(spec, silo, policy.delta, others, rule, plan, limits)
     # An adversary that is absent has no guarantee, which is beyond every limit.
     needed = {adversary: needed.get(adversary, math.inf) for adversary in policy.lifetime_epsilon}
     return {adversary: e for adversary, e in needed.items() if e > policy.lifetime_epsilon[adversary]}

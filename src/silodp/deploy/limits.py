@@ -15,7 +15,7 @@ from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json
-from silodp.runtime.gate import STATE_KEY, name_answer
+from silodp.runtime.answers import name_answer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO
 from silodp.wire.store import RoundStore, Store
@@ -31,25 +31,24 @@ def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
         path: Path of the log. Without the file, nothing has left the silo.
 
     Returns:
-        The entries in order, each with the text "run" and the number "charges"; and how many lines a crash cut off.
+        The entries in order, each with the texts "run" and "head" and the number "charges"; and how many lines a crash
+        cut off.
     """
     entries, cut_off = [], 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             entry = parse_json(line)
-            entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
+            texts = {name: str(entry[name]) for name in ("run", "head")}
+            entries.append({**entry, **texts, "charges": int(entry["charges"])})
         except UNSOUND:
             # The line is on disk before the answer leaves (`SiloService.receive`), so nothing left the silo there.
             cut_off += 1
     return entries, cut_off
 
 
-def find_max_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the largest number of charges that entries of an audit log list, by run."""
-    found: dict[str, int] = {}
-    for entry in entries:
-        found[entry["run"]] = max(entry["charges"], found.get(entry["run"], 0))
-    return found
+def find_last(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the last entry of an audit log, by run."""
+    return {entry["run"]: entry for entry in entries}
 
 
 class SiloLimits:
@@ -65,7 +64,7 @@ class SiloLimits:
 
     Attributes:
         answers: Number of answers that have left the silo, by run. Repeated answers count.
-        charges: By run, the largest number of charges that the audit log listed when it was opened.
+        last: By run, the last entry that the audit log had when it was opened.
     """
 
     def __init__(self, folder: Path, name: str, policy: Policy, store: Store, max_bytes: int) -> None:
@@ -75,7 +74,7 @@ class SiloLimits:
         entries, cut_off = read_audit(folder / AUDIT)
         self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
         self.answers[""] += cut_off
-        self.charges = find_max_charges(entries)
+        self.last = find_last(entries)
 
     def check_join(self, request: Message) -> None:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
@@ -144,11 +143,11 @@ class SiloLimits:
         return (RoundStore(self._store, f"{run}/").run.get(BEGUN) or b"").decode()
 
     def forget(self, run: str) -> None:
-        """Drop everything that the store holds of a run and its evaluation; how far the run is goes last."""
+        """Drop everything that the store holds of a run and its evaluation."""
         for name in (name_evaluation(run), run):
             mine = RoundStore(self._store, f"{name}/").run
-            # A crash in the middle leaves the state of the gate, which still refuses what was answered.
-            for key in sorted(mine.names(), key=lambda key: key in (STATE_KEY, BEGUN)):
+            # A crash in the middle leaves when the run began, by which it is forgotten again.
+            for key in sorted(mine.names(), key=lambda key: key == BEGUN):
                 mine.drop(key)
 
     def _count_bytes(self, *runs: str) -> int:

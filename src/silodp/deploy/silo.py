@@ -22,7 +22,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from threading import Lock
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import format_epsilon
+from silodp.accounting.ledger import SiloHeader
 from silodp.accounting.views import Adversary
 from silodp.aggregators.evaluation import find_run
 from silodp.crypto.keys import Identity
@@ -38,8 +39,8 @@ from silodp.data.silo_data import SiloData
 from silodp.deploy import AUDIT, IDENTITY, LEDGERS, LOCK, POLICY, STORE
 from silodp.deploy.agreement import JOIN, answer_join
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import PERSONS, RUN_ID, check_persons, open_ledgers
-from silodp.deploy.lifetime import PLAN, LifetimeLedger, count_plan, encode_plan, read_plan
+from silodp.deploy.history import RUN_ID, check_persons, find_plan, open_ledgers
+from silodp.deploy.lifetime import LifetimeLedger, count_plan, encode_plan, read_ledgers
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
@@ -57,8 +58,6 @@ from silodp.wire.transport import SERVER, sign, verify
 _log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-UNIT = "unit"
-"""Key in the silo's store: what the first run protects, a user or a record."""
 _MAX_UNCHARGED = 100
 """Runs without a charge that are kept, each with a few files, one of them open; the oldest are deleted."""
 
@@ -91,38 +90,42 @@ class SiloService:
         # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
         import torch._dynamo  # noqa: F401
 
-        check_participation(folder, consortium, policy)
+        check_policy(policy, consortium)
         self.name, self._folder, self._one_at_a_time = name, folder, Lock()
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
         self.identity = load_identity(folder, name)
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / STORE)
-        # ε of a person and ε of a record cannot be added up: the first run decides for the folder.
-        if not set_once(self._store, UNIT, str(self._spec.method.unit).encode()):
-            raise SilodpError(
-                f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
-                "added up, and in another folder these persons would be counted from zero; ask the coordinator for a "
-                "method that protects the same unit.",
-                code="policy.not_allowed",
-                field="methods",
-            )
         self._script = self._spec.aggregator.script(self._spec, name)
         self.max_bytes = find_max_bytes(self._spec, name)
         self._digest = consortium.digest
         self._limits = SiloLimits(folder, name, policy, self._store, self.max_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._max_runs = policy.most_runs
-        ledgers = open_ledgers(folder / LEDGERS, self._store, self._limits.charges)
+        ledgers = open_ledgers(folder / LEDGERS, self._limits.last, self._store, name)
         # The run of the first charge is the filter's plan: its charges, and no others, were fixed before any release.
-        self._plan = count_plan(self._spec, name)
-        plan = read_plan(folder, ledgers)
-        plan = self._plan if plan is None else plan
+        own, plan = count_plan(self._spec, name), find_plan(ledgers)
+        plan = own if plan is None else plan
         rule = tuple(policy.certificates)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers, rule, plan)
         self.on_round: Callable[[int, Mapping[Adversary, float | None]], None] = lambda round_, epsilon: None
         self._told = Counter({run: len(ledger.history) for run, ledger in ledgers.items()})
-        self._persons = consortium.identify_persons(name) if self._spec.method.unit == "user" else None
+        unit, persons = self._spec.method.unit, consortium.identify_persons(name)
+        self._header = SiloHeader(unit, asdict(persons) if unit == "user" else None, encode_plan(own))
+        try:
+            check_persons(ledgers, folder, unit, persons, policy.persons)
+            for run, ledger in list(ledgers.items()):
+                if ledger.progress.is_ended and not ledger.history:
+                    self._forget(run)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the ledgers."""
+        for ledger in self.lifetime.runs.values():
+            ledger.close()
 
     @property
     def answers(self) -> int:
@@ -185,8 +188,14 @@ class SiloService:
                 self._check_new_run(request)
                 self._forget_uncharged_runs()
                 path = self._folder / LEDGERS / f"{run}.jsonl"
-                self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
-            if not set_once(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
+                disclosure = spec.aggregator.disclosure(spec)
+                self.lifetime.runs[run] = make_ledger(spec, path, disclosure, self._header)
+            if self.lifetime.runs[run].progress.is_ended:
+                raise self._refuse(f"has ended run {run}, in which it answers nothing more")
+            # Of the same persons, too: the header says whose ε the ledger charges.
+            is_same = self.lifetime.runs[run].silo == self._header
+            kept = RoundStore(self._store, f"{run}/").run
+            if not (is_same and set_once(kept, "spec", spec.digest.encode())):
                 raise self._refuse(f"took part in run {run} with other settings")
             self._limits.begin(run)
             self._silos[run] = make_silo(
@@ -229,30 +238,32 @@ class SiloService:
         # The oldest first: the newest may be the one that the server is setting up now.
         uncharged.sort(key=self._limits.find_begin)
         for run in uncharged[: max(0, len(uncharged) - _MAX_UNCHARGED + 1)]:
-            self._silos.pop(run, None)
-            self._limits.forget(run)
-            self.lifetime.runs.pop(run).close()
-            # The ledger is deleted last: entries in the store without a ledger are refused as ledger.missing.
-            (self._folder / LEDGERS / f"{run}.jsonl").unlink()
+            # Listed first: else, after a crash, the store would look like an old copy.
+            self.lifetime.runs[run].note({"kind": "end"})
+            self._forget(run)
             _log.info("forgot run %s, which was begun and never charged", run)
+
+    def _forget(self, run: str) -> None:
+        """Delete a run that was ended before anything was charged."""
+        self._silos.pop(run, None)
+        self._limits.forget(run)
+        self.lifetime.runs.pop(run).close()
+        # The ledger is deleted last: entries in the store without a ledger are refused as ledger.missing.
+        (self._folder / LEDGERS / f"{run}.jsonl").unlink()
 
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about a limit for all runs that a charge would exceed; None if it exceeds none.
-
-        At the first charge of the folder the person key (`PERSONS`) and the filter's plan (`PLAN`) are stored.
 
         Raises:
             SilodpError: It would be the first charge of a run, and as many runs as the policy allows were charged
                 (code gate.run). To check when a run begins is not enough: many can begin before one is charged.
         """
-        if not self.lifetime.runs[run].history:
+        ledger = self.lifetime.runs[run]
+        if not ledger.history:
             self._check_run_count()
-        exceeded = self.lifetime.find_exceeded(events, run)
-        if exceeded is None and not self.lifetime.charged_runs:
-            set_once(self._store, PLAN, encode_plan(self._plan).encode())
-        if exceeded is None and self._persons is not None:
-            set_once(self._store, PERSONS, self._persons.encode())
-        return exceeded
+            # The run that is charged first decides who the persons are, and what the filter's plan is.
+            ledger.is_first = not self.lifetime.charged_runs
+        return self.lifetime.find_exceeded(events, run)
 
     def _check_run_count(self) -> None:
         """Check that fewer runs were charged than the policy allows.
@@ -283,6 +294,7 @@ class SiloService:
             "bytes": len(signed),
             "sha256": hashlib.sha256(signed).hexdigest(),
             "charges": 0 if ledger is None else len(ledger.history),
+            "head": "" if ledger is None else ledger.head,
         }
         append_durably(self._folder / AUDIT, json.dumps(line).encode(), PRIVATE_FILE)
         self._limits.answers[run] += 1
@@ -316,8 +328,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         try:
             yield service
         finally:
-            for ledger in service.lifetime.runs.values():
-                ledger.close()
+            service.close()
 
 
 def check_policy(policy: Policy, consortium: Consortium, name: str) -> None:
@@ -332,16 +343,15 @@ def check_policy(policy: Policy, consortium: Consortium, name: str) -> None:
 
 
 def check_participation(folder: Path, consortium: Consortium, policy: Policy) -> None:
-    """Check a run against the policy of a silo, and its person key against the earlier runs of the folder.
+    """Check a run against the policy of a silo, and its unit and persons against the earlier runs of the folder.
 
     Raises:
         SilodpError: As `check_policy` and `check_persons`.
     """
     name = find_name(folder, consortium)
     check_policy(policy, consortium, name)
-    if consortium.stated_spec.method.unit == "user" and (folder / STORE).exists():
-        key = consortium.identify_persons(name)
-        check_persons(DirectoryStore(folder / STORE), folder, key, policy.persons)
+    unit, persons = consortium.stated_spec.method.unit, consortium.identify_persons(name)
+    check_persons(read_ledgers(folder), folder, unit, persons, policy.persons)
 
 
 def find_name(folder: Path, consortium: Consortium) -> str:

@@ -39,9 +39,14 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.evaluation import HELD_OUT_COUNTS, KNOWN_BY_ONE_ID
 from silodp.parsing import parse_json, refuse_unsound
-from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY, Participation, count_charges, read_fingerprint
+from silodp.runtime.checkpoint import (
+    COMPLETED_ROUNDS_KEY,
+    Participation,
+    check_checkpoint_file,
+    read_fingerprint,
+)
 from silodp.runtime.guarantees import derive_guarantees
-from silodp.runtime.run_files import CONFIG, RUN_SPEC
+from silodp.runtime.run_files import CONFIG, RUN_SPEC, STATE
 from silodp.text import pluralize
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
@@ -150,7 +155,7 @@ def _contradicted(path: Path, how: str) -> SilodpError:
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:
-    """Refuse a ledger that lacks rounds, or charges, which the store of the server lists: it is an old copy."""
+    """Refuse a ledger that is older than the store of the server or its checkpoint."""
     store = _open_store(directory)
     stored = store.get(COMPLETED_ROUNDS_KEY)
     over = 0 if stored is None else Message.decode(stored).round
@@ -160,13 +165,11 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
             f"and by the store of the server {over} are complete; restore the newest ledger.",
             code="report.contradicted",
         )
-    kept, found = count_charges(store), len(ledger.history)
-    if kept > found:
-        raise SilodpError(
-            f"the files in {directory} are of different moments: its ledger has {pluralize(found, 'charge')}, and the "
-            f"store of the server lists {kept}; restore the newest ledger.",
-            code="report.contradicted",
-        )
+    if (directory / STATE).exists():
+        try:
+            check_checkpoint_file(directory / STATE, ledger)
+        except SilodpError as error:
+            raise SilodpError(str(error), code="report.contradicted") from None
 
 
 def _open_store(directory: Path) -> Store:

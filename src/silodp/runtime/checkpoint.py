@@ -1,11 +1,13 @@
 """What a server continues from: its checkpoint, one sealed file, and which silos took part, in its store.
 
 The checkpoint is replaced after every round. Which silos take part in a round is drawn once, stored, and counted for
-the guarantees.
+the guarantees. The ledger of the run lists the digests of both before anything of the round is visible, and they are
+compared with it: all three must be of one moment.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
 from silodp.methods.server_optimizer import start_state
 from silodp.parsing import UNSOUND, parse_json
+from silodp.text import pluralize
 from silodp.wire.files import read_sealed, write_sealed
 from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store, get_or_make
@@ -32,9 +36,10 @@ if TYPE_CHECKING:  # a report, which reads the fingerprint, does not import torc
 
 _METHOD = "method/"
 """Prefix of the names of the method's arrays; those of the server optimizer have none."""
-FORMAT = 5
+FORMAT = 6
 """The format that is written, and the only one that is read.
 
+6: the ledger lists completed rounds, and the answers of silos;
 5: silos draw the sample of users, and choose their part of a person's records;
 4: stores have a namespace for each round, the server optimizer and the method a state;
 3: silos have a gate and a ledger;
@@ -43,8 +48,6 @@ FORMAT = 5
 
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
-CHARGES_KEY = "charges"
-"""Key in the store of the server: the number of charges that the ledger of the run had after the last round."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Checkpoint:
         return cls(run, fingerprint, 0, params, optimizer, method.initial_state(population))
 
 
-def save_checkpoint(path: Path, state: Checkpoint) -> None:
-    """Write a checkpoint durably; after a crash the file has this state or the one before it."""
+def encode_checkpoint(state: Checkpoint) -> bytes:
+    """Return a checkpoint as bytes."""
     import torch
     from safetensors.torch import save
 
@@ -90,7 +93,40 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     }
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
     tensors = {"params": state.params.cpu(), **optimizer, **method}
-    write_sealed(path, save(tensors, metadata={"checkpoint": json.dumps(header)}))
+    return save(tensors, metadata={"checkpoint": json.dumps(header)})
+
+
+def save_checkpoint(path: Path, content: bytes) -> None:
+    """Write an encoded checkpoint durably; after a crash the file has it, or the one before it."""
+    write_sealed(path, content)
+
+
+def check_checkpoint(content: bytes, round_: int, ledger: Ledger, where: str) -> None:
+    """Check that a checkpoint and the ledger of the run are of one moment.
+
+    Args:
+        content: The encoded checkpoint.
+        round_: The number of rounds that it has done.
+        ledger: The ledger of the run.
+        where: What the user has, for the message.
+
+    Raises:
+        SilodpError: They are copies of different moments (code checkpoint.mismatch).
+    """
+    completed = ledger.progress.completed
+    # The ledger may have one round more: then the process died before the checkpoint was replaced, and the round is
+    # repeated. Or it lists none, where the process died when it began.
+    known = completed.get(round_)
+    is_same = known is not None and known.checkpoint == hashlib.sha256(content).hexdigest()
+    done = max(completed, default=0)
+    if done - round_ in (0, 1) and (is_same or not completed):
+        return
+    raise SilodpError(
+        f"{where} has done {pluralize(round_, 'round')}, and by the ledger {pluralize(done, 'round')} were completed, "
+        "or with another result: they are copies of different moments, and it is not known what was "
+        "released; restore the newest of both, or begin a new run, which adds its ε to that of this run.",
+        code="checkpoint.mismatch",
+    )
 
 
 def read_fingerprint(path: Path) -> str:
@@ -100,6 +136,16 @@ def read_fingerprint(path: Path) -> str:
         SilodpError: The checkpoint is damaged.
     """
     return str(_read_header(read_sealed(path, f"checkpoint {path}"), path)["fingerprint"])
+
+
+def check_checkpoint_file(path: Path, ledger: Ledger) -> None:
+    """Check that the file of a checkpoint and the ledger of the run are of one moment.
+
+    Raises:
+        SilodpError: As `check_checkpoint`, or the checkpoint is damaged.
+    """
+    content = read_sealed(path, f"checkpoint {path}")
+    check_checkpoint(content, int(_read_header(content, path)["round"]), ledger, f"checkpoint {path}")
 
 
 def _read_header(data: bytes, path: Path) -> dict[str, Any]:
@@ -161,16 +207,6 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     return Checkpoint(header["run"], fingerprint, header["round"], params, tensors, method)
 
 
-def count_charges(store: Store) -> int:
-    """Return how many charges the ledger of the run had after the last round.
-
-    Args:
-        store: Store of the server; stores of earlier versions lack the number, which counts as 0.
-    """
-    stored = store.get(CHARGES_KEY)
-    return 0 if stored is None else int(stored)
-
-
 @dataclass(frozen=True)
 class Participation:
     """The silos that take part in each round.
@@ -199,6 +235,12 @@ class Participation:
         self.store.run.put(
             COMPLETED_ROUNDS_KEY, Message("over", self.spec.run, rounds, arrays=arrays).encode()
         )
+
+    def digest(self, round_: int) -> str:
+        """Return SHA-256 (hex) of what is stored of a round's draws, counted from 0; "" before it was begun."""
+        store = self.store.round(round_)
+        joined = store.get("clients")
+        return "" if joined is None else hashlib.sha256(joined + (store.get("sample") or b"")).hexdigest()
 
     def draw(self, round_: int) -> np.ndarray:
         """Return the silos that take part in a round, (S,) bool; empty where the method samples none."""

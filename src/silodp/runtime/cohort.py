@@ -1,8 +1,9 @@
 """A run under a cohort: its plan is reserved before it releases anything, and in the end replaced by its ledger.
 
-A crash between the two leaves the reservation. The directory of the run notes under which cohort it was begun, so that
-it cannot go on without it; and the cohort notes the start of the run, so that of two copies of a directory one is
-refused.
+A crash between the two leaves the reservation. The ledger of the run notes under which cohort it was begun, so that it
+cannot go on without it. The cohort knows the last line of the ledger, once a round, before the round is visible: a
+directory whose ledger lacks that line is counted as another run. And the ledger notes which line of the cohort it
+follows, so that an old copy of the cohort is refused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from silodp.accounting.cohort import Cohort, CohortRun, Counts, is_within
+from silodp.accounting.cohort import Cohort, CohortRun, is_within
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import Ledger, LedgerEntry, reopen_ledger
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -25,10 +26,7 @@ from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.run_files import COHORT, GUARANTEE, LEDGER, RUN_SPEC
-from silodp.wire.files import PRIVATE_FILE, write_durably
-
-PLACE = Path("checkpoint") / COHORT
-"""In the directory of a run: the cohort under which it was begun."""
+from silodp.wire.files import write_durably
 
 
 @dataclass(frozen=True)
@@ -63,24 +61,18 @@ def count_in_cohort(
         SilodpError: the run does not fit, or is not the one that the cohort or its directory knows.
     """
     if place is None:
-        check_cohort(None, directory, spec, resume)
+        _check_uncounted(directory, ledger)
         yield
         return
-    start = secrets.token_hex(16)
-    with Cohort(place.path) as cohort:
-        noted = _check_same(cohort, directory, spec.run, resume)
-        if directory is not None:
-            # Before the reservation: a run that died between both is known by either start.
-            before = cohort.runs[spec.run].start if spec.run in cohort.runs else noted.get("before", "")
-            note = {
-                "path": str(place.path.resolve()),
-                "cohort": cohort.digest,
-                "start": start,
-                "before": before,
-            }
-            write_durably(directory / PLACE, json.dumps(note).encode(), PRIVATE_FILE)
-        cohort.reserve(_plan_run(spec, ledger, place, start))
-        reserved: Counts = cohort.runs[spec.run].charges
+    cohort = Cohort(place.path)
+    with cohort.lock():
+        continuation = _find_continuation(cohort, directory, ledger if resume else None)
+        # The line of the ledger comes first: a run that died between both reserves again under this id.
+        about = {"cohort": cohort.digest, "path": str(place.path.resolve()), "continuation": continuation}
+        ledger.note({"kind": "counted", **about, "follows": cohort.head})
+        noted = ledger.head
+        cohort.reserve(_plan_run(spec, ledger, place, continuation))
+        ledger.follows, reserved = cohort.head, cohort.runs[continuation].charges
 
     def check(entry: LedgerEntry) -> None:
         """Reserve what was not planned, for example a further release after silos dropped out."""
@@ -88,18 +80,22 @@ def count_in_cohort(
         needed = _add(_count(ledger), entry)
         if is_within(needed, reserved):
             return
-        with Cohort(place.path) as cohort:
-            known = cohort.runs[spec.run]
+        with cohort.lock():
+            known = cohort.check_head(continuation, noted)
             more = {a: Counter(known.charges.get(a, {})) | needed[a] for a in needed}
-            cohort.reserve(CohortRun(**{**vars(known), "charges": more, "is_settled": False}))
-            reserved = more
+            cohort.reserve(replace(known, charges=more, is_settled=False))
+            ledger.follows, reserved = cohort.head, more
 
-    ledger.before_charge = check
+    def note_head() -> None:
+        nonlocal noted
+        cohort.note_head(continuation, noted, ledger.head)
+        ledger.follows, noted = cohort.head, ledger.head
+
+    ledger.before_charge, ledger.after_completed = check, note_head
     yield
-    with Cohort(place.path) as cohort:
-        cohort.settle(spec.run, _count(ledger))
-        if directory is not None:
-            write_durably(directory / COHORT, _describe(cohort, spec.run))
+    cohort.settle(continuation, noted, _count(ledger))
+    if directory is not None:
+        write_durably(directory / COHORT, _describe(cohort, spec.run, continuation))
 
 
 def check_cohort(place: CohortPlace | None, directory: Path | None, spec: RunSpec, resume: bool) -> None:
@@ -114,25 +110,68 @@ def check_cohort(place: CohortPlace | None, directory: Path | None, spec: RunSpe
     Raises:
         SilodpError: as `count_in_cohort`.
     """
+    path = None if directory is None else directory / LEDGER
+    # A run that was killed before it made its ledger has released nothing.
+    is_there = resume and path is not None and path.exists() and b"\n" in path.read_bytes()
+    ledger = reopen_ledger(path, lambda name: spec.accountant, is_open=False) if path and is_there else None
     if place is None:
-        if (noted := _read_note(directory)) is not None:
-            raise _explain_place(directory, f"under the cohort {noted['path']}")
+        _check_uncounted(directory, ledger)
         return
     if not spec.is_secret:
         raise _explain_seed()
-    with Cohort(place.path) as cohort:
-        _check_same(cohort, directory, spec.run, resume)
-        cohort.check(_plan_run(spec, None, place, ""))
+    cohort = Cohort(place.path)
+    continuation = _find_continuation(cohort, directory, ledger)
+    cohort.check(_plan_run(spec, ledger, place, continuation))
 
 
-def _plan_run(spec: RunSpec, ledger: Ledger | None, place: CohortPlace, start: str) -> CohortRun:
+def _check_uncounted(directory: Path | None, ledger: Ledger | None) -> None:
+    """Refuse to go on without the cohort under which a run was begun."""
+    if ledger is not None and (counted := ledger.progress.counted) is not None:
+        raise _explain_place(directory, f"under the cohort {counted.path}")
+
+
+def _find_continuation(cohort: Cohort, directory: Path | None, ledger: Ledger | None) -> str:
+    """Return the id under which a start is counted: that of the run, or a new one for an old copy of it.
+
+    Args:
+        cohort: The cohort.
+        directory: The directory of the run, for messages.
+        ledger: The ledger of the run; None where it begins.
+
+    Raises:
+        SilodpError: The run was begun under another cohort or without one (code cohort.required), or the cohort is an
+            old copy (code cohort.settle).
+    """
+    fresh = secrets.token_hex(16)
+    counted = None if ledger is None else ledger.progress.counted
+    if ledger is None or counted is None:
+        if ledger is not None and ledger.history:
+            raise _explain_place(directory, "without a cohort")
+        return fresh
+    if counted.cohort != cohort.digest:
+        raise _explain_place(
+            directory, f"under the cohort {counted.path}, which is another one than {cohort.path}"
+        )
+    if not cohort.contains(ledger.progress.follows):
+        raise SilodpError(
+            f"{cohort.path} is an old copy: it lacks a line that the run in {directory} knows of; restore the newest, "
+            "since what was spent is not known.",
+            code="cohort.settle",
+            field="cohort",
+        )
+    known = cohort.runs.get(counted.continuation)
+    is_newest = known is None or ledger.contains(known.head)
+    return counted.continuation if is_newest else fresh
+
+
+def _plan_run(spec: RunSpec, ledger: Ledger | None, place: CohortPlace, continuation: str) -> CohortRun:
     """Return the run with all that it may be charged for its rounds and evaluations.
 
     Args:
         spec: The specification of the run.
-        ledger: What it was charged so far; None where that is not looked at.
+        ledger: What it was charged so far; None where it begins.
         place: Where the run is counted.
-        start: The id of the start.
+        continuation: The id under which it is counted.
     """
     planned = plan_charges(spec, spec.accountant).charged
     spent = _count(ledger) if ledger else {a: Counter[Event]() for a in ADVERSARIES}
@@ -140,13 +179,14 @@ def _plan_run(spec: RunSpec, ledger: Ledger | None, place: CohortPlace, start: s
     persons = None if place.persons is None or spec.method.unit == "record" else asdict(place.persons)
     return CohortRun(
         spec.run,
+        continuation,
         place.purpose,
         spec.method.unit or "user",
         # A resumed run may have charges beyond its plan; and what was charged is never less than before.
         {a: Counter(planned.get(a, {})) | spent[a] for a in ADVERSARIES},
         {a: disclosed.get(a, 0.0) for a in ADVERSARIES},
         persons,
-        start=start,
+        head="" if ledger is None else ledger.head,
     )
 
 
@@ -156,30 +196,6 @@ def _count(ledger: Ledger) -> dict[Adversary, Counter[Event]]:
 
 def _add(counts: Mapping[Adversary, Counter[Event]], entry: LedgerEntry) -> dict[Adversary, Counter[Event]]:
     return {a: counts[a] + Counter([entry.events[a]] if a in entry.events else []) for a in counts}
-
-
-def _check_same(cohort: Cohort, directory: Path | None, run: str, resume: bool) -> Mapping[str, str]:
-    """Return what the directory notes; refuse another cohort than the run's, and a directory that is an old copy."""
-    noted, known = _read_note(directory), cohort.runs.get(run)
-    if not resume and directory is None:
-        return {}
-    if noted is None and resume:
-        raise _explain_place(directory, "without a cohort")
-    if noted is not None and noted["cohort"] != cohort.digest:
-        raise _explain_place(
-            directory, f"under the cohort {noted['path']}, which is another one than {cohort.path}"
-        )
-    starts = set() if noted is None else {noted["start"], noted["before"]}
-    if (known is not None and known.start not in starts) or (
-        noted is not None and known is None and noted["before"]
-    ):
-        raise SilodpError(
-            f"{cohort.path} and {directory} know different starts of run {run}: one of both is an old copy; restore "
-            "the newest, since what was spent is not known.",
-            code="cohort.settle",
-            field="cohort",
-        )
-    return noted or {}
 
 
 def _explain_seed() -> SilodpError:
@@ -200,22 +216,13 @@ def _explain_place(directory: Path | None, where: str) -> SilodpError:
     )
 
 
-def _read_note(directory: Path | None) -> Mapping[str, str] | None:
-    if directory is None or not (directory / PLACE).exists():
-        return None
-    path = directory / PLACE
-    with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
-        note = parse_json(path.read_bytes())
-        return {name: str(note[name]) for name in ("path", "cohort", "start", "before")}
-
-
-def _describe(cohort: Cohort, run: str) -> bytes:
+def _describe(cohort: Cohort, run: str, continuation: str) -> bytes:
     """Return the content of DIR/cohort.json, for report and card: public numbers of all runs so far."""
     fields = {
         "format": 1,
         "cohort": cohort.digest,
         "run": run,
-        "place": list(cohort.runs).index(run) + 1,
+        "place": list(cohort.runs).index(continuation) + 1,
         "delta": cohort.delta,
         "limits": dict(cohort.limits),
         "epsilon": {adversary: cohort.epsilon(adversary) for adversary in ADVERSARIES},
@@ -224,17 +231,18 @@ def _describe(cohort: Cohort, run: str) -> bytes:
     return (json.dumps(fields, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def read_counted_run(directory: Path) -> CohortRun:
+def read_counted_run(directory: Path) -> tuple[CohortRun, Callable[[str], bool]]:
     """Return what a finished run has spent, by its ledger and its public specification.
 
     Args:
         directory: The directory of the run.
 
+    Returns:
+        The run, and whether its ledger has a line with a hash.
+
     Raises:
         SilodpError: a file is missing or damaged, the run had a seed (code cohort.seed), or it is counted elsewhere.
     """
-    if (noted := _read_note(directory)) is not None:
-        raise _explain_place(directory, f"under the cohort {noted['path']}, where it is counted")
     for name in (LEDGER, GUARANTEE, RUN_SPEC):
         if not (directory / name).exists():
             raise SilodpError(
@@ -250,6 +258,18 @@ def read_counted_run(directory: Path) -> CohortRun:
         is_secret = parse_json((directory / RUN_SPEC).read_bytes())["seed"] is None
     if not is_secret:
         raise _explain_seed()
-    with reopen_ledger(directory / LEDGER) as ledger:
-        disclosed = {adversary: ledger.find_disclosure(adversary) for adversary in ADVERSARIES}
-        return CohortRun(ledger.run, "run", unit, _count(ledger), disclosed, is_settled=True)
+    ledger = reopen_ledger(directory / LEDGER, is_open=False)
+    if (counted := ledger.progress.counted) is not None:
+        raise _explain_place(directory, f"under the cohort {counted.path}, where it is counted")
+    disclosed = {adversary: ledger.find_disclosure(adversary) for adversary in ADVERSARIES}
+    run = CohortRun(
+        ledger.run,
+        secrets.token_hex(16),
+        "run",
+        unit,
+        _count(ledger),
+        disclosed,
+        is_settled=True,
+        head=ledger.head,
+    )
+    return run, ledger.contains

@@ -36,6 +36,7 @@ from silodp.aggregators.base import state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.data.silo_data import SiloData
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.count_parts import CountParts
 from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
@@ -172,6 +173,13 @@ class Evaluator:
         method = self._spec.method
         if not isinstance(method, EvaluationSums):
             return NOTHING_MEASURED
+        # Charged before it was asked for, so it cannot be missing but in an old copy.
+        if not self._charges.charged(Message.decode(stored).round):
+            raise SilodpError(
+                f"the server's store has the evaluation after round {rounds}, and the ledger of the run no charge for "
+                "it: the ledger is an old copy; restore the newest one, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
+            )
         released = Message.decode(stored).arrays["total"]
         return describe_counts(method, self._spec, released, self._settings.least_group)
 

@@ -1,7 +1,7 @@
 """A silo's gate: it checks every request, and charges it in the silo's ledger, before the silo acts on it.
 
 A silo treats its server as an adversary. From the run's public constants the gate knows what may be asked at all, and
-from its durable state what may be asked next:
+from the state after the last answer, which its ledger lists, what may be asked next:
 
     state                       may be asked (of its `MessageSchedule`)          leads to
     set-up, step i              `setup[i]`, once                                 set-up, step i + 1
@@ -22,11 +22,10 @@ The same table, with the messages of each aggregator, is in docs/protocols.md, s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -37,23 +36,16 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.base import common_digest, model_and_sample, state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
+from silodp.runtime.answers import Answers
 from silodp.text import join_names, pluralize
 from silodp.wire.messages import Message
 from silodp.wire.schemas import HELLO, MessageSchedule
 from silodp.wire.store import RoundStore
 
-STATE_KEY = "gate"
-"""Key of the gate's state in a silo's store of a run."""
-
-
-def name_answer(kind: str, round_: int, attempt: int | str) -> str:
-    """Return the key under which a silo stores its answer to a request."""
-    return f"answer/{kind}/{round_}/{attempt}"
-
 
 @dataclass(frozen=True)
 class State:
-    """The progress of a silo in a run, stored durably.
+    """The progress of a silo in a run: every answer is listed in its ledger with the state after it.
 
     Attributes:
         step: Number of messages of the set-up that were answered.
@@ -68,10 +60,6 @@ class State:
         update: Digest of the whole update; this silo's seal is bound to it.
         opened: Whether the release was opened.
         attempts: Number of updates of the run that were answered.
-        charges: Number of charges in the silo's ledger at that time.
-        answered: (round, digest) of the requests answered in the set-up and in this round. An answer may be
-            stored for a request that is not listed here, if the process died before the state was written; such
-            a request is checked again before the stored answer is sent.
     """
 
     step: int = 0
@@ -86,30 +74,16 @@ class State:
     update: str = ""
     opened: bool = False
     attempts: int = 0
-    charges: int = 0
-    answered: tuple[tuple[int, str], ...] = ()
 
-    def encode(self) -> bytes:
-        """Return the state as bytes for the silo's store."""
-        return json.dumps(asdict(self)).encode()
+    def to_dict(self) -> dict[str, Any]:
+        """Return what differs from the state of a silo that has answered nothing, JSON-ready."""
+        fields = {name: value for name, value in vars(self).items() if value != getattr(State, name)}
+        return fields | ({"roster": list(self.roster)} if self.roster else {})
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> State:
-        """Return the inverse of `encode`; None: the state of a silo that has answered nothing."""
-        if stored is None:
-            return cls()
-        fields = json.loads(stored)
-        answered = tuple((round_, digest) for round_, digest in fields["answered"])
-        return cls(**{**fields, "roster": tuple(fields["roster"]), "answered": answered})
-
-
-def read_state(store: RoundStore) -> State:
-    """Return the state that a gate committed last.
-
-    Args:
-        store: The silo's durable store of the run.
-    """
-    return State.decode(store.run.get(STATE_KEY))
+    def from_dict(cls, fields: Mapping[str, Any]) -> State:
+        """Return the inverse of `to_dict`."""
+        return cls(**{**fields, "roster": tuple(fields.get("roster", ()))})
 
 
 class Gate:
@@ -127,6 +101,9 @@ class Gate:
     Attributes:
         ledger: The ledger of the silo.
         script: The messages of the run, in their order.
+
+    Raises:
+        SilodpError: The store and the ledger are copies of different moments (code gate.set_back).
     """
 
     def __init__(
@@ -139,7 +116,8 @@ class Gate:
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self._name, self._spec = name, spec
-        self._store, self._counts, self.ledger = store, counts, ledger
+        self._counts, self.ledger = counts, ledger
+        self._answers = Answers(name, store, ledger)
         self._find_exceeded = find_exceeded or (lambda events: None)
         self.script: MessageSchedule = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
@@ -148,32 +126,29 @@ class Gate:
 
     @property
     def state(self) -> State:
-        """The state that was committed last."""
-        return read_state(self._store)
+        """The state after the last answer."""
+        answers = self.ledger.answers
+        return State.from_dict(answers[-1].state) if answers else State()
 
-    def is_setup(self, request: Message) -> bool:
-        """Return whether a request is one of the set-up, whose answers last as long as the run."""
-        return request.kind in self._setup
+    def find_answer(self, request: Message) -> Message | None:
+        """Return the stored answer to a request; None where it was not answered.
 
-    def commit(self, state: State, request: Message) -> None:
-        """Store the state after a request durably; its answer, which was stored before, may be sent from now on.
+        Raises:
+            SilodpError: As `Answers.find`.
+        """
+        return self._answers.find(request, request.kind in self._setup)
 
-        Digests of earlier rounds are dropped: their answers are not repeated.
+    def commit(self, state: State, request: Message, answer: Message) -> None:
+        """Store an answer and list it with the state after it, durably; it may be sent from now on.
 
         Args:
             state: The state from `next_state`.
             request: The request that was answered.
+            answer: The answer.
         """
-        own = (state.round, request.digest())
-        answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
-        state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
-        self._store.run.put(STATE_KEY, state.encode())
+        self._answers.add(request, answer, state.round, state.to_dict())
         if request.kind == HELLO:
             self._begun_here = state.session
-
-    def may_repeat(self, request: Message) -> bool:
-        """Return whether the stored answer to this request may be sent again."""
-        return request.digest() in {digest for _, digest in self.state.answered}
 
     def next_state(self, request: Message) -> State:
         """Return the state after a request; raise if the request is not allowed in the present state.
@@ -182,14 +157,13 @@ class Gate:
             request: A request that passed `check_message`.
 
         Returns:
-            The state after the request, to be committed once the answer is stored.
+            The state after the request, to be committed with the answer.
 
         Raises:
             SilodpError: The request may not be made now (codes gate.*).
         """
         state = self.state
-        self._check_age(state)
-        if self.is_setup(request):
+        if request.kind in self._setup:
             return self._admit_setup(request, state)
         if state.step < len(self._setup):
             due = self._find_due(self._setup, state.step)
@@ -228,23 +202,6 @@ class Gate:
             problem = self._spec.method.check_state(state_of(request), self._spec.population)
             if problem is not None:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
-
-    def _check_age(self, state: State) -> None:
-        """Check that the silo's store and its ledger are from the same time."""
-        charged = len(self.ledger.history)
-        if charged < state.charges:
-            # A new run is no remedy: its ε would lack what was charged here since the copy was made.
-            self._refuse(
-                "gate.set_back",
-                "has a ledger that is an old copy, or was lost: what the run has spent there is not known; restore "
-                "the newest copy; nothing is answered until then",
-            )
-        if charged and state.step < len(self._setup):  # nothing is charged before the set-up is complete
-            self._refuse(
-                "gate.set_back",
-                "has a store that is an old copy, or was lost, and its ledger lists all charges; restore the newest "
-                "copy, or begin a new run, which adds its own ε",
-            )
 
     def _find_due(self, kinds: tuple[str, ...], done: int) -> str:
         """Return the kind that follows the first `done` of some kinds; after all of them, that of an update."""
@@ -416,7 +373,8 @@ class Gate:
 
         Raises:
             SilodpError: A limit of the silo would be exceeded (code gate.budget), per-user budgets were planned for
-                fewer releases (gate.rounds), or the store is an old copy (gate.set_back); nothing was charged.
+                fewer releases (gate.rounds), or the release was charged for another request that was not answered
+                (gate.charged); nothing was charged.
         """
         if request.kind != self.script.update.name:
             return
@@ -426,24 +384,20 @@ class Gate:
             self._refuse(
                 "gate.rounds", "was asked for a release that the personal budgets were not planned for"
             )
-        # Written before the charge. Until the store has an answer, only the very request that was charged may be
-        # asked again, also where it was refused after the charge: its noise is derived from it, so the answer is the
-        # same. In a copy of the store from before the answer, another request would draw other noise, which is a
-        # second release for one charge.
-        store, place = self._store.round(request.round), f"charging/{release}"
-        asked = request.digest().encode()
-        if self.ledger.charged(request.round, release):
-            first, before = store.get(place), self.state
+        asked = request.digest()
+        charged = self.ledger.find_request(request.round, release)
+        if charged is not None:
+            before = self.state
             is_answered = before.attempt >= 0 and (before.round, before.release) == (request.round, release)
-            if first is None or (first != asked and not is_answered):
+            # Noise is derived from the whole request. Until there is an answer to what was charged, also where that was
+            # refused, another request would draw other noise, which is a second release for one charge.
+            if charged != asked and not is_answered:
                 self._refuse(
-                    "gate.set_back",
-                    f"has charged round {request.round + 1}, but its store does not have the round, or has "
-                    "another request and no answer to it: the store is an old copy, or the server has asked something "
-                    "else before; restore the newest store, or begin a new run",
+                    "gate.charged",
+                    f"has charged round {request.round + 1} for another request, and has not answered it: it answers "
+                    "that request alone; repeat it, or go on with the next round without this silo",
                 )
             return
-        store.put(place, asked)
         # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
         # many it has answered.
         answered = {entry.round for entry in self.ledger.history if entry.evaluation is None} - {
@@ -460,7 +414,7 @@ class Gate:
             )
         if (phrase := self._find_exceeded(events)) is not None:
             self._refuse("gate.budget", f"would have spent {phrase}, after round {request.round + 1}")
-        self.ledger.charge(request.round, release, events)
+        self.ledger.charge(request.round, release, events, asked)
 
     def _refuse(self, code: str, what: str) -> NoReturn:
         raise SilodpError(f"silo '{self._name}' {what}; nothing was sent.", code=code)

@@ -13,19 +13,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import Adversary
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
 from silodp.runtime import run_files
-from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from silodp.runtime.checkpoint import (
+    Checkpoint,
+    check_checkpoint_file,
+    encode_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.text import pluralize
-from silodp.wire.files import PRIVATE_FILE, make_private_folder, write_durably
+from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.store import DirectoryStore, MemoryStore, Store
 
 if TYPE_CHECKING:  # a report, which reads run directories, does not import torch
@@ -37,8 +42,6 @@ if TYPE_CHECKING:  # a report, which reads run directories, does not import torc
 
 LOCK = "lock"
 """In checkpoint/: locked by the process that runs."""
-STATE, STARTS = Path("checkpoint") / "state.safetensors", Path("checkpoint") / "starts.json"
-"""The checkpoint of the server; a random id for every start of the run."""
 _HELD: set[int] = set()
 """Descriptors of the files that this process has locked."""
 
@@ -71,7 +74,7 @@ class RunDirectory:
                     code="argument.missing",
                     field="out",
                 )
-            state = load_checkpoint(self.path / STATE, spec.digest)
+            state = load_checkpoint(self.path / run_files.STATE, spec.digest)
             if spec.rounds < state.round:
                 raise SilodpError(
                     f"rounds = {spec.rounds}, and the run in {self.path} has done {pluralize(state.round, 'round')}, "
@@ -124,13 +127,14 @@ class RunDirectory:
                 state = self.load_state(spec, task, resume)
             else:
                 self._check_empty()
-                self.save_state(state)
+                self.save_state(encode_checkpoint(state))
             ledger = held.enter_context(self.open_ledger(spec, state))
             if self.path is not None:
                 self._check_config(self.path / run_files.CONFIG, ledger)
                 # The specification of a resumed run differs at most in T, budget and limits.
                 write_durably(self.path / run_files.RUN_SPEC, spec.to_json().encode())
-                _record_start(self.path / STARTS, state.round)
+            # A random id, which distinguishes copies of a run's directory that are continued separately.
+            ledger.note({"kind": "start", "id": secrets.token_hex(16), "round": state.round})
             yield state, ledger
 
     @staticmethod
@@ -144,17 +148,33 @@ class RunDirectory:
                 code="run.config_changed",
             )
 
-    def save_state(self, state: Checkpoint) -> None:
-        """Write the state after a round durably."""
+    def complete(self, state: Checkpoint, ledger: Ledger, drawn: str) -> bytes:
+        """List a round as completed in the ledger, before anything of it is visible; return its encoded checkpoint.
+
+        Args:
+            state: The state after the round.
+            ledger: The ledger of the run.
+            drawn: `Participation.digest` of the round.
+
+        Raises:
+            SilodpError: As `Ledger.record_completed`.
+        """
+        # Without a directory nothing is resumed, and nothing is compared.
+        content = b"" if self.path is None else encode_checkpoint(state)
+        ledger.record_completed(state.round, hashlib.sha256(content).hexdigest(), drawn)
+        return content
+
+    def save_state(self, content: bytes) -> None:
+        """Write the encoded checkpoint after a round durably."""
         if self.path is not None:
-            save_checkpoint(self.path / STATE, state)
+            save_checkpoint(self.path / run_files.STATE, content)
 
     @contextmanager
     def open_ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
         """Open the ledger of the run.
 
         Raises:
-            SilodpError: The ledger is missing, or ledger and state are from different rounds.
+            SilodpError: The ledger is missing, or ledger and checkpoint are copies of different moments.
         """
         path = None if self.path is None else self.path / run_files.LEDGER
         if path is not None and state.round and not path.exists():
@@ -166,14 +186,10 @@ class RunDirectory:
         with Ledger(
             path, spec.noise_delta, spec.accountant, spec.budget, run=state.run, subject=header
         ) as ledger:
-            # One more where the process died after the charge and before the checkpoint: the round is repeated.
-            if not state.round <= ledger.rounds <= state.round + 1:
-                raise SilodpError(
-                    f"ledger {path} has {pluralize(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
-                    "copies from different rounds, and it is not known what was released: begin a new run, which adds "
-                    "its ε to that of this run.",
-                    code="checkpoint.mismatch",
-                )
+            if self.path is not None:
+                check_checkpoint_file(self.path / run_files.STATE, ledger)
+            if not ledger.progress.completed:
+                self.complete(state, ledger, "")
             yield ledger
 
     def make_silo_file(self, kind: Literal["silo_ledgers", "silo_metrics"], place: int) -> Path | None:
@@ -234,7 +250,7 @@ class RunDirectory:
             "weighted": method.needs_counts,
             "sampled": spec.is_sampled,
             "run": spec.run,
-            "starts": _read_starts(self.path / STARTS),
+            "starts": ledger.progress.starts,
             # Here, and not in the times of files, which a copy changes: a page that is signed states it.
             "finished": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S+00:00}",
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
@@ -268,22 +284,6 @@ def _describe_model(spec: RunSpec, model: nn.Module, parties: Parties, guarantee
         **({CODE: task.architecture.code} if task.architecture.code else {}),
         DESCRIPTION: description.to_json().encode(),
     }
-
-
-def _record_start(file: Path, round_: int) -> None:
-    """Append a random id, which distinguishes copies of a run's directory that are continued separately."""
-    started = {"id": secrets.token_hex(16), "round": round_}
-    text = json.dumps([*_read_starts(file), started], indent=1) + "\n"
-    write_durably(file, text.encode(), PRIVATE_FILE)
-
-
-def _read_starts(file: Path) -> list[dict[str, Any]]:
-    """Return every recorded start of a run; earlier versions recorded none."""
-    if not file.exists():
-        return []
-    with refuse_unsound(f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"):
-        starts = parse_json(file.read_bytes())
-        return [{"id": str(start["id"]), "round": int(start["round"])} for start in starts]
 
 
 # --- the lock ---

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import NonPrivate
+from silodp.accounting.progress import Progress
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
@@ -17,8 +18,8 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_poisson_sample
 from silodp.methods.roles import MethodState, compute_user_weights
 from silodp.methods.server_optimizer import take_step
-from silodp.runtime.checkpoint import CHARGES_KEY, Checkpoint, Participation, count_charges, get_or_draw
-from silodp.text import name_class, pluralize
+from silodp.runtime.checkpoint import Checkpoint, Participation, get_or_draw
+from silodp.text import name_class
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule
 from silodp.wire.store import RoundStore
@@ -264,26 +265,27 @@ class Server:
                 code="checkpoint.mismatch",
             )
 
-    def keep_charges(self) -> None:
-        """Store durably how many charges the ledger has, with those of further releases and evaluations."""
-        self.store.run.put(CHARGES_KEY, str(len(self.ledger.history)).encode())
+    def check_draws(self, progress: Progress) -> None:
+        """Check that the store is no older than the ledger, which lists what was drawn for every completed round.
 
-    def check_charges(self) -> None:
-        """Check that the ledger has at least as many charges as were counted after the last round.
-
-        Otherwise it is an old copy. Such a copy can have all rounds, and lack a further release or an evaluation.
+        Args:
+            progress: What the ledger lists.
 
         Raises:
-            SilodpError: It has fewer charges (code checkpoint.mismatch).
+            SilodpError: It is an old copy, and would draw anew (code checkpoint.mismatch).
         """
-        # The ledger is charged before the number is stored, so it may have more.
-        kept, found = count_charges(self.store.run), len(self.ledger.history)
-        if found < kept:
-            raise SilodpError(
-                f"the ledger of this run is an old copy: it has {pluralize(found, 'charge')}, and the server's store "
-                f"lists {kept}; restore the newest ledger, or begin a new run, which adds its own ε.",
-                code="checkpoint.mismatch",
-            )
+        completed, _ = self.participation.load_completed()
+        for done in progress.completed.values():
+            # The draws of a round are dropped when the next one is begun.
+            if done.round > completed + 1 or (
+                done.round == completed + 1 and done.drawn != self.participation.digest(completed)
+            ):
+                raise SilodpError(
+                    f"the server's store does not have what was drawn for round {done.round}, which the ledger lists "
+                    "as completed: it is an old copy; restore the newest store, or begin a new run, which adds its "
+                    "own ε.",
+                    code="checkpoint.mismatch",
+                )
 
     def _forget_before(self, round_: int) -> None:
         """Persist the number of completed rounds, then delete what was needed to repeat them.

@@ -15,7 +15,7 @@ import torch
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
-from silodp.accounting.ledger import Ledger
+from silodp.accounting.ledger import Ledger, SiloHeader
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
@@ -27,7 +27,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.roles import compute_user_weights
-from silodp.runtime.gate import Gate, name_answer
+from silodp.runtime.gate import Gate
 from silodp.runtime.local_work import Block, LocalRecords, LocalWork, Release, Run
 from silodp.training.task import Task
 from silodp.wire.messages import Message
@@ -120,32 +120,21 @@ class Silo:
         return self.gate.script.max_bytes
 
     def answer(self, request: Message) -> Message:
-        """Answer a request; the answer is stored on disk before it is returned, and sent again if asked again.
+        """Answer a request; the answer is stored and listed before it is returned, and sent again if asked again.
 
         Raises:
             SilodpError: The gate refuses the request, or another request with the same kind, round and attempt was
                 answered before (code gate.answered).
         """
         self.gate.check_message(request)
-        digest = request.digest().encode()
-        answers = self._store.run if self.gate.is_setup(request) else self._store.round(request.round)
-        key = name_answer(request.kind, request.round, request.attempt)
-        stored = answers.get(key)
-        if stored is not None:
-            if stored[: len(digest)] != digest:
-                raise SilodpError(
-                    f"silo '{self.name}' has answered another request under {request.key}: it answers each key once.",
-                    code="gate.answered",
-                )
-            if not self.gate.may_repeat(request):  # the process died before the answer could be sent
-                self.gate.commit(self.gate.next_state(request), request)
-            return Message.decode(stored[len(digest) :])
+        answer = self.gate.find_answer(request)
+        if answer is not None:
+            return answer
         # In this order a crash can leave a charge without an answer, and never an answer without a charge.
         state = self.gate.next_state(request)
         self.gate.charge(request)
         answer = self._handlers[request.kind](request)
-        answers.put(key, digest + answer.encode())
-        self.gate.commit(state, request)
+        self.gate.commit(state, request, answer)
         if request.kind == "update":
             # The gate refuses earlier rounds from now on. The seeds of their attempts, dropped with them, cannot come
             # again: a seed is a hash of its round (`crypto.lattice.scheme.derive_seed`).
@@ -337,7 +326,10 @@ def _send_zeros(
 
 
 def make_ledger(
-    spec: RunSpec, path: Path | None = None, disclosure: Mapping[Adversary, float] | None = None
+    spec: RunSpec,
+    path: Path | None = None,
+    disclosure: Mapping[Adversary, float] | None = None,
+    header: SiloHeader | None = None,
 ) -> Ledger:
     """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
 
@@ -346,6 +338,7 @@ def make_ledger(
         path: The file of the ledger; None: in memory.
         disclosure: Bound by adversary of what encryption discloses (`Aggregator.disclosure`), kept in a ledger that is
             composed with those of other runs.
+        header: What the charges are about; None: the unit alone, in a simulation.
     """
-    accountant = choose_accountant(spec.list_events())
-    return Ledger(path, spec.noise_delta, accountant, run=spec.run, disclosure=disclosure)
+    accountant, header = choose_accountant(spec.list_events()), header or SiloHeader(spec.method.unit)
+    return Ledger(path, spec.noise_delta, accountant, run=spec.run, silo=header, disclosure=disclosure)

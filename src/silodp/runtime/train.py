@@ -261,7 +261,7 @@ def run(
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
             # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
             server.check_store_version(state.round)
-            server.check_charges()
+            server.check_draws(ledger.progress)
             evaluator = None if spec.evaluation_spec is None else Evaluator(spec, server, ledger)
             rows_file = None if directory.path is None else directory.path / METRICS
             recorded = (ledger.files or {}).get(METRICS)
@@ -300,13 +300,15 @@ def run(
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
                 row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
-                # The row comes before the checkpoint: after a crash the file may be ahead of it, never behind.
+                # The line of the ledger comes before all that can be seen of the round. The row comes before the
+                # checkpoint: after a crash the file may be ahead of it, never behind.
+                drawn = server.participation.digest(state.round - 1)
+                checkpoint = directory.complete(state, ledger, drawn)
                 metrics.add(row)
                 try:
                     notify(row)
                 finally:  # the round is done, whatever becomes of the call
-                    server.keep_charges()
-                    directory.save_state(state)
+                    directory.save_state(checkpoint)
             # From the specification and the ledger alone, so that a report can derive the same from the files.
             charges = ledger.to_counts()
             derived = derive_guarantees(spec, charges)

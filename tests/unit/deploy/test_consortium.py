@@ -18,21 +18,22 @@ import tomli_w
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, WorstOf
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
-from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
+from silodp.accounting.ledger import Budget, Ledger, SiloHeader, reopen_ledger
 from silodp.accounting.views import ADVERSARIES
+from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import load_config
 from silodp.data import SiloData
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.acceptance import describe_agreement, write_policy
 from silodp.deploy.consortium import Consortium, check_party_name, take_copy
+from silodp.deploy.history import find_plan
 from silodp.deploy.lifetime import (
-    PLAN,
     LifetimeLedger,
     compute_lifetime_cost,
     count_plan,
     encode_plan,
     find_shortfall,
-    read_plan,
+    read_ledgers,
 )
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import compute_digest, format_digest
@@ -367,8 +368,16 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("where", ["ledger", "store", "audit log"])
-def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "code", "later"),
+    [
+        ("ledger", "policy.charged", "policy.not_allowed"),
+        ("audit log", "ledger.missing", "ledger.missing"),
+    ],
+)
+def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(
+    where: str, code: str, later: str, tmp_path: Path
+) -> None:
     """Its limits are what persons were promised, once anything was released."""
     parties = make_parties(tmp_path, CONFIG)
     consortium, home = Consortium.load(parties / "public"), parties / "silos" / "silo-1"
@@ -380,7 +389,6 @@ def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(where:
     with refused("policy.not_allowed") as caught:
         write()
     assert "--replace" in str(caught.value)
-    DirectoryStore(home / "store").put("unit", b"record")  # of the run that began, and was never charged
     with hold_lock(home / "lock", home), refused("run.in_use"):
         write(replace=True)
     assert write(replace=True, lifetime_epsilon=9.0).lifetime_epsilon == dict.fromkeys(
@@ -394,10 +402,9 @@ def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(where:
     match where:
         case "ledger":
             (home / "ledgers").mkdir(mode=0o700, exist_ok=True)
-            with Ledger(home / "ledgers" / f"{run}.jsonl", 1e-5, "pld", run=run) as ledger:
+            header = SiloHeader(consortium.stated_spec.method.unit)
+            with Ledger(home / "ledgers" / f"{run}.jsonl", 1e-5, "pld", run=run, silo=header) as ledger:
                 charge(ledger, 0, 5.0)
-        case "store":
-            DirectoryStore(home / "store").put(PLAN, b"0")
         case "audit log":
             line = {
                 "run": run,
@@ -407,14 +414,15 @@ def test_a_policy_is_written_anew_before_the_first_charge_and_never_after(where:
                 "bytes": 1,
                 "sha256": "",
                 "time": "",
+                "head": "",
             }
             append_durably(home / "audit.jsonl", json.dumps(line).encode())
     before = path.read_bytes()
-    with refused("policy.charged"):
+    with refused(code):
         write(replace=True)
     assert path.read_bytes() == before
     path.write_text(ours.model_copy(update=earlier).to_toml())
-    with refused("policy.not_allowed") as caught:
+    with refused(later) as caught:
         write()
     assert "--replace" not in str(caught.value)
 
@@ -426,13 +434,15 @@ def test_whether_a_run_fits_is_said_while_it_is_in_progress(tmp_path: Path) -> N
     spec, policy = consortium.stated_spec, Policy.load(home / "policy.toml")
     (home / "ledgers").mkdir(mode=0o700)
     store = DirectoryStore(home / "store")
-    store.put(PLAN, encode_plan(count_plan(spec, "silo-1")).encode())
+    header = SiloHeader(spec.method.unit, None, encode_plan(count_plan(spec, "silo-1")))
 
     def begin(run: str, day: str, rounds: int) -> None:
         """Charge some rounds of a run."""
         store.put(f"{run}/spec", spec.digest.encode())
         store.put(f"{run}/begun", day.encode())
-        with make_ledger(replace(spec, run=run), home / "ledgers" / f"{run}.jsonl") as ledger:
+        path = home / "ledgers" / f"{run}.jsonl"
+        with make_ledger(replace(spec, run=run), path, None, header) as ledger:
+            ledger.is_first = run == "a" * 32
             for round_ in range(rounds):
                 ledger.charge(round_, 0, spec.silo_events("silo-1", round_, 0))
 
@@ -453,23 +463,34 @@ def test_a_policy_that_is_written_after_charges_claims_no_filter(tmp_path: Path)
     path = home / "policy.toml"
     assert Policy.load(path).certificates == list(DEFAULT_CERTIFICATES)
     path.unlink()
-    DirectoryStore(home / "store").put(PLAN, b"{}")
+    make_charged(home, consortium.spec)
     assert write_policy(home, consortium, "records.npz", allow_seed=True).certificates == []
+
+
+OTHER_PLAN = {adversary: {Gaussian(9.0): 2} for adversary in ADVERSARIES}
+
+
+def make_charged(home: Path, spec: RunSpec, run: str = "a" * 32) -> None:
+    """The ledger of another run, which was charged first."""
+    path = home / "ledgers" / f"{run}.jsonl"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    header = SiloHeader(spec.method.unit, None, encode_plan(OTHER_PLAN))
+    with make_ledger(replace(spec, run=run), path, None, header) as ledger:
+        ledger.is_first = True
+        charge(ledger, 0, 50.0)
 
 
 def test_the_first_charge_fixes_the_plan(tmp_path: Path) -> None:
     parties = make_parties(tmp_path, CONFIG)
     home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
     assert find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml")) == {}
-    assert read_plan(home, {}) is None
-    ledger = Ledger(None, 1e-5, "pld", run="1")
-    charge(ledger, 0, 5.0)
-    # An earlier version wrote the first charge, so nothing is a part of the plan.
-    assert read_plan(home, {"1": ledger}) == {adversary: {} for adversary in ADVERSARIES}
+    assert find_plan(read_ledgers(home)) is None
     # Another run than the plan needs more than the limit, which is the plan's.
-    other = {adversary: {Gaussian(9.0): 2} for adversary in ADVERSARIES}
-    DirectoryStore(home / "store").put(PLAN, encode_plan(other).encode())
-    assert read_plan(home, {}) == other
+    make_charged(home, consortium.spec)
+    assert find_plan(read_ledgers(home)) == OTHER_PLAN
+    make_charged(home, consortium.spec, "b" * 32)
+    nothing = {adversary: {} for adversary in ADVERSARIES}
+    assert find_plan(read_ledgers(home)) == nothing, "two folders that were put together have no plan"
     assert "released" in find_shortfall(home, consortium.spec, "silo-1", Policy.load(home / "policy.toml"))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.accounting.events import Gaussian
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.lattice import Lattice
 from silodp.config.resolve import load_config
@@ -23,7 +22,8 @@ from silodp.crypto.keys import Identity
 from silodp.deploy import silo as silo_module
 from silodp.deploy.acceptance import write_policy
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.lifetime import PLAN, count_plan, encode_plan
+from silodp.deploy.history import find_plan
+from silodp.deploy.lifetime import count_plan
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.server import RemoteParties
@@ -163,23 +163,24 @@ def test_a_silo_keeps_the_plan_of_its_first_charge(tmp_path: Path) -> None:
     parties = make_parties(tmp_path, CONFIG)
     home, consortium = parties / "silos" / "silo-1", Consortium.load(parties / "public")
     server, params = load_identity(parties / "server", "server"), np.zeros(consortium.spec.size, np.float32)
-    plan, store = count_plan(consortium.spec, "silo-1"), DirectoryStore(home / "store")
+    plan = count_plan(consortium.spec, "silo-1")
     with open_silo(home, consortium) as service:
 
-        def ask(kind: str, **arrays: np.ndarray) -> bytes:
-            return service.receive(sign(Message(kind, "a" * 32, 0, arrays=arrays), server, service.name))
+        def ask(kind: str, run: str = "a" * 32, **arrays: np.ndarray) -> bytes:
+            return service.receive(sign(Message(kind, run, 0, arrays=arrays), server, service.name))
 
         ask("setup")
-        assert store.get(PLAN) is None
+        ask("setup", run="b" * 32)  # a run that is not charged decides nothing
+        assert find_plan(service.lifetime.runs) is None
         ask("update", params=params)
-        assert store.get(PLAN) == encode_plan(plan).encode()
+        assert find_plan(service.lifetime.runs) == plan
         assert service.lifetime.plan == plan
     with open_silo(home, consortium) as service:
         assert service.lifetime.plan == plan
-    other = {adversary: {Gaussian(5.0): 3} for adversary in plan}
-    store.put(PLAN, encode_plan(other).encode())
-    with open_silo(home, consortium) as service:
-        assert service.lifetime.plan == other
+    more = Consortium.load(parties / "public")
+    vars(more)["spec"] = replace(more.spec, rounds=more.spec.rounds + 1)
+    with open_silo(home, more) as service:
+        assert service.lifetime.plan == plan
 
 
 def test_two_requests_at_once_are_one_release_for_one_charge(
@@ -286,30 +287,6 @@ def test_a_silo_that_dies_while_it_forgets_a_run_is_not_closed(
 
 
 _DROP = DirectoryStore.drop
-
-
-def test_how_far_a_run_is_goes_last_when_it_is_forgotten(tmp_path: Path) -> None:
-    """Without it a silo that died in between would make a set-up again under secrets that are left of the first."""
-    store, left = DirectoryStore(tmp_path / "store"), []
-    run, keys = "a" * 32, ("setup", "answer/hello/0/0", "gate", "round key", "spec", "begun", "zz")
-    for name in (run, f"{run}-evaluation", "b" * 32):
-        for key in keys:
-            store.put(f"{name}/{key}", b"kept")
-
-    class Watched(DirectoryStore):
-        def drop(self, key: str) -> None:
-            left.append(set(self.names()))
-            super().drop(key)
-
-    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
-    watched = Watched(tmp_path / "store")
-    SiloLimits(tmp_path, "north", policy, watched, 10).forget(run)
-    assert len(left) == 2 * len(keys)
-    assert set(store.names()) == {f"{'b' * 32}/{key}" for key in keys}
-    for names in left:
-        for name in (run, f"{run}-evaluation"):
-            others = {f"{name}/{key}" for key in keys if key not in ("gate", "begun")}
-            assert f"{name}/gate" in names or not others & names
 
 
 def test_without_a_seed_no_two_runs_have_the_same_noise(tmp_path: Path) -> None:
@@ -482,7 +459,8 @@ def test_what_a_silo_keeps_is_for_its_operator_alone(parties: Path, tmp_path: Pa
 
 def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    audit.write_text('{"run": "a"}\n{"run": "a"}\n{"ru\n[]\n')
+    line = '{"run": "a", "charges": 0, "head": "0"}\n'
+    audit.write_text(line + line + '{"ru\n[]\n')
     policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
     limits = SiloLimits(tmp_path, "north", policy, MemoryStore(), 10)
     assert limits.answers == {"a": 2, "": 2}

@@ -7,12 +7,13 @@ as if a visit were a person: 5.8 was stated where 345 holds for a person with 25
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.accounting.events import Gaussian
-from silodp.accounting.ledger import Ledger
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.resolve import load_config
 from silodp.data.identity import IdentityProfile
@@ -21,6 +22,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import draft_public, make_keys, seal_public
 from silodp.deploy.silo import load_identity, open_silo
+from silodp.runtime.silo import make_ledger
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, sign
 from support.deployed import TABLES
@@ -29,6 +31,7 @@ from support.refusals import refused
 TABLE = "patient,visit,age,ill\np01,v01,30,no\np01,v02,31,yes\np02,v03,50,no\n"
 LISTED = 'users = ["p01", "p02", "v01", "v02", "v03"]'
 RUN = "a" * 32
+EVENTS = dict.fromkeys(ADVERSARIES, Gaussian(5.0))
 PROFILE = 'identity = "profile.toml"'
 
 
@@ -58,8 +61,11 @@ class Parties:
         """Accept, and come to the first charge."""
         self.only_open(consortium)
         with open_silo(self.home, consortium) as service:
-            service.lifetime.runs[RUN] = Ledger(None, 1e-5, "pld", run=RUN)
-            assert service._check_charge(RUN, dict.fromkeys(ADVERSARIES, Gaussian(5.0))) is None
+            run = f"{len(service.lifetime.runs):032x}"
+            spec, path = replace(consortium.spec, run=run), self.home / "ledgers" / f"{run}.jsonl"
+            service.lifetime.runs[run] = make_ledger(spec, path, header=service._header)
+            assert service._check_charge(run, EVENTS) is None
+            service.lifetime.runs[run].charge(0, 0, EVENTS, "0" * 64)
 
     def only_open(self, consortium: Consortium) -> None:
         write_policy(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)
@@ -106,6 +112,57 @@ def test_a_run_in_which_a_person_is_somebody_else_is_refused(
     same = both.model_copy(update={"persons": [digest]})
     (parties.home / "policy.toml").write_text(same.to_toml())
     parties.only_open(other)
+
+
+@pytest.mark.parametrize("other", ["visit", "record"])
+def test_whose_epsilon_was_spent_is_known_without_the_store(other: str, parties: Parties) -> None:
+    """It stood in the store alone: with a store from before the first charge both were added up, 5.8 for 345."""
+    first = parties.agree("patient", LISTED)
+    parties.only_open(first)
+    shutil.copytree(parties.home / "store", parties.folder / "backup")
+    parties.take_part(first)
+    shutil.rmtree(parties.home / "store")
+    shutil.copytree(parties.folder / "backup", parties.home / "store")
+    if other == "visit":
+        then, code = parties.agree("visit", LISTED), "policy.persons"
+    else:
+        then, code = parties.agree("patient", LISTED, method=RECORD_LEVEL), "policy.not_allowed"
+    accepted = Policy.load(parties.home / "policy.toml")
+    both = accepted.model_copy(update={"accepted": [*accepted.accepted, then.digest], "methods": []})
+    (parties.home / "policy.toml").write_text(both.to_toml())
+    with refused(code), open_silo(parties.home, then):
+        pass
+    parties.take_part(first)
+
+
+def test_a_run_that_was_set_up_with_other_persons_is_not_charged_for_these(parties: Parties) -> None:
+    """What its ledger says of persons would be false, and a later run with the first ones would be added to it."""
+    one, other = parties.agree("patient", PROFILE), parties.agree("visit", PROFILE)
+    assert one.spec.digest == other.spec.digest
+    for consortium in (one, other):
+        parties.only_open(consortium)
+    server = load_identity(parties.folder / SERVER, SERVER)
+    with open_silo(parties.home, one) as service:
+        service.receive(sign(Message("setup", RUN), server, "north"))
+    params = np.zeros(one.spec.size, np.float32)
+    update = sign(Message("update", RUN, arrays={"params": params}), server, "north")
+    with open_silo(parties.home, other) as service, refused("gate.run"):
+        service.receive(update)
+    with open_silo(parties.home, one) as service:
+        service.receive(update)
+
+
+def test_declared_persons_are_the_same_as_the_first_ones_alone(parties: Parties) -> None:
+    first, second = parties.agree("patient", LISTED), parties.agree("patient", PROFILE)
+    parties.take_part(first)
+    accepted = Policy.load(parties.home / "policy.toml")
+    digests = [first.persons.digest, second.persons.digest]
+    same = accepted.model_copy(update={"accepted": [*accepted.accepted, second.digest], "persons": digests})
+    (parties.home / "policy.toml").write_text(same.to_toml())
+    parties.take_part(second)
+    parties.take_part(first)
+    with refused("policy.persons"):
+        parties.only_open(parties.agree("visit", LISTED))
 
 
 def test_a_wrong_column_can_be_corrected_before_the_first_charge(parties: Parties) -> None:

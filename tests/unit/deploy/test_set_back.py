@@ -20,6 +20,7 @@ import pytest
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import end_runs
 from silodp.deploy.lifetime import read_spent
 from silodp.deploy.limits import read_audit
 from silodp.deploy.silo import SiloService, load_identity, open_silo
@@ -179,6 +180,30 @@ def test_what_a_silo_has_spent_is_not_read_off_an_old_copy(silo: Silo, tmp_path:
     silo.restore(tmp_path / "old", "ledgers")
     with refused("gate.set_back"):
         read_spent(silo.folder, entries)
+
+
+def test_runs_whose_store_is_lost_are_ended_and_stay_counted(silo: Silo, tmp_path: Path) -> None:
+    """Else a silo with a damaged file of its store would stay closed, or its old store would count as the newest."""
+    requests = list_requests(silo)
+    ask_all(silo, requests[:3])
+    silo.copy(tmp_path / "old", "store")
+    ask_all(silo, requests)
+    silo.restore(tmp_path / "old", "store")
+    with refused("gate.set_back"):
+        ask_all(silo, [])
+    next((silo.folder / "store").iterdir()).write_bytes(b"damaged")
+    assert end_runs(silo.folder) == [RUN]
+    assert end_runs(silo.folder) == []
+    for request in requests:
+        with refused("gate.run"):
+            ask_all(silo, [request])
+    ask_all(silo, list_requests(silo, OTHER)[:2])
+    with silo.open() as service:
+        assert set(service.lifetime.runs) == {RUN, OTHER}
+        assert len(service.lifetime.runs[RUN].history) == 6
+    shutil.rmtree(silo.folder / "ledgers")
+    with refused("ledger.missing"):
+        end_runs(silo.folder)
 
 
 # --- a kill is no backup ------------------------------------------------------------------------------------------

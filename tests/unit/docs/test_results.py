@@ -74,11 +74,12 @@ def test_a_long_piece_continues_after_its_last_round(tmp_path, monkeypatch):
     whole = results_piece.run(Piece(TINY, "ours", 0))
     monkeypatch.setattr(results, "UNFINISHED", tmp_path / "unfinished")
     monkeypatch.setattr(results, "LONG_SECONDS", 0)
-    save = RunDirectory.save_state
+    save, saved = RunDirectory.save_state, []
 
-    def stop_after_one_round(directory, state):
-        save(directory, state)
-        if state.round == 1:
+    def stop_after_one_round(directory, content):
+        save(directory, content)
+        saved.append(content)
+        if len(saved) == 2:  # the untrained model, and the first round
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "save_state", stop_after_one_round)
