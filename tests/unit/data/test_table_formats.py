@@ -1,5 +1,7 @@
 """Tables as spreadsheet programs and databases write them: separators, encodings, dates, missing cells."""
 
+import base64
+import bz2
 import csv
 import datetime
 import gzip
@@ -12,7 +14,9 @@ import tomllib
 import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
+from decimal import Decimal
 from io import BytesIO
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -212,6 +216,99 @@ def test_a_broken_archive_is_refused(tmp_path, content):
     (tmp_path / "nord.csv.gz").write_bytes(content)
     with refused("data.unreadable"):
         read(tmp_path / "nord.csv.gz")
+
+
+NAMED = [
+    ("a.csv", "xlsx"), ("a.csv.gz", "xlsx"), ("a.tsv", "parquet"), ("a.csv.gz", "parquet"), ("a.csv", "gz"),
+    ("a.csv", "bz2"), ("a.parquet", "xlsx"), ("a.xlsx", "parquet"), ("a.xlsx", "gz"), ("a.xlsx", "strict"),
+    ("a.xlsx", "xls"), ("a.csv", "xls"), ("a.csv", "zip"), ("a.xlsx", "xlsb"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMED)
+def test_a_file_of_another_kind_than_its_name_says_is_named(tmp_path, name, kind):
+    """A workbook named .csv was said to need another encoding, and a strict one to have no cells."""
+    words = {
+        "xlsx": "is a workbook; let",
+        "strict": "Strict Open XML",
+        "xlsb": "of another format",
+        "xls": "old format",
+    }
+    words |= {"parquet": "is a Parquet file", "gz": "by gzip", "bz2": "by bzip2", "zip": "is a zip archive"}
+    frame = pd.DataFrame({"Fall": ["a", "b"], "size": [1, 2], "krank": ["ja", "nein"]})
+    frame.to_parquet(tmp_path / "sound.parquet")
+    parts = {
+        "xlsx": "xl/workbook.xml",
+        "strict": "xl/workbook.xml",
+        "xlsb": "xl/workbook.bin",
+        "zip": "a.csv",
+    }
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w") as book:
+        book.writestr(
+            parts.get(kind, "none"), b'<a xmlns="http://purl.oclc.org/ooxml/b">' * (kind == "strict")
+        )
+    contents = {"gz": gzip.compress(b"Fall,size\n"), "bz2": bz2.compress(b"Fall,size\n")}
+    contents |= {"xls": bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600)}
+    contents |= {"parquet": (tmp_path / "sound.parquet").read_bytes()}
+    content = contents.get(kind, archive.getvalue())
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with refused("data.unreadable") as caught:
+        read(path, reader={}, numeric={"size": (0, 3)})
+    assert words[kind] in str(caught.value)
+
+
+def test_a_text_file_may_begin_as_another_kind_of_file(tmp_path):
+    (tmp_path / "a.csv").write_text("PAR1,Fall,size,krank\n0,a,1,ja\n")
+    assert read(tmp_path / "a.csv", reader={}, numeric={"size": (0, 3)}).user_keys == ("a",)
+
+
+def write_unused(folder, name):
+    """Write a table of two rows with a column, `other`, that nobody declares and that no reader understands."""
+    path = folder / name
+    rows = {"Fall": ["a", "b"], "size": [1, 2], "krank": ["ja", "nein"]}
+    if name.endswith("parquet"):
+        others = {
+            "days": pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32()),
+            "nanoseconds": pa.array([1, 2], pa.time64("ns")),
+            "years": pa.array([2**62, 0], pa.timestamp("us", "Europe/Berlin")),
+            "whole": pa.array([1, 2], pa.int64()),
+        }
+        pq.write_table(pa.table({**rows, "other": others[path.stem]}), path)
+        if path.stem == "whole":
+            # As polars notes its whole numbers of 128 bits: Arrow then opens no column of the file.
+            noted = pq.read_metadata(path).metadata[b"ARROW:schema"]
+            plain, bits = base64.b64decode(noted), (64).to_bytes(4, "little")
+            place = plain.rindex(bits)
+            changed = base64.b64encode(plain[:place] + (128).to_bytes(4, "little") + plain[place + 4 :])
+            path.write_bytes(path.read_bytes().replace(noted, changed))
+            with pytest.raises(pa.ArrowNotImplementedError):
+                pq.ParquetFile(path)
+        return path
+    cell = {"bytes": b"\xfc\x81", "zero": b"x\0y"}[path.stem]
+    path.write_bytes(b"Fall,size,krank,other " + cell + b"\na,1,ja," + cell + b"\nb,2,nein,\n")
+    return path
+
+
+UNUSED = ["days.parquet", "nanoseconds.parquet", "years.parquet", "whole.parquet", "bytes.csv", "zero.csv"]
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_column_that_nobody_declares_makes_no_file_unreadable(tmp_path, name):
+    path, numeric = write_unused(tmp_path, name), {"size": (0, 3)}
+    built = read(path, reader={}, numeric=numeric)
+    assert built.user_keys == ("a", "b")
+    np.testing.assert_allclose(built.silos[0].x[:, 0], [-1 / 3, 1 / 3], atol=1e-6)
+    if name.endswith("parquet"):
+        assert '"other"' in draft_config(path, "Fall", "krank")
+        for use in (
+            lambda: draft_config(path, "other", "krank"),
+            lambda: read(path, reader={}, numeric={"other": (0, 3)}),
+        ):
+            # Whole numbers of 64 bits stay readable without the type that their writer noted.
+            with nullcontext() if name == "whole.parquet" else refused("data.unreadable", "data.value"):
+                use()
 
 
 def make_workbook(*rows):
@@ -735,6 +832,91 @@ def test_days_far_off_are_dates(tmp_path):
         built = read(path, numeric={"Aufnahme": column}, out_of_range="clip", reader=Reader())
         np.testing.assert_allclose(built.silos[0].x[:, 0], [1, -1, 33 / 10_000 - 1], atol=1e-6)
         assert "1520-06-01 to 9999-12-31" in draft_config(path, "Fall", "krank")
+
+
+FAR = {"range": (-4e6, 4e6), "typical": (0, 8), "date": "%Y-%m-%d", "since": "1970-01-01"}
+TIMES = [("INT96", None), ("day", None), *product(("ms", "us"), (None, "Europe/Berlin", "Pacific/Auckland"))]
+
+
+@pytest.mark.parametrize(("unit", "zone"), TIMES)
+def test_times_outside_the_years_of_python_are_refused(tmp_path, unit, zone):
+    """INT96 made 1816 of 9999 in silence, and pandas crashes at times of a zone before September 1677."""
+    kind = pa.date32() if unit == "day" else pa.timestamp("ms" if unit == "INT96" else unit, zone)
+    per_day = {"INT96": 86_400_000, "ms": 86_400_000, "us": 86_400_000_000, "day": 1}[unit]
+    # In microseconds, 213,503,983 days are 2^64 more than an afternoon of 1970.
+    last = {"INT96": 213_503_983, "day": 2**31 - 1}.get(unit, 2**62 // per_day)
+    evening = (2_932_896.75, zone == "Pacific/Auckland")  # there it is the year 10000 by then
+    for number, is_refused in (
+        (-719_160, 0),
+        (2_932_894, 0),
+        evening,
+        (2_932_898, 1),
+        (-719_164, 1),
+        (last, 1),
+    ):
+        days = pa.array([0, int(number * per_day), None], pa.int32() if unit == "day" else pa.int64()).cast(
+            kind
+        )
+        table = pa.table({"Fall": ["a", "b", "c"], "Aufnahme": days, "krank": ["ja"] * 3})
+        pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=unit == "INT96")
+        with refused("data.value") if is_refused else nullcontext() as caught:
+            built = read(tmp_path / "a.parquet", reader={}, numeric={"Aufnahme": {**FAR, "missing": 0}})
+            np.testing.assert_allclose(built.silos[0].x[:, 0], [0, number / 8, 0], atol=0.8 / 8)
+        if caught:
+            assert (caught.value.field, "data row 2" in str(caught.value)) == ("Aufnahme", True)
+
+
+WHOLE = {"int8": -(2**7), "int64": -(2**63), "uint8": 2**8 - 1, "uint64": 2**64 - 1}
+DECIMALS = [Decimal(text) for text in ("1.50", "-0.01", "9999999.99")]
+TEXTS = ["1.5", "-3", "1e3", None]
+TYPED = {
+    **{kind: pa.array([number, 7, None, 1], getattr(pa, kind)()) for kind, number in WHOLE.items()},
+    **{
+        f"{bits} bits": pa.array([*DECIMALS, None], getattr(pa, f"decimal{bits}")(9, 2))
+        for bits in (32, 64, 128)
+    },
+    "38 digits": pa.array([Decimal(10**37 + 1), None, Decimal(7), Decimal(1)], pa.decimal128(38, 0)),
+    "codes": pa.array([2**64 - 1, 7, None, 7], pa.uint64()).dictionary_encode(),
+    "float16": pa.array(np.array([0.1, 65_000, -2.5, 7], np.float16)),
+    "float32": pa.array(np.array([0.1, 3e38, -1e-30, 7], np.float32)),
+    "float64": pa.array([0.1, 2.0**53 + 2, -1e37, None]),
+    **{str(kind): pa.array(TEXTS, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())},
+    "dictionary": pa.array(TEXTS).dictionary_encode(),
+    "bool": pa.array([True, False, True, None]),
+    "binary": pa.array([b"1", b"2", b"3", None]),
+    "time": pa.array([1, 2, 3, None], pa.time64("us")),
+    "duration": pa.array([1, 2, 3, None], pa.duration("us")),
+    "list": pa.array([[1], [2], [3], None]),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_a_number_of_any_type_is_read_as_it_is_or_refused(tmp_path, kind):
+    """The values of pyarrow decide: of what is accepted, no value changes by more than float32 rounds it."""
+    column, spread = TYPED[kind], 8e32
+    pq.write_table(pa.table({"Fall": list("abcd"), "n": column, "krank": ["ja"] * 4}), tmp_path / "a.parquet")
+    numeric = {"n": {"range": (-4e38, 4e38), "typical": (0, spread), "missing": 0}}
+    is_refused = kind in ("bool", "binary", "time", "duration", "list")
+    with refused("data.value") if is_refused else nullcontext():
+        built = read(tmp_path / "a.parquet", reader={}, numeric=numeric)
+        expected = [0.0 if value is None else float(value) / spread for value in column.to_pylist()]
+        np.testing.assert_allclose(built.silos[0].x[:, 0], np.float32(expected), rtol=1e-6)
+
+
+def test_a_day_of_a_workbook_that_programs_read_differently_is_refused(tmp_path):
+    """Day 59 of Excel is 28 February 1900, and of LibreOffice the 27th; both write 1 March as day 61."""
+    pytest.importorskip("openpyxl")
+    for day, is_refused in (("1900-02-27", True), ("1900-01-01", True), ("1900-03-01", False)):
+        days = [datetime.date.fromisoformat(day), datetime.date(2020, 1, 2)]
+        pd.DataFrame({"Fall": ["a", "b"], "Aufnahme": days, "krank": ["ja"] * 2}).to_excel(
+            tmp_path / "a.xlsx", index=False
+        )
+        column = {**FAR, "date": "%d.%m.%Y", "since": "2020-01-01", "missing": 0}
+        with refused("data.value") if is_refused else nullcontext():
+            built = read(tmp_path / "a.xlsx", numeric={"Aufnahme": column})
+            np.testing.assert_array_equal(built.silos[0].x[:, 0], [-43_770 / 8, 1 / 8])
+        built = read(tmp_path / "a.xlsx", numeric={"Aufnahme": column}, reader=Reader(missing=[day]))
+        np.testing.assert_array_equal(built.silos[0].x[:, 0], [0, 1 / 8])
 
 
 @pytest.mark.parametrize("ending", ["xlsx", "parquet"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime, time
+from datetime import MAXYEAR, MINYEAR, datetime, time
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -112,9 +112,10 @@ def _refuse_identifiers(where: str, found: str) -> SilodpError:
 
 def format_cell(value: object) -> str:
     """Return a cell as text, a date without a time of 00:00."""
-    if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
-        return value.date().isoformat()
-    return text_of(value)
+    if not isinstance(value, datetime) or not MINYEAR <= value.year <= MAXYEAR:  # pandas has other years, too
+        return text_of(value)
+    is_day = value == datetime.combine(value.date(), time.min, value.tzinfo)
+    return value.date().isoformat() if is_day else text_of(value)
 
 
 def needs_all_digits(layout: str | None) -> bool:

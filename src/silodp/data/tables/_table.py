@@ -44,7 +44,7 @@ _TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
 _MAX_FAULTS = 20
 """The most faults that a message lists."""
-_FIRST_OF_WORKBOOKS = datetime(1900, 1, 1)
+_FIRST_OF_WORKBOOKS, _FIRST_SURE_DAY = datetime(1900, 1, 1), datetime(1900, 3, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
 """A rounded number with an exponent, as SAS writes a long one (1.2345679E12). 1E12 may be a code and does not match."""
@@ -146,7 +146,11 @@ class Table:
 
     @classmethod
     def read_inputs(
-        cls, source: Path | pd.DataFrame, schema: Schema, mapping: TableMapping | None = None
+        cls,
+        source: Path | pd.DataFrame,
+        schema: Schema,
+        mapping: TableMapping | None = None,
+        copied: Sequence[str] = (),
     ) -> tuple[Table, pd.DataFrame]:
         """Read the columns of features alone, which is all that a prediction needs.
 
@@ -154,9 +158,10 @@ class Table:
             source: a file, or the table itself.
             schema: says which columns they are, and how they are read.
             mapping: how the table differs from the schema; None: not at all.
+            copied: further columns that are used, where the source has them.
 
         Returns:
-            The table, and all cells of the source in its order of rows.
+            The table, and the cells of all columns that are used, in the order of the rows.
 
         Raises:
             SilodpError: no such file, unreadable, or without a column of a feature.
@@ -168,7 +173,7 @@ class Table:
             header = [header_text(column) for column in source.columns]
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
-            frame, header = _files.read_frame(source, schema.reader, names.values())
+            frame, header = _files.read_frame(source, schema.reader, [*names.values(), *copied])
         needed = f"give the table the columns {_cells.format_names(list(names.values()))}"
         check_columns(path, header, dict.fromkeys(names.values(), "table"), needed)
         cells, texts = _take_columns(path, frame, names, schema.reader, mapping)
@@ -410,6 +415,19 @@ class Table:
                 "is text, and other cells of the column are dates",
                 "write all of them as text or all as dates: a spreadsheet program that takes days for months makes "
                 "dates of those that it can",
+            )
+            early = {
+                cell
+                for cell, day in found.items()
+                if cell[1] and day and _FIRST_OF_WORKBOOKS <= day < _FIRST_SURE_DAY
+            }
+            unsure = np.array([cell in early for cell in cells]) & ~self._mark_missing(column)
+            self._refuse(
+                column,
+                unsure & _files.is_workbook(self.path),
+                "is a day of a workbook before March 1900, which is another day in other programs: Excel has a 29 "
+                "February 1900",
+                "write all days as text, or declare this one as missing if it stands for none",
             )
         # Cells of a Parquet file may be dates of ISO 8601 as text; in text files the declared layout decides alone.
         if not of_layout and not _files.is_text_file(self.path):

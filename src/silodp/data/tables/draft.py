@@ -47,15 +47,19 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     reader = Reader() if reader is None else reader
     frame, header = read_frame(path, reader)
     check_columns(path, header, {user: "user", label: "label"})
+    if not {user, label} <= set(frame.columns):
+        read_frame(path, reader, (user, label))  # raises an error that says why they cannot be read
     marks = MISSING | {text.lower() for text in reader.missing}
     cells = {}
     for name in header:
-        if header.count(name) == 1:
+        if header.count(name) == 1 and name in frame:
             text = frame[name].map(partial(_format_marked, decimal=reader.decimal))
             cells[name] = text.mask(frame[name].isna() | text.str.lower().isin(marks))
     numeric, categorical = [], []
     left_out = [
-        f"# ROWS: {quote(name)}: several columns" for name in dict.fromkeys(header) if name not in cells
+        f"# ROWS: {quote(name)}: {'several columns' if name in frame else 'cannot be read'}"
+        for name in dict.fromkeys(header)
+        if name not in cells
     ]
     for name, text in cells.items():
         if name in (user, label):

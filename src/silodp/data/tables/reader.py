@@ -147,7 +147,7 @@ def read_inputs(
         SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.
     """
     place = Path(source) if isinstance(source, str) else source
-    table, frame = Table.read_inputs(place, schema, mapping)
+    table, frame = Table.read_inputs(place, schema, mapping, copied)
     found = frame.columns.tolist()
     for column in copied:
         if found.count(column) != 1:
