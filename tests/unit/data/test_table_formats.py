@@ -146,6 +146,7 @@ def test_text_with_line_breaks_and_quotes_in_pairs_is_read(tmp_path):
         "1.2345679E12", "1,2345679E12", "12345678901234568.0", "P1\nP2",
         "'0017", "'A17'", '="0017"', ' "0017"', "M\ufffdller",
         r"\N", "#N/A", "-", "?", "(null)", "NaT", "<NULL>",
+        "inf", "-inf", "Infinity", "+INF", "1.#INF", "1.#IND", "-nan", "nan", "-nan(ind)", "1.5E-7", "9.0e+999",
     ],
 )  # fmt: skip
 def test_keys_that_an_export_has_changed_are_refused(tmp_path, key):
@@ -158,7 +159,8 @@ def test_keys_that_an_export_has_changed_are_refused(tmp_path, key):
 
 
 @pytest.mark.parametrize(
-    "key", ["1E12", "1234567890123456.0", "NAT", "'t Hooft", "O'Brien", "12/345", "1.5", "Nat-1"]
+    "key",
+    ["1E12", "1234567890123456.0", "NAT", "'t Hooft", "O'Brien", "12/345", "1.5", "Nat-1", "info", "1e400"],
 )
 def test_keys_that_look_like_those_are_read(tmp_path, key):
     assert read_key(tmp_path / "nord.csv", key, "utf-8", "utf-8") == (key.removesuffix(".0"),)

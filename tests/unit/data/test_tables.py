@@ -1,8 +1,13 @@
+import datetime
 import logging
 import re
+from decimal import Decimal
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from silodp.data import Federation
@@ -345,6 +350,67 @@ def test_rounded_keys_are_refused(tmp_path):
             Federation.from_tables([path], schema())
     pd.DataFrame({"patient": [2**53, 2**53 + 1], "age": 30, "sex": "f", "ill": "no"}).to_parquet(path)
     assert Federation.from_tables([path], schema()).users == 2
+
+
+TYPED_KEYS = {
+    "bool": [True, False],
+    "days": [datetime.date(2026, 5, 3), datetime.date(2026, 5, 7)],
+    "times of a day": [datetime.time(3, 5), datetime.time(7, 5)],
+    "times": pd.to_datetime(["2026-05-03", "2026-05-07"]),
+    "durations": pd.to_timedelta([3, 7], unit="h"),
+    "infinite": [float("inf"), 1.0],
+    "float": [12.1, 7.0],
+    "decimal": [Decimal("12.10"), Decimal("7.00")],
+}
+
+
+@pytest.mark.parametrize("keys", TYPED_KEYS.values(), ids=TYPED_KEYS)
+def test_keys_of_other_types_than_text_and_whole_numbers_are_refused(tmp_path, keys):
+    """As text they were persons of their own: a spreadsheet program had made days of 3-5 and 03-5, which then met."""
+    rest = {"age": 30, "sex": "f", "ill": "no"}
+    pd.DataFrame({"patient": keys, **rest}).to_parquet(tmp_path / "rome.parquet")
+    with refused("data.value") as caught:
+        Federation.from_tables([tmp_path / "rome.parquet"], schema())
+    assert caught.value.field == "patient"
+    with refused("data.users"):
+        read(tmp_path, berlin=BERLIN, options={"users": [4, 17, keys[0]]})
+
+
+def test_keys_that_a_spreadsheet_program_has_changed_are_refused(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    for changed in (datetime.date(2026, 5, 3), datetime.time(3, 5), datetime.timedelta(hours=30), True, 0.05):
+        book = openpyxl.Workbook()
+        for row in (["patient", "age", "sex", "ill"], ["3-40", 30, "f", "no"], [changed, 30, "f", "no"]):
+            book.active.append(row)
+        book.save(tmp_path / "rome.xlsx")
+        with refused("data.value") as caught:
+            Federation.from_tables([tmp_path / "rome.xlsx"], schema())
+        assert "data row 2" in str(caught.value)
+
+
+def test_keys_that_are_whole_or_uuids_are_read_from_their_types(tmp_path):
+    number = UUID(int=7)
+    uuids = pa.array([number.bytes], pa.binary(16)).cast(pa.uuid())
+    for keys, expected in (
+        (pa.array([2**64 - 1], pa.uint64()), str(2**64 - 1)),
+        (pa.array([Decimal(10**37 + 1)], pa.decimal128(38, 0)), str(10**37 + 1)),
+        (pa.array([17.0], pa.float64()), "17"),
+        (uuids, str(number)),
+    ):
+        pq.write_table(
+            pa.table({"patient": keys, "age": [30], "sex": ["f"], "ill": ["no"]}), tmp_path / "a.parquet"
+        )
+        assert Federation.from_tables([tmp_path / "a.parquet"], schema()).user_keys == (expected,)
+
+
+def test_numbers_with_decimals_beside_keys_with_letters_are_named(tmp_path, caplog):
+    """SQLite writes 1230.0 for 123E1 and for 1230E0 in a column that is not of the type TEXT."""
+    for other, count in (("4b", 1), ("4", 0)):
+        caplog.clear()
+        table = BERLIN.replace("\n4,", f"\n{other},").replace("17,", "17.0,")
+        with caplog.at_level(logging.WARNING):
+            assert "17" in read(tmp_path, berlin=table).user_keys
+        assert sum("numbers with decimals" in record.message for record in caplog.records) == count
 
 
 def test_missing_parquet_keys_and_features(tmp_path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from datetime import MAXYEAR, MINYEAR, datetime, time
+from datetime import MAXYEAR, MINYEAR, date, datetime, time, timedelta
+from decimal import Decimal
 from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -24,6 +27,9 @@ _POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
 _MAX_LISTED = 10  # names or values that an error lists
 _WIDTHS = {"%d": 2, "%m": 2, "%y": 2, "%Y": 4, "%j": 3, "%H": 2, "%I": 2, "%M": 2, "%S": 2}
 """Digits of the numbers of a layout."""
+ROUNDED = "is a rounded number"
+_HAS_DECIMALS = "is a number with decimals, of which the last zeros may be lost"
+_LONG_FLOAT = re.compile(r"-?(\d{16,})[.,]0+")
 MIN_ROUNDED = 1e15
 """From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
@@ -60,6 +66,36 @@ def _refuse_cell(path: Path, column: pd.Series[Any], reason: str) -> SilodpError
     return SilodpError(f"{path}: column '{column.name}' {reason}", code="data.value", field=str(column.name))
 
 
+def find_key_fault(key: object, digits: int = 53, in_workbook: bool = False) -> str:
+    """Return why a cell cannot be a user key, by its type; "" where it can, and where it is missing.
+
+    As text, other types could be keys: programs make 3 May of 3-5, TRUE of true and 12.1 of 12.10, for some persons.
+
+    Args:
+        key: the cell as it is in the file, or an entry of a list of users.
+        digits: the binary digits of the mantissa, if it is a floating-point number.
+        in_workbook: whether a spreadsheet program, which rounds numbers from 16 digits on, has written it.
+    """
+    if isinstance(key, str):
+        long = _LONG_FLOAT.fullmatch(key.strip())
+        return ROUNDED if long is not None and int(long[1]) >= 2**53 else ""
+    is_truth = isinstance(key, bool | np.bool_)
+    if isinstance(key, Integral) and not is_truth:
+        return ROUNDED if in_workbook and abs(int(key)) >= MIN_ROUNDED else ""
+    limit = MIN_ROUNDED if in_workbook else 2.0**digits
+    if isinstance(key, float | np.floating) and abs(float(key)) >= limit:
+        return ROUNDED
+    if isinstance(key, float | np.floating | Decimal):
+        # Not by a remainder, which Python does not compute of a long decimal.
+        is_whole = key == key.to_integral_value() if isinstance(key, Decimal) else key.is_integer()
+        return "" if is_whole or math.isnan(key) else _HAS_DECIMALS
+    if key is None or key is pd.NaT or isinstance(key, UUID):
+        return ""
+    is_time = isinstance(key, date | time | timedelta)
+    what = "true or false" if is_truth else "a day or a time" if is_time else f"a {type(key).__name__}"
+    return f"is {what}, and a program may have made it of another key"
+
+
 def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] = ()) -> list[object]:
     """Return text cells of a column of identifiers as they are, whole numbers as text, and "" where a cell is missing.
 
@@ -73,12 +109,9 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
     """
     where = f"{path}: column {str(cells.name)!r}"
     none = {_fold(text) for text in missing}
-    # object, bytes, text, whole numbers: every other type may have changed identifiers already.
-    if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
-        # Text, whole numbers and categories of pandas' own types pass, cell by cell.
-        is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
-        if not is_plain and not isinstance(cells.dtype, pd.CategoricalDtype):
-            raise _refuse_identifiers(f"{where}, every row", str(cells.dtype))
+    # object, whole numbers: every other type may have changed identifiers already.
+    if cells.dtype.kind not in "Oiu":
+        raise _refuse_identifiers(f"{where}, every row", str(cells.dtype))
     listed: list[object] = []
     for row, (cell, is_missing) in enumerate(
         zip(cells.tolist(), cells.isna().tolist(), strict=True), start=1

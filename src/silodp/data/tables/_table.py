@@ -46,9 +46,10 @@ _MAX_FAULTS = 20
 """The most faults that a message lists."""
 _FIRST_OF_WORKBOOKS, _FIRST_SURE_DAY = datetime(1900, 1, 1), datetime(1900, 3, 1)
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
-_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]\d+")
+_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+|-?\d+[.,]\d+[eE]-?\d+")
 """A rounded number with an exponent, as SAS writes a long one (1.2345679E12). 1E12 may be a code and does not match."""
-_LONG_FLOAT = re.compile(r"-?(\d{16,})[.,]0+")
+_WHOLE_FLOAT = re.compile(r"-?\d+[.,]0+")
+_HAS_LETTER = re.compile(r"[^\W\d_]")
 _FAULTY_KEYS = [
     # Programs write ="0017" and '0017 to keep the zeros.
     (
@@ -63,6 +64,11 @@ _FAULTY_KEYS = [
         ),
         "is an error of a spreadsheet program",
         "correct its formula, or write the user key there",
+    ),
+    (
+        re.compile(r"\A([+-]?inf(inity)?|[+-]nan(\(.*\))?|[+-]?1[.,]#(inf|ind|q?nan).*)\Z", re.IGNORECASE),
+        "is what programs write for a number that they cannot hold, such as 123E4567",
+        "export the user key as text",
     ),
     (re.compile("\ufffd"), "has lost a character", "export the table again as UTF-8"),
     (re.compile(r"[\r\n]"), "has a line break", "export the user key without it"),
@@ -225,26 +231,28 @@ class Table:
         """Return a remedy that changes the schema, or `fixed` where a trained model fixes the schema."""
         return fixed if self.is_fixed else remedy
 
-    def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
-        """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
-        # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
-        # A float with p bits of mantissa skips whole numbers above 2^p: two keys may already have become one.
-        digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
-        from_workbook = _files.is_workbook(self.path)
-
-        def is_rounded(key: Any) -> bool:
-            if isinstance(key, str):
-                long = _LONG_FLOAT.fullmatch(key.strip())
-                return long is not None and int(long[1]) >= 2**53
-            if isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits:
-                return True
-            return from_workbook and isinstance(key, int | float) and abs(key) >= _cells.MIN_ROUNDED
-
-        rounded = _mark(self.columns[self.schema.user], _ROUNDED.fullmatch)
-        rounded |= np.array([is_rounded(key) for key in keys], dtype=bool)
-        self._refuse(
-            self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
-        )
+    def _refuse_typed_keys(self, keys: pd.Series[Any]) -> None:
+        """Raise for keys that are no text or whole numbers, or rounded ones: persons could fall together, or apart."""
+        column, texts = self.schema.user, self.columns[self.schema.user]
+        # Bits of the mantissa by the number of bytes: a float with p of them skips whole numbers above 2^p, so two keys
+        # may already have become one.
+        digits = {2: 11, 4: 24}.get(getattr(keys.dtype, "itemsize", 8), 53)
+        in_workbook = _files.is_workbook(self.path)
+        found = [_cells.find_key_fault(key, digits, in_workbook) for key in keys]
+        faults = np.array(found, dtype=object)
+        faults[_mark(texts, _ROUNDED.fullmatch)] = _cells.ROUNDED
+        for fault in sorted(set(faults) - {""}):
+            self._refuse(column, faults == fault, fault, "export the user key as text or as an integer")
+        written = np.array([key if isinstance(key, str) else "" for key in keys], dtype=object)
+        floats = _mark(written, lambda key: _WHOLE_FLOAT.fullmatch(key.strip())).sum()
+        if floats and (_mark(texts, _HAS_LETTER.search) & ~self._mark_missing(column)).any():
+            _log.warning(
+                "%s: column %r: %s written as numbers with decimals, beside keys with letters: if a database took keys "
+                "such as 123E1 for numbers, several persons may have one key, so export the keys as text",
+                self.path,
+                column,
+                f"{pluralize(int(floats), 'key')} {'is' if floats == 1 else 'are'}",
+            )
 
     def _mark_missing(self, column: str) -> NDArray[np.bool_]:
         """Return (n,) bool, True where a cell stands for no value: by its text, in columns of numbers by its number."""
@@ -272,7 +280,7 @@ class Table:
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         column, texts = self.schema.user, self.columns[self.schema.user]
-        self._refuse_rounded_keys(self.cells[column])
+        self._refuse_typed_keys(self.cells[column])
         names_none = _mark(texts, names_no_person) | self._mark_missing(column)
         self._refuse(column, names_none, "names no user", "give every record a user key")
         for pattern, fault, remedy in _FAULTY_KEYS:
@@ -676,11 +684,6 @@ def _mark(texts: _cells.Strings, test: Callable[[str], object]) -> NDArray[np.bo
 def _shorten_whole(text: str, reader: Reader) -> str:
     """Return a text in which "17,0" is "17" where the decimal mark is a comma, as "17.0" is everywhere."""
     return text.split(",")[0] if reader.decimal == "," and _WHOLE_COMMA.fullmatch(text) else text
-
-
-def _find_type(cells: pd.Series[Any]) -> Any:
-    """Return the type of the values in a column, those of its categories where it has some."""
-    return cells.cat.categories.dtype if isinstance(cells.dtype, pd.CategoricalDtype) else cells.dtype
 
 
 def _take_columns(

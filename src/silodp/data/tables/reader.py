@@ -22,6 +22,7 @@ from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.silo_data import SiloData
+from silodp.data.tables._cells import find_key_fault
 from silodp.data.tables._table import Table, read_cells
 from silodp.data.tables.columns import TableMapping
 from silodp.data.tables.schema import UNSCALED_LABEL, Schema, normalize_key, refuse_users
@@ -251,6 +252,8 @@ def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
     for value in listed:
         # The same form as in the tables: else nobody would be found in the list.
         key = normalize_key(value)
+        if fault := find_key_fault(value):
+            raise refuse_users(f"{source}: user key {key!r} {fault}; list all keys as text")
         if key in known or names_no_person(key):
             raise refuse_users(
                 f"{source}: user key {key!r} is empty, stands for no user, or is listed twice; list every user once"
