@@ -51,8 +51,14 @@ def fits(text: str, layout: str) -> bool:
 def passes(check: str | None, value: str) -> bool:
     if check is None:
         return True
+    if check == "iban":
+        return value[:2].isalpha() and 15 <= len(value) <= 34 and passes("mod97", value[4:] + value[:4])
     if check == "mod97":
-        return int("".join(c if c.isdigit() else str(ord(c) - ord("a") + 10) for c in value)) % 97 == 1
+        number, pair = (
+            "".join(c if c.isdigit() else str(ord(c) - ord("a") + 10) for c in value[:-2]),
+            value[-2:],
+        )
+        return number != "" and pair == f"{98 - 100 * int(number) % 97:02}"
     digits = [int(c) for c in value][::-1]
     if check == "mod11":
         return sum((place + 1) * digit for place, digit in enumerate(digits)) % 11 == 0
@@ -71,6 +77,7 @@ def read_identifier(
     layouts: Sequence[str] = (),
     check: str | None = None,
     placeholders: Sequence[str] = (),
+    lost_zeros: int | None = None,
 ) -> str | None:
     """Return the identifier (digits or code), None for an empty cell or a placeholder, `REFUSED` otherwise."""
     for c in cell:
@@ -94,6 +101,8 @@ def read_identifier(
     is_bare = any(fits(text, layout) for layout in bare) or (not layouts and fits(text, "*" * width))
     if kind == "digits":
         is_bare = 0 < len(text) <= width and fits(text, "#" * len(text))
+        lost = 0 if set(text) == {"0"} else width - len(text)
+        is_bare = is_bare and (lost_zeros is None or lost <= lost_zeros)
     if not plain and not is_bare:
         return REFUSED
     value = "".join(c for c in text if c.isalnum())

@@ -41,8 +41,12 @@ def identity_new(
     ] = None,
     check: Annotated[
         str | None,
-        typer.Option(click_type=Names(("mod11", "luhn", "mod97")), help="Rule of the check digit."),
+        typer.Option(click_type=Names(("mod11", "luhn", "mod97", "iban")), help="Rule of the check digit."),
     ] = None,
+    lost_zeros: Annotated[
+        int,
+        typer.Option(help="The most leading zeros that a number may have lost, and that are put back."),
+    ] = 1,
     placeholder: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,6 +77,7 @@ def identity_new(
         "width": width,
         "layouts": layout or None,
         "check": check,
+        "lost_zeros": lost_zeros if kind == "digits" else None,
         "placeholders": _make_placeholders(kind, width) if placeholder is None else placeholder,
         "missing": missing,
         "overlap_note": overlap_note,

@@ -29,7 +29,7 @@ from silodp.data.identity.profile import load_profile, make_test_spellings, pars
 from silodp.data.identity.spellings import CHECKS, Refusal, find_wrong_checks
 from silodp.data.tables.columns import Reader
 from silodp.data.tables.reader import read_person_index
-from support.identifiers import REFUSED, read_identifier
+from support.identifiers import REFUSED, passes, read_identifier
 from support.refusals import refused
 
 HEART = IdentityProfile(
@@ -50,6 +50,7 @@ PSEUDONYM = IdentityProfile(study="s", kind="pseudonym", population=100)
 
 # Published examples: of the NHS data dictionary; of ISO 7812's description; an LEI (ISO 17442) and 123456 with 76.
 NHS, LUHN, LEI = "9434765919", "79927398713", "5493001kjtiigc8y1r12"
+IBAN = "de89370400440532013000"  # the example of the German banks
 
 
 def full_width(text: str) -> str:
@@ -169,7 +170,7 @@ def test_missing_cells_and_placeholders() -> None:
 
 @pytest.mark.parametrize(
     ("check", "value"), [("mod11", NHS), ("mod11", "0306406152"), ("luhn", LUHN), ("luhn", "4539578763621486"),
-                         ("mod97", "12345676"), ("mod97", LEI)]
+                         ("mod97", "12345676"), ("mod97", LEI), ("iban", IBAN)]
 )  # fmt: skip
 def test_published_check_digits(check: str, value: str) -> None:
     assert not find_wrong_checks(check, [value])
@@ -182,7 +183,39 @@ def test_published_check_digits(check: str, value: str) -> None:
 
 
 def test_values_of_several_lengths_are_checked_apart() -> None:
-    assert find_wrong_checks("mod97", ["12345676", LEI, "12345677", "1"]) == {"12345677"}
+    assert find_wrong_checks("mod97", ["12345676", LEI, "12345677", "1", "98", "098"]) == {
+        "12345677",
+        "1",
+        "98",
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(list(CHECKS)), st.from_regex(r"[0-9]{9}", fullmatch=True))
+def test_a_number_has_one_check_digit_at_most(check: str, number: str) -> None:
+    """By its remainder alone 97 were 00 as well, 98 were 01, and 02 were 99: one person had two keys."""
+    values = {
+        "mod11": [f"{number}{digit}" for digit in range(10)],
+        "luhn": [f"{number}{digit}" for digit in range(10)],
+        "mod97": [f"{number}{pair:02}" for pair in range(100)],
+        "iban": [f"no{pair:02}{number}86" for pair in range(100)],
+    }[check]
+    accepted = set(values) - find_wrong_checks(check, values)
+    assert len(accepted) == 1 or (check == "mod11" and not accepted)
+    assert accepted == {value for value in values if passes(check, value)}
+
+
+def test_both_spellings_of_an_iban_are_one_person() -> None:
+    bank = IdentityProfile(
+        study="s", kind="code", width=22, layouts=("@@## #### #### #### #### ##",), check="iban", population=9
+    )
+    assert {bank.parse(cell) for cell in (IBAN, IBAN.upper(), "DE89 3704 0044 0532 0130 00")} == {IBAN}
+    assert bank.parse("DE98370400440532013000") is Refusal.CHECK_DIGIT
+    pair = 98 - int("370400440532013000" + "1200") % 97
+    assert find_wrong_checks("iban", [f"12{pair:02}370400440532013000"])  # it has no country
+    with refused("identity.profile") as caught:  # it would refuse every one of them
+        replace(bank, check="mod97")
+    assert caught.value.field == "check"
 
 
 # --- the second reading ---
@@ -198,7 +231,20 @@ CELL = st.one_of(
 
 
 @settings(max_examples=600, deadline=None)
-@given(CELL, st.sampled_from([HEART, PLAIN, CODE, replace(PLAIN, check="luhn"), replace(CODE, layouts=())]))
+@given(
+    CELL,
+    st.sampled_from(
+        [
+            HEART,
+            PLAIN,
+            CODE,
+            replace(PLAIN, check="luhn"),
+            replace(CODE, layouts=()),
+            *(replace(PLAIN, lost_zeros=zeros) for zeros in (0, 1, 3)),
+            replace(PLAIN, check="mod97"),
+        ]
+    ),
+)
 def test_a_second_reading_agrees(cell: str, profile: IdentityProfile) -> None:
     found = profile.parse(cell)
     expected = read_identifier(
@@ -208,6 +254,7 @@ def test_a_second_reading_agrees(cell: str, profile: IdentityProfile) -> None:
         layouts=profile.layouts,
         check=profile.check,
         placeholders=profile.placeholders,
+        lost_zeros=profile.lost_zeros,
     )
     if isinstance(found, Refusal):
         assert expected == (None if found.stands_for_none else REFUSED)
@@ -258,6 +305,11 @@ def test_different_numbers_stay_different(first: int, second: int) -> None:
         ("layouts", {"layouts": ("##########\n",)}),
         ("layouts", {"layouts": (full_width("###-###-####"),)}),
         ("layouts", {"layouts": ("---",)}),
+        ("layouts", {"layouts": ("######-####", "######+####")}),  # + is a century in Sweden and Finland
+        ("lost_zeros", {"lost_zeros": -1}),
+        ("lost_zeros", {"kind": "code", "check": None, "lost_zeros": 0}),
+        ("check", {"width": 11, "layouts": ()}),  # a digit that counts 11 times is not checked
+        ("check", {"check": "iban"}),
         ("check", {"check": "mod10"}),
         ("check", {"kind": "pseudonym"}),
         ("check", {"kind": "code"}),
@@ -289,7 +341,8 @@ def test_digest_and_code_are_golden() -> None:
     "changes",
     [
         {"study": "heart-2027"},
-        {"width": 11, "layouts": ()},
+        {"width": 9, "layouts": ()},
+        {"lost_zeros": 0},
         {"layouts": ("###-###-####",)},
         {"check": None},
         {"check": "luhn"},
@@ -585,6 +638,26 @@ def test_a_check_finds_repeated_characters_and_pseudonyms_that_differ_in_case() 
 def test_lost_zeros_are_suspected_and_separators_are_not() -> None:
     found = check_cells(PLAIN, ["0123456789", "123456789", "555-555-5550", "5555555550", "5555555550\u200b"])
     assert [(s.kind, s.identifiers) for s in found.suspicions] == [("spellings", ("0123456789",))]
+
+
+def test_a_number_without_its_century_is_no_lost_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 12 digits, 10 were filled up with zeros: the same person had two keys, without a word."""
+    profile = replace(PLAIN, width=12, layouts=("########-####",))
+    cells = ["191201011234", "1201011234", "19120101-1234", "91201011234"]
+    found = check_cells(profile, cells)
+    assert {s.kind: (s.persons, s.rows) for s in found.suspicions} == {"short": (1, (2,))}
+    with caplog.at_level(logging.WARNING):
+        read(tmp_path, profile, berlin=table(*cells))
+    assert sum("1 identifier lacks" in record.message for record in caplog.records) == 1
+    strict = check_cells(replace(profile, lost_zeros=1), cells)
+    assert (strict.refused, strict.first_refused, strict.persons) == (
+        {Refusal.SHORT: 1},
+        ((2, Refusal.SHORT),),
+        2,
+    )
+    assert check_cells(replace(profile, lost_zeros=2), cells).suspicions == ()
 
 
 def test_a_check_shows_no_identifier_unless_asked(tmp_path: Path) -> None:

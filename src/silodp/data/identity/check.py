@@ -40,6 +40,8 @@ class Suspicion:
 SUSPICIONS: Mapping[str, str] = {
     "spellings": "written in ways that differ in case or leading zeros (one person each)",
     "similar": "different from another one only in case or leading zeros (different persons)",
+    "short": "that lack two digits or more, taken for lost zeros (lost_zeros): without its century, a number becomes "
+    "another person",
     "repeated": "made of one repeated character, as placeholders are",
     "many_rows": f"with at least {MANY_ROWS} rows, and {MANY_TIMES} times the median of all persons",
 }
@@ -190,6 +192,13 @@ def check_cells(
     found = {
         "spellings": _find_spellings(cells, parsed),
         "similar": find_similar(rows, lambda value: value.casefold().lstrip("0")),
+        "short": sorted(
+            {
+                v
+                for cell, v in set(zip(cells, parsed, strict=True))
+                if isinstance(v, str) and profile.lacks_digits(cell)
+            }
+        ),
         "repeated": [value for value in rows if len(value) > 2 and len(set(value)) == 1],
         "many_rows": find_many_rows(rows),
     }

@@ -33,6 +33,7 @@ _MAX_NOTE = 200
 """The most characters of `IdentityProfile.overlap_note`."""
 _STUDY = re.compile(r"[\w-][\w.-]{0,99}")
 _SPELLINGS = 10
+_MOD11_DIGITS = 10
 _HEADER = (
     "# Who is the same person: an identity profile of silodp. It is public and holds no identifiers.\n"
     "# Every silo uses the same file, and compares its agreement code: silodp identity check.\n"
@@ -58,7 +59,11 @@ class IdentityProfile(Settings, error_code="identity.profile"):
             pseudonyms.
         layouts: spellings with separators that are accepted besides plain ones: "#" is a digit, "@" a letter, "*" one
             of both, and everything else stands for itself, for example "###-###-####".
-        check: "mod11" (as in NHS numbers and ISBN-10), "luhn", "mod97" (ISO 7064, MOD 97-10), or None.
+        lost_zeros: the most leading zeros that a number may have lost (kind "digits"), and that are put back; a number
+            that lacks more digits is refused: 10 digits of 12 may be a number without its century, which would become
+            another person. None: any, and `lacks_digits` says where there are more than one.
+        check: "mod11" (as in NHS numbers, up to 10 digits), "luhn", "mod97" (ISO 7064, MOD 97-10: two check digits at
+            the end, as in LEIs), "iban" (ISO 13616: check digits in the third and fourth place), or None.
         placeholders: texts that stand for no identifier, for example "0000000000".
         missing: "refuse" an empty cell or a placeholder, or "drop" its row.
         population: U, a public number that no silo's data may exceed. It is declared, never counted in the tables.
@@ -73,14 +78,15 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     population: Count
     width: Annotated[int, Whole(most=spellings.MAX_LENGTH)] | None = None
     layouts: tuple[str, ...] = ()
-    check: Literal["mod11", "luhn", "mod97"] | None = None
+    lost_zeros: Annotated[int, Whole(0, most=spellings.MAX_LENGTH)] | None = None
+    check: Literal["mod11", "luhn", "mod97", "iban"] | None = None
     placeholders: tuple[str, ...] = ()
     missing: Literal["refuse", "drop"] = "refuse"
     overlap_note: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("population", "width"):  # json does not write numpy's integers
+        for name in ("population", "width", "lost_zeros"):  # json does not write numpy's integers
             object.__setattr__(self, name, getattr(self, name) and int(getattr(self, name)))
         if not _STUDY.fullmatch(self.study):
             raise _make_error(
@@ -107,10 +113,11 @@ class IdentityProfile(Settings, error_code="identity.profile"):
             )
         if self.kind == "pseudonym" and self.check is not None:
             raise _make_error("check", self.check, "leave it out for pseudonyms, which are compared exactly")
-        if self.kind == "code" and self.check in ("mod11", "luhn"):
+        if self.kind != "digits" and self.lost_zeros is not None:
             raise _make_error(
-                "check", self.check, "choose 'mod97' for a code, because the others are for digits"
+                "lost_zeros", self.lost_zeros, "leave it out: zeros are put back in numbers only"
             )
+        self._check_rule()
         for layout in self.layouts:
             fault = spellings.find_layout_fault(layout)
             if fault is not None:
@@ -125,6 +132,24 @@ class IdentityProfile(Settings, error_code="identity.profile"):
                     layout,
                     f"give it {self.width} places, as many as the width, and not {spellings.count_places(layout)}",
                 )
+
+    def _check_rule(self) -> None:
+        """Check that the check digit's rule is one for such identifiers."""
+        remedy = ""
+        if self.kind == "code" and self.check in ("mod11", "luhn"):
+            remedy = "choose 'mod97' or 'iban' for a code, because the others are for digits"
+        elif self.kind == "digits" and self.check == "iban":
+            remedy = "set kind = 'code': an IBAN begins with letters"
+        elif self.check == "mod11" and (self.width or 0) > _MOD11_DIGITS:
+            remedy = f"leave it out: the rule is for numbers of at most {_MOD11_DIGITS} digits"
+        elif self.check == "mod97" and self.layouts and all(x.startswith("@@##") for x in self.layouts):
+            # The check digits of IBANs and of creditor references (ISO 11649) are not at the end.
+            remedy = (
+                "choose 'iban' where the third and fourth character are the check digits; 'mod97' takes the last two "
+                "(write * for the first places if these are yours)"
+            )
+        if remedy:
+            raise _make_error("check", self.check, remedy)
 
     def _check_placeholders(self) -> None:
         """Check that every placeholder can be met: cells are compared after their characters were normalized."""
@@ -171,11 +196,19 @@ class IdentityProfile(Settings, error_code="identity.profile"):
             return spellings.Refusal.CHARACTER
         if text.casefold() in self._folded_placeholders:
             return spellings.Refusal.PLACEHOLDER
-        value = spellings.read_text(text, self.kind, self.width, self.layouts, self._pattern)
+        value = spellings.read_text(text, self.kind, self.width, self.layouts, self._pattern, self.lost_zeros)
         # Before the check digit: a placeholder such as 9999999999 is to be known as one also where its digit is wrong.
         if isinstance(value, str) and value.casefold() in self._folded_placeholders:
             return spellings.Refusal.PLACEHOLDER
         return value
+
+    def lacks_digits(self, cell: object) -> bool:
+        """Return whether an accepted cell lacks two digits or more, and `lost_zeros` does not say that it may."""
+        text = spellings.clean_text(cell) if isinstance(cell, str) else None
+        is_number = (
+            self.kind == "digits" and self.lost_zeros is None and text is not None and text.isdecimal()
+        )
+        return is_number and spellings.count_lost(text or "", self.width or 0) > 1
 
     def normalize(self, cell: object, row: int, where: str = "") -> str | None:
         """Return the identifier in a cell.
@@ -222,6 +255,8 @@ class IdentityProfile(Settings, error_code="identity.profile"):
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, JSON-ready; layouts and placeholders in sorted order, which has no meaning."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.lost_zeros is None:  # a setting that was added later changes no other digest
+            del settings["lost_zeros"]
         return {
             name: sorted(value) if isinstance(value, tuple) else value for name, value in settings.items()
         }

@@ -51,6 +51,7 @@ class Refusal(Enum):
     NUMBER = "number"
     CHARACTER = "character"
     LAYOUT = "layout"
+    SHORT = "short"
     CHECK_DIGIT = "check_digit"
 
     @property
@@ -65,6 +66,7 @@ REASONS: Mapping[Refusal, str] = {
     Refusal.NUMBER: "holds a number with a decimal point or an exponent",
     Refusal.CHARACTER: "holds a raised, circled or otherwise combined digit or letter",
     Refusal.LAYOUT: "fits no layout of the profile",
+    Refusal.SHORT: "lacks more digits than zeros may be lost",
     Refusal.CHECK_DIGIT: "has a wrong check digit",
 }
 REMEDIES: Mapping[Refusal, str] = {
@@ -73,6 +75,8 @@ REMEDIES: Mapping[Refusal, str] = {
     Refusal.NUMBER: "export the column as text",
     Refusal.CHARACTER: "write plain digits and letters",
     Refusal.LAYOUT: "correct the cell, or agree with all silos on a profile that has its layout",
+    Refusal.SHORT: "write all digits, or, if programs have dropped zeros and no century, agree with all silos on a "
+    "profile with larger lost_zeros",
     Refusal.CHECK_DIGIT: "correct the cell",
 }
 
@@ -139,9 +143,13 @@ def find_layout_fault(layout: str) -> str | None:
     if unicodedata.normalize("NFKC", layout) != layout or layout.strip() != layout:
         return "begins or ends with white space, or is not in Unicode's form NFKC"
     for c in layout:
-        if c not in _PLACES and not (unicodedata.category(c)[0] in "PS" or c == " "):
-            # Separators are dropped. A letter or digit among them would be part of an identifier and then lost.
-            return f"has {c!r} between its places, where only spaces and punctuation may stand"
+        if c not in _PLACES and not (unicodedata.category(c)[0] == "P" or c == " "):
+            # Separators are dropped. A letter or digit among them would be part of an identifier and then lost, and a
+            # sign such as + tells persons apart: in Sweden and Finland it stands for a century.
+            return (
+                f"has {c!r} between its places, where only spaces and punctuation may stand, which are dropped (where "
+                "a sign counts, take numbers with the full year, or kind 'pseudonym', which keeps all characters)"
+            )
     if _NUMBER.fullmatch(re.sub(r"[#*]", "1", layout)):
         return "is that of a number with decimals"
     return None
@@ -158,16 +166,13 @@ def has_letters(layout: str) -> bool:
 
 
 def compile_layouts(kind: Kind, width: int | None, layouts: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of all accepted spellings: each layout, the same without separators, and plain text."""
+    """Return the pattern of all accepted spellings but plain numbers: each layout, with and without separators."""
     accepted = set()
     for layout in layouts:
         # Each layout is accepted with its own separators, or with none; a mixture may be another identifier.
         accepted.add("".join(_PLACES.get(c) or re.escape(c) for c in layout))
         accepted.add("".join(_PLACES[c] for c in layout if c in _PLACES))
-    if kind == "digits":
-        # Shorter ones have lost leading zeros, which are put back.
-        accepted.add(f"[0-9]{{1,{width}}}")
-    elif not layouts:
+    if kind != "digits" and not layouts:
         characters = _PLACES["*"] if kind == "code" else _PSEUDONYM
         accepted.add(f"{characters}{{{width or f'1,{MAX_LENGTH}'}}}")
     # Sorted: the order of a set differs from process to process.
@@ -179,12 +184,26 @@ def names_no_person(text: str) -> bool:
     return text.lower() in MISSING or text in _NO_KEYS or not any(map(str.isalnum, text))
 
 
+def count_lost(text: str, width: int) -> int:
+    """Return how many digits a text of digits lacks; 0 for zeros alone, which stand for no person."""
+    lost = width - len(text)
+    return lost if text.strip("0") else min(lost, 0)
+
+
 def read_text(
-    text: str, kind: Kind, width: int | None, layouts: tuple[str, ...], pattern: re.Pattern[str]
+    text: str,
+    kind: Kind,
+    width: int | None,
+    layouts: tuple[str, ...],
+    pattern: re.Pattern[str],
+    lost_zeros: int | None,
 ) -> str | Refusal:
     """Return the identifier that a cleaned text spells, not yet checked for check digits and placeholders."""
     if kind == "digits" and text.isdecimal():  # most cells; no decimal digits but ASCII are left in the text
-        return text.zfill(width or 0) if len(text) <= (width or 0) else Refusal.LAYOUT
+        lost = count_lost(text, width or 0)
+        if lost_zeros is not None and lost > lost_zeros:
+            return Refusal.SHORT
+        return text.zfill(width or 0) if lost >= 0 else Refusal.LAYOUT
     if text.lower() in MISSING:
         return Refusal.MISSING
     if _NUMBER.fullmatch(text) or (width is None and not layouts and _MAYBE_NUMBER.fullmatch(text)):
@@ -206,7 +225,11 @@ Digits = NDArray[np.int64]  # (n, length) values 0..35 of the characters 0-9 and
 
 
 def check_mod11(digits: Digits) -> NDArray[np.bool_]:
-    """Return where Σ (place from the right)·digit is divisible by 11, as in NHS numbers and ISBN-10."""
+    """Return where Σ (place from the right)·digit is divisible by 11, as in NHS numbers.
+
+    A number whose check digit would be 10 is not issued. Beyond ten places one of them would count 11 times, and not be
+    checked at all, so profiles have no longer numbers with this rule.
+    """
     return np.asarray((digits * np.arange(digits.shape[1], 0, -1)).sum(axis=1) % 11 == 0)
 
 
@@ -218,18 +241,37 @@ def check_luhn(digits: Digits) -> NDArray[np.bool_]:
 
 
 def check_mod97(digits: Digits) -> NDArray[np.bool_]:
-    """Return where the number is 1 modulo 97 (ISO 7064, MOD 97-10); letters stand for 10 (a) to 35 (z)."""
+    """Return where the number is 1 modulo 97 and its last two places are check digits (ISO 7064, MOD 97-10).
+
+    Letters stand for 10 (a) to 35 (z). The rule makes check digits from 02 to 98; 00, 01 and 99, which leave the same
+    remainder as 97, 98 and 02, are no others for the same number.
+    """
+    if digits.shape[1] < 3:
+        return np.zeros(len(digits), dtype=bool)
     rest = np.zeros(len(digits), dtype=np.int64)
     # Place by place, as a number of 128 digits does not fit into 64 bits. A letter takes two decimal places.
     for column in digits.T:
         rest = (rest * np.where(column > 9, 100, 10) + column) % 97
-    return np.asarray(rest == 1)
+    tens, ones = digits[:, -2], digits[:, -1]
+    pair = 10 * tens + ones
+    return np.asarray((rest == 1) & (tens < 10) & (ones < 10) & (pair >= 2) & (pair <= 98))
+
+
+def check_iban(digits: Digits) -> NDArray[np.bool_]:
+    """Return where two letters of a country and two check digits, moved to the end, pass MOD 97-10 (ISO 13616).
+
+    The length and the form of the rest differ by country, and are not checked.
+    """
+    if not 15 <= digits.shape[1] <= 34:
+        return np.zeros(len(digits), dtype=bool)
+    return check_mod97(np.roll(digits, -4, axis=1)) & (digits[:, :2] > 9).all(axis=1)
 
 
 CHECKS: Mapping[str, Callable[[Digits], NDArray[np.bool_]]] = {
     "mod11": check_mod11,
     "luhn": check_luhn,
     "mod97": check_mod97,
+    "iban": check_iban,
 }
 """By the name that a profile uses."""
 

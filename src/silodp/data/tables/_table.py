@@ -144,6 +144,14 @@ class Table:
         where = f"{path}: column {schema.user!r}"
         keys = _cells.list_identifiers(table.cells[schema.user], path, reader.missing)
         found = profile.normalize_column(keys, where)
+        if short := sum(map(profile.lacks_digits, set(keys))):
+            _log.warning(
+                "%s: %s two digits or more, which count as leading zeros that a program has dropped: numbers without "
+                "their century would become other persons, so agree on a profile that says how many zeros may be lost "
+                "(lost_zeros)",
+                where,
+                f"{pluralize(short, 'identifier')} {'lacks' if short == 1 else 'lack'}",
+            )
         table.dropped = np.array([key is None for key in found], dtype=bool)
         if table.dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, table.dropped.sum())
