@@ -14,7 +14,7 @@ import numpy as np
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import ResolvedRun
-from silodp.data.identity.linkage import find_key_doubts
+from silodp.data.identity.linkage import find_few_persons, find_key_doubts
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData, find_label_shape
 from silodp.data.silo_data import SiloData, find_wrong_class
@@ -59,6 +59,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
             _log.warning("%s", doubt)
     if len(data) == 0:
         _log.warning("%s has no training record: this silo spends ε and adds nothing but noise", path)
+    for doubt in find_few_persons([data]) if consortium.stated_spec.method.unit == "user" else ():
+        _log.warning("%s", doubt)
     # By its name: a task is built by code that the silo may not have agreed to yet.
     loss = consortium.resolved.config.task.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):

@@ -422,16 +422,19 @@ def describe_unmeasured(
 
 
 def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:
-    """Return sentences on keys of persons that may differ, on weights, and on a loss that learns from few persons.
+    """Return sentences on keys of persons that may differ, few persons, weights, and a loss that learns from few.
 
     They have private counts: they are for the owner of the records alone.
     """
-    from silodp.data.identity.linkage import find_linkage_doubts
+    from silodp.data.identity.linkage import find_few_persons, find_linkage_doubts
 
-    doubts = find_linkage_doubts(federation) if method.unit == "user" else []
+    of_keys, doubts = list[str](), list[str]()
+    if method.unit == "user":
+        of_keys = find_linkage_doubts(federation)
+        doubts = of_keys + find_few_persons(federation.silos)
     if not method.releases_model:  # the others are about a model that learns
         return doubts
-    silos, keys_differ = len(federation.silos), len(doubts) > 1
+    silos, keys_differ = len(federation.silos), len(of_keys) > 1
     bounds = method.bounds(FederationSize(silos, federation.users))
     # With uniform weights a silo gives everyone 1/S, also a person who has all their records there.
     is_shared = bounds is not None and bounds.silos_sharing_weight > 1

@@ -660,6 +660,13 @@ def test_a_number_without_its_century_is_no_lost_zero(
     assert check_cells(replace(profile, lost_zeros=2), cells).suspicions == ()
 
 
+def test_a_table_of_one_or_two_persons_is_named() -> None:
+    for persons, is_few in ((0, False), (1, True), (2, True), (3, False)):
+        found = check_cells(PLAIN, [f"01234567{person}0" for person in range(persons)] * 2)
+        assert found.to_dict()["few_persons"] is found.has_few_persons is is_few
+        assert any(line.startswith("Few persons") for line in found.format()) is is_few
+
+
 def test_a_check_shows_no_identifier_unless_asked(tmp_path: Path) -> None:
     cells = [
         "0123456789",

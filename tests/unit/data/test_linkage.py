@@ -10,7 +10,7 @@ from test_tables import read, schema, write
 from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
-from silodp.data.identity.linkage import find_key_doubts, find_linkage_doubts
+from silodp.data.identity.linkage import find_few_persons, find_key_doubts, find_linkage_doubts
 from support.refusals import refused
 
 HEADER = "patient,age,sex,ill\n"
@@ -99,6 +99,32 @@ def test_spellings_in_one_silo_are_doubted(tmp_path):
     (similar,) = find_linkage_doubts(read(tmp_path, berlin=table(["a7", "A7", "a007", "b"])))
     assert similar.startswith("3 person keys (in berlin) would be 1 ")
     assert find_linkage_doubts(read(tmp_path, berlin=table(["a", "b"]))) == []
+
+
+def test_silos_of_one_or_two_persons_are_doubted(tmp_path):
+    """Of so few, all that is public of the silo is about them, and noise leaves nothing."""
+    for silos, where in (
+        ({"a": ["1", "2"], "b": ["1", "2", "3"]}, "(in a)"),
+        ({"a": ["1"], "b": ["2", "3"], "c": ["1", "2", "3"]}, "(in 2 silos)"),
+        ({"a": ["1", "2"], "b": ["2"]}, "(in all silos together)"),
+        ({"a": ["1", "2", "3"]}, None),
+    ):
+        built = read(tmp_path, **{name: table(keys) for name, keys in silos.items()})
+        doubts = find_few_persons(built.silos)
+        assert len(doubts) == (where is not None)
+        assert all(where in doubt for doubt in doubts)
+
+
+def test_keys_that_became_days_in_a_text_file_are_doubted():
+    keys = dict.fromkeys(["3-40", "7-40", "P12"], 2)
+    for changed in ("03-May", "3. Mai", "2026-05-03", "03.05.2026", "5/3/26", "05:03", "TRUE", "May-03"):
+        (doubt,) = find_key_doubts({"a": {**keys, changed: 1}})
+        assert doubt.startswith("1 person key (in a) written as a day")
+        assert find_key_doubts({"a": {changed: 1}}) == []
+    assert (
+        find_key_doubts({"a": {**keys, **dict.fromkeys(["3-5", "12/345", "1.2/3", "SEPT1", "20260503"], 1)}})
+        == []
+    )
 
 
 def test_nothing_is_doubted_without_keys():

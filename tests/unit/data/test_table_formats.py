@@ -1021,6 +1021,18 @@ def test_events_may_be_true_and_false(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("events", "is_odd"), [("1" * 12, True), ("0" * 12, True), ("1" * 11 + "0", False), ("11", False)]
+)
+def test_a_silo_whose_records_are_all_events_is_named(tmp_path, caplog, events, is_odd):
+    rows = "".join(f"P{row},3,{event},4\n" for row, event in enumerate(events))
+    (tmp_path / "a.csv").write_text(f"id,size,died,months\n{rows}")
+    given = Schema(user="id", kind="survival", event="died", time="months", numeric={"size": (0, 10)})
+    with caplog.at_level(logging.WARNING):
+        Federation.from_tables([tmp_path / "a.csv"], given)
+    assert any("'died'" in record.message for record in caplog.records) == is_odd
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"reader": {"separator": ";;"}},

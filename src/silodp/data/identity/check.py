@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from silodp.data.identity.linkage import MANY_ROWS, MANY_TIMES, find_many_rows, find_similar
+from silodp.data.identity.linkage import FEW_PERSONS, MANY_ROWS, MANY_TIMES, find_many_rows, find_similar
 from silodp.data.identity.profile import IdentityProfile
 from silodp.data.identity.spellings import REASONS, Refusal, compact
 from silodp.data.tables.columns import Reader
@@ -86,6 +86,11 @@ class IdentityCheck:
         """Whether a run would accept the column."""
         return not self.refused and self.fits_population and self.persons > 0
 
+    @property
+    def has_few_persons(self) -> bool:
+        """Whether there are one or two persons alone."""
+        return 0 < self.persons <= FEW_PERSONS
+
     def to_dict(self, show_identifiers: bool = False) -> dict[str, Any]:
         """Return the result, JSON-ready; identifiers only where `show_identifiers` asks for them."""
         least, middle, most = self.rows_per_person
@@ -98,6 +103,7 @@ class IdentityCheck:
             "column": self.column,
             "rows": self.rows,
             "persons": self.persons,
+            "few_persons": self.has_few_persons,
             "population": self.profile.population,
             "fits_population": self.fits_population,
             "rows_per_person": {"least": least, "median": middle, "most": most},
@@ -132,6 +138,10 @@ class IdentityCheck:
             "fits" if self.fits_population else "does NOT fit: agree on a profile with a larger population"
         )
         lines.append(f"Population {profile.population:,}: {verdict}")
+        if self.has_few_persons:
+            lines.append(
+                "Few persons: check that the column names persons; noise leaves nothing to learn about so few"
+            )
         if self.dropped:
             lines.append(
                 f"Dropped, because missing = 'drop': {pluralize(self.dropped, 'row')} without an identifier"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -19,10 +19,14 @@ import numpy as np
 
 from silodp.data.federation import Federation
 from silodp.data.identity.spellings import to_ascii_digit
+from silodp.data.silo_data import SiloData
 from silodp.text import pluralize
 
 MANY_TIMES, MANY_ROWS = 20, 50
 """A key has very many rows where it has this many times the median, and at least this many."""
+
+FEW_PERSONS = 2
+"""A table with records of so many persons is named: the key may name something else, and the table tells of them."""
 
 _MIN_KEYS, _MIN_ROWS, _MIN_SHARE, _TIMES_NEXT = 5, 10, 0.1, 4
 """A table of at least `_MIN_KEYS` keys is searched for a gap: a key above it has at least `_MIN_ROWS` rows, this share
@@ -38,6 +42,11 @@ _PLACEHOLDER = re.compile(
     r"-(1|9+)|(.)\2{7,}|x{2,}|[?.*]+|(unknown|unbekannt|inconnu|desconocido|sconosciuto|onbekend|ukendt|missing|fehlt|fehlend|"
     r"leer|empty|blank|keine?|no[ _-]?id|kein(e)? id|not known|nicht bekannt|ohne|anonym(ous|e|o)?|dummy|test|tbd|"
     r"undefined|unassigned|not available|k\.? ?a\.?|n\.a\.?|nil)"
+)
+_MONTH = "(jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|de[cz])[a-zéû]*"
+_DAY = re.compile(
+    rf"\d{{1,2}}[-. /]+{_MONTH}([-. /]+\d{{2,4}})?|{_MONTH}[-. /]+\d{{1,4}}|\d{{4}}-\d\d-\d\d([ t]\d\d:\d\d(:\d\d)?)?|"
+    r"\d{1,2}(?P<mark>[./])\d{1,2}(?P=mark)\d{2,4}|\d{1,2}:\d\d(:\d\d)?( ?[ap]m)?|true|false"
 )
 _MAYBE_PLACEHOLDER = re.compile(r"-\d+|0+|9+|(.)\1{2,}|12345\d*")
 
@@ -60,6 +69,20 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
         for silo, row in zip(federation.silos, counts, strict=True)
     }
     return doubts + find_key_doubts(tables)
+
+
+def find_few_persons(silos: Sequence[SiloData]) -> list[str]:
+    """Return a sentence where a silo, or all of them together, have training records of one or two persons alone."""
+    few = [silo.name for silo in silos if 0 < len(np.unique(silo.user)) <= FEW_PERSONS]
+    if not few:
+        return []
+    is_whole = len(np.unique(np.concatenate([silo.user for silo in silos]))) <= FEW_PERSONS
+    where = few[0] if len(few) == 1 else "all silos together" if is_whole else pluralize(len(few), "silo")
+    return [
+        f"there are training records of one or two persons alone (in {where}): it is public that a silo takes part, "
+        "and noise that hides one person leaves nothing to learn about so few: check that the key names persons "
+        "(data.schema.user), or leave the silo out"
+    ]
 
 
 def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -87,6 +110,13 @@ def find_key_doubts(tables: Mapping[str, Mapping[str, int]]) -> list[str]:
                 f"{pluralize(odd, 'person key')} (in {name}) with invisible characters, or with digits and letters in "
                 "another shape than in plain text: write them plainly in all tables, because only equal keys are one "
                 "person"
+            )
+        days = sum(_DAY.fullmatch(key.casefold()) is not None for key in table)
+        if 0 < days < len(table):
+            doubts.append(
+                f"{pluralize(days, 'person key')} (in {name}) written as a day, a time or true, beside others that "
+                "are not: a spreadsheet program makes them of keys such as 3-5, in some tables and not in others: "
+                "write all keys as the other tables do, because only equal keys are one person"
             )
         none = list(_find_placeholders(table))
         if none:

@@ -42,6 +42,8 @@ _MISSING_CODE = re.compile(r"-\d{1,4}|-?9{2,4}([.,]9+)?")
 """A number, such as -9 or 999, that programs write where there is no value."""
 _TRUTH = re.compile("true|false", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]\d.*)?")
+_MIN_EVENTS = 10
+"""From so many records on, it is a sign of a fault if all of them, or none, are events."""
 _MAX_FAULTS = 20
 """The most faults that a message lists."""
 _FIRST_OF_WORKBOOKS, _FIRST_SURE_DAY = datetime(1900, 1, 1), datetime(1900, 3, 1)
@@ -589,6 +591,14 @@ class Table:
             ]
             return numbers[0] if schema.targets is None else np.stack(numbers, axis=1)
         event = self._read_answers(schema.event, "is no event", "write 1 for an event, 0 for censored")
+        if len(event) >= _MIN_EVENTS and len(set(event.tolist())) == 1:
+            _log.warning(
+                "%s: column %r says %s in every row: check that it tells events (1) from records that were censored "
+                "(0), and that no kind of them was left out",
+                self.path,
+                schema.event,
+                "event" if event[0] else "no event",
+            )
         duration = self._read_numbers(schema.time)
         self._refuse(schema.time, duration < 0, "is a negative time", "give a time of 0 or more")
         return np.stack([event, self._to_float32(schema.time, duration)], axis=1).astype(np.float32)
