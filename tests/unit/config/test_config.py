@@ -493,6 +493,6 @@ def test_a_large_model_is_named_before_it_is_tried(monkeypatch: pytest.MonkeyPat
     """A plan of 5.8e8 parameters took two minutes without a word."""
     monkeypatch.setattr("silodp.config.task._LARGE", 1000)
     public = PublicData("toy", ("a", "b"), 9, (4,), "classes", 2)
-    for width, expected in ((6, 0), (300, 1)):
+    for width, expected in ((9, 0), (300, 1)):
         build_task(public, model="mlp", options={"width": width, "layers": 1})
         assert sum("2,702 parameters" in message for message in caplog.messages) == expected
