@@ -67,6 +67,7 @@ def test_a_unit_starts_a_command_that_exists_and_is_closed(path: Path) -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
     assert int(service["LimitNOFILE"]) >= 4096
+    assert service["LimitCORE"] == "0"  # a core has the records and the keys
     for name in ("TasksMax", "LogRateLimitBurst", "LogRateLimitIntervalSec"):
         assert int(service[name]) > 0
     assert service["MemoryMax"].endswith("%")
