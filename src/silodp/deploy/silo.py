@@ -90,7 +90,7 @@ class SiloService:
         # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
         import torch._dynamo  # noqa: F401
 
-        check_policy(policy, consortium)
+        check_policy(policy, consortium, name)
         self.name, self._folder, self._one_at_a_time = name, folder, Lock()
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server

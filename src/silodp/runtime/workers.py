@@ -35,6 +35,7 @@ from silodp.runtime.local_work import Block, LocalRecords, Release, Run
 from silodp.settings import Range, Settings, Whole
 from silodp.text import describe_exception, first_line, name_extra
 from silodp.training.gradients import build_plain_gradient
+from silodp.training.made_up import make_up_records
 from silodp.training.sgd.separate import isolate
 from silodp.training.task import LruCache, Task
 
@@ -268,7 +269,7 @@ def compute_sample(task: Task, spec: RunSpec) -> Tensor:
 
     A model that goes through a set, or uses a hash, an id or global state, gives others in other processes.
     """
-    x, y = task.tensors(*spec.data.synthetic_batch())
+    x, y = task.tensors(*make_up_records(spec.data))
     params = task.unflatten(task.initial(0))
     everyone = torch.ones(len(y), dtype=task.dtype, device=task.device)
     with isolate(task, 0, 0), torch.no_grad():
