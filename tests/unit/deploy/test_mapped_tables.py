@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from silodp.accounting.events import Gaussian
+from silodp.accounting.views import ADVERSARIES
 from silodp.cli.deploy import format_agreement
 from silodp.config.resolve import load_config
 from silodp.data.persons import PersonKey
@@ -20,7 +22,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import draft_public, make_keys, seal_public
 from silodp.deploy.silo import check_policy, open_silo
-from silodp.wire.store import DirectoryStore
+from silodp.runtime.silo import make_ledger
 from support.deployed import TABLES
 from support.refusals import refused
 
@@ -55,7 +57,12 @@ def home(tmp_path: Path) -> Path:
     )
     first = agree(tmp_path)
     write_policy(tmp_path / "north", first, str(tmp_path / "north.csv"), 50.0)
-    DirectoryStore(tmp_path / "north" / "store").put("persons", first.identify_persons("north").encode())
+    with open_silo(tmp_path / "north", first) as service:
+        run, events = "0" * 32, dict.fromkeys(ADVERSARIES, Gaussian(50.0))
+        path = tmp_path / "north" / "ledgers" / f"{run}.jsonl"
+        with make_ledger(replace(first.spec, run=run), path, header=service._header) as ledger:
+            ledger.is_first = True
+            ledger.charge(0, 0, events, "0" * 64)
     return tmp_path / "north"
 
 

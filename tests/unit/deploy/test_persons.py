@@ -156,7 +156,7 @@ def test_declared_persons_are_the_same_as_the_first_ones_alone(parties: Parties)
     first, second = parties.agree("patient", LISTED), parties.agree("patient", PROFILE)
     parties.take_part(first)
     accepted = Policy.load(parties.home / "policy.toml")
-    digests = [first.persons.digest, second.persons.digest]
+    digests = [one.identify_persons("north").digest for one in (first, second)]
     same = accepted.model_copy(update={"accepted": [*accepted.accepted, second.digest], "persons": digests})
     (parties.home / "policy.toml").write_text(same.to_toml())
     parties.take_part(second)
