@@ -7,6 +7,8 @@ with what it was before anything leaves it.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,9 +85,12 @@ def test_a_silo_counts_nothing_once_its_model_has_changed() -> None:
 
 @pytest.mark.slow
 def test_a_worker_returns_nothing_once_its_model_has_changed() -> None:
-    pytest.importorskip("ray")
+    cloudpickle = pytest.importorskip("ray").cloudpickle
+    here = sys.modules[__name__]  # workers cannot import a test
+    cloudpickle.register_pickle_by_value(here)
     with pytest.raises(SilodpError, match="changes its state 'largest'"):
         train(METHODS["person"], huge=True, workers=2)
+    cloudpickle.unregister_pickle_by_value(here)
 
 
 def test_a_task_that_has_changed_is_of_no_use_any_more() -> None:
