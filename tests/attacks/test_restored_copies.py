@@ -44,6 +44,7 @@ from silodp.wire.transport import SERVER, InProcess, SignedChannel
 from support.consortium import make_parties
 from support.oracles import logistic_task, small_federation
 from support.private import HOME, LATTICE, RECORDS, SELECT, Parties
+from support.refusals import refused
 from support.stores import Backup, copy_entries, set_back
 
 RUNS = {
@@ -320,7 +321,7 @@ PARTS = {
 
 
 def train(out: Path, name: str, rounds: int, **more: Any) -> package.Result:
-    aggregator, method = RUNS[name]
+    aggregator, method = {**RUNS, "select unsampled": (SELECT, HOME)}[name]
     return package.train(
         small_federation(users=8),
         logistic_task(),
@@ -379,7 +380,7 @@ def test_a_run_of_which_a_part_was_set_back_shows_no_second_result_for_one_charg
     shutil.copytree(out, end)
     known = {number: (result, charges) for number, result, charges in list_released(read_lines(end))}
     subsets = chain.from_iterable(combinations(PARTS, size) for size in (1, 2, 3))
-    refused = 0
+    noticed = 0
     for copy, parts in choose([*product(moments, subsets)], most):
         shutil.rmtree(out)
         shutil.copytree(end, out)
@@ -392,11 +393,88 @@ def test_a_run_of_which_a_part_was_set_back_shows_no_second_result_for_one_charg
         except SilodpError as error:
             code = error.code
         assert code in REFUSALS | {"", "checkpoint.mismatch", "ledger.missing", "session.missing"}, told
-        refused += code != ""
+        noticed += code != ""
         released = list_released(read_lines(out))
         for line in read_lines(out)[begun:]:
             if line["kind"] == "completed" and line["round"] <= ROUNDS:
                 result, charges = known[line["round"]]
                 again = next(n for _, found, n in released if found == line["checkpoint"])
                 assert line["checkpoint"] == result or again > charges, told
-    assert refused
+    assert noticed
+
+
+def test_a_run_of_which_all_but_the_ledger_was_set_back_shows_no_other_result(tmp_path: Path) -> None:
+    """As before a round that is completed: new choices would come to other noise, under the charge of the first."""
+    out, copies, run_round = tmp_path / "run", [], Server.run_round
+
+    def watched(server: Server, round_: int, *more: Any) -> Any:
+        shutil.copytree(out, tmp_path / "moments" / str(round_))
+        copies.append(tmp_path / "moments" / str(round_))
+        return run_round(server, round_, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "run_round", watched)
+        with pytest.raises(KeyboardInterrupt):
+            train(out, "select", ROUNDS + 1, on_round=stop)
+    put_back(out, copies[ROUNDS - 1], chain.from_iterable(PARTS[part] for part in PARTS if part != "ledger"))
+    asked, shown, answer = [], [], Silo.answer
+
+    def listen(silo: Silo, request: Message) -> Message:
+        asked.append(request)
+        return answer(silo, request)
+
+    def resume() -> None:
+        with refused("checkpoint.mismatch"):
+            train(out, "select", ROUNDS + 1, resume=True, on_round=lambda done: shown.append(done.round))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Silo, "answer", listen)
+        resume()
+        assert asked == []
+        patch.setattr(Server, "check_draws", lambda self, progress: None)  # the defense behind it
+        resume()
+    assert asked
+    assert ROUNDS not in shown
+
+
+def test_a_ledger_of_another_continuation_is_refused(tmp_path: Path) -> None:
+    """Run, rounds, draws and the number of charges are the same."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    train(one, "select unsampled", 1)
+    shutil.copytree(one, other)
+    for out in (one, other):
+        train(out, "select unsampled", 2, resume=True)
+    put_back(one, other, PARTS["ledger"])
+    with refused("checkpoint.mismatch"):
+        train(one, "select unsampled", 3, resume=True)
+
+
+def test_an_evaluation_that_the_ledger_lost_is_not_shown_again(tmp_path: Path) -> None:
+    """The server's store has its result, so it would be shown without a charge."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    run_round, complete = Server.run_round, Ledger.record_completed
+    settings = {
+        "rounds": 3,
+        "evaluation": {"across": "sums", "noise_multiplier": 5.0, "every": 1},
+        "out": out,
+    }
+    federation = small_federation(held_out=20)
+
+    def watched(server: Server, round_: int, *more: Any) -> Any:
+        if round_ == 1 and not copy.exists():
+            shutil.copytree(out, copy)
+        return run_round(server, round_, *more)
+
+    def dying(ledger: Ledger, rounds: int, *more: Any) -> None:
+        if rounds == 2:
+            raise KeyboardInterrupt
+        complete(ledger, rounds, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "run_round", watched)
+        patch.setattr(Ledger, "record_completed", dying)
+        with pytest.raises(KeyboardInterrupt):
+            package.train(federation, logistic_task(), AVG, **settings)
+    put_back(out, copy, PARTS["ledger"])
+    with refused("checkpoint.mismatch"):
+        package.train(federation, logistic_task(), AVG, resume=True, **settings)

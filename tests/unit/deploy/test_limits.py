@@ -173,6 +173,7 @@ def test_a_silo_keeps_the_plan_of_its_first_charge(tmp_path: Path) -> None:
         ask("setup", run="b" * 32)  # a run that is not charged decides nothing
         assert find_plan(service.lifetime.runs) is None
         ask("update", params=params)
+        ask("update", run="b" * 32, params=params)
         assert find_plan(service.lifetime.runs) == plan
         assert service.lifetime.plan == plan
     with open_silo(home, consortium) as service:
