@@ -10,11 +10,17 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfc, logsumexp
+
+from silodp._lazy import LazyModule
+
+if TYPE_CHECKING:
+    from scipy import special
+else:  # the help of `silodp epsilon` lists the frameworks, and is shown without it
+    special = LazyModule("scipy.special")
 
 Array = NDArray[np.float64]
 
@@ -89,7 +95,7 @@ def _compute_renyi(noise: float, rate: float, order: float) -> float:
     x = np.linspace(-14 * noise, order + 14 * noise, int(min(points, 20001)))
     ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
     weight = math.log((x[1] - x[0]) / (noise * math.sqrt(2 * math.pi)))
-    return float((logsumexp(order * ratio - x**2 / (2 * noise**2)) + weight) / (order - 1))
+    return float((special.logsumexp(order * ratio - x**2 / (2 * noise**2)) + weight) / (order - 1))
 
 
 def compute_prv(
@@ -163,7 +169,10 @@ def _compute_loss_cdf(loss: Array, noise: float, rate: float) -> Array:
         least = np.log1p(-rate)
         z = np.where(loss > least, np.log((np.exp(loss) + rate - 1) / rate), -np.inf)
         step = z * noise - 0.5 / noise
-        with_unit, without = erfc(step / math.sqrt(2)), erfc((step + 1 / noise) / math.sqrt(2))
+        with_unit, without = (
+            special.erfc(step / math.sqrt(2)),
+            special.erfc((step + 1 / noise) / math.sqrt(2)),
+        )
     found: Array = 1 - (rate * with_unit + (1 - rate) * without) / 2
     return found
 

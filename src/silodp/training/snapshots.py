@@ -256,6 +256,6 @@ def _read_cells(cells: Mapping[str, CellType]) -> dict[str, Any]:
     return found
 
 
-def _name_package(code: object) -> str:
+def _name_package(named: object) -> str:
     """Return the first part of the name of the module where a class or function was defined."""
-    return str(getattr(code, "__module__", "")).partition(".")[0]
+    return str(getattr(named, "__module__", "")).partition(".")[0]
