@@ -221,10 +221,9 @@ LARGE = np.concatenate([np.full((1, 6), 800, np.float32), X[1:]])
 
 @pytest.mark.parametrize(("build", "loss"), STATEFUL)
 def test_what_a_model_keeps_of_one_person_reaches_no_other_where_each_is_computed_alone(build, loss):
-    torch.manual_seed(0)
-    task = Task(build(), loss())
-
     def train(rows: np.ndarray) -> dict[int, Tensor]:
+        torch.manual_seed(0)
+        task = Task(build(), loss())
         data = LARGE[rows], Y[rows], USER[rows]
         found = user_updates(
             task, task.initial(0), *data, LocalTraining(0.5), torch.Generator().manual_seed(1), separate=True
@@ -237,10 +236,9 @@ def test_what_a_model_keeps_of_one_person_reaches_no_other_where_each_is_compute
 
 @pytest.mark.parametrize(("build", "loss"), STATEFUL)
 def test_nor_any_other_record(build, loss):
-    torch.manual_seed(0)
-    task = Task(build(), loss())
-
     def differentiate(x: np.ndarray) -> dict[int, Tensor]:
+        torch.manual_seed(0)
+        task = Task(build(), loss())
         generator = torch.Generator().manual_seed(1)
         gradients = RecordGradients(task, *task.tensors(x, Y), 2, generator, separate=True)
         found = gradients.of(task.initial(0), torch.arange(8))

@@ -169,13 +169,12 @@ class OpenWorkers:
         made = ray.remote(_Worker).options(
             num_cpus=1, num_gpus=settings.gpus, max_restarts=-1, max_task_retries=_RETRIES
         )
-        # A worker asks for what it does not have: after a start it has no records.
-        self._records = {silo.name: ray.put(silo) for silo in federation.silos}
+        # A worker asks for what it does not have: after a start it has nothing.
+        shared = ray.put((task, spec, compute_sample(task, spec), settings.cluster is None))
+        self._records = {silo.name: (shared, ray.put(silo)) for silo in federation.silos}
         self._sizes = {silo.name: 1 + len(silo) for silo in federation.silos}
-        # Kept, because a worker that is started again gets it again.
-        self._shared = [ray.put((task, spec))], compute_sample(task, spec), settings.cluster is None
-        workers = [made.remote(*self._shared) for _ in range(settings.count)]
-        for problem in ray.get([worker.start.remote() for worker in workers]):
+        workers = [made.remote() for _ in range(settings.count)]
+        for problem in ray.get([worker.start.remote([shared]) for worker in workers]):
             if problem is not None:
                 raise problem
         self._waiting = dict.fromkeys(workers, 0.0)  # records that each has to work through
@@ -189,7 +188,7 @@ class OpenWorkers:
             work, asked = self._ray.put((release, function)), deque[_Asked]()
             for block in blocks:
                 asked.append(
-                    _Asked(silo, [self._records[silo], work], block, self._sizes[silo] / len(blocks))
+                    _Asked(silo, [*self._records[silo], work], block, self._sizes[silo] / len(blocks))
                 )
                 self._ask(asked[-1])
                 if len(asked) > _AHEAD * self.count:
@@ -294,24 +293,25 @@ def find_difference(sample: Tensor, expected: Tensor, is_exact: bool) -> SilodpE
 
 
 class _Worker:
-    """A process that computes; it keeps the records and the traces of the model's steps, and no state of the run.
+    """A process that computes; it keeps the records and the traces of the model's steps, and no state of the run."""
 
-    Args:
-        shared: A reference to task and specification of the run.
-        expected: What the process of the run computes as a sample; a worker that takes the place of a lost one computes
-            it, too.
-        is_exact: Whether it must be the same bit by bit.
-    """
-
-    def __init__(self, shared: Sequence[Any], expected: Tensor, is_exact: bool) -> None:
+    def __init__(self) -> None:
         _compute_alone()
-        self._shared: tuple[Task, RunSpec] = _import_ray().get(shared[0])
-        self._problem = find_difference(compute_sample(*self._shared), expected, is_exact)
+        self._shared: tuple[Task, RunSpec] | None = None
+        self._problem: SilodpError | None = None
         self._records: dict[str, LocalRecords] = {}
         self._work = LruCache(_RELEASES)
 
-    def start(self) -> SilodpError | None:
-        """Return what is wrong with this worker; an error of its start is seen, too."""
+    def start(self, references: Sequence[Any]) -> SilodpError | None:
+        """Compare a sample with that of the process of the run, once; return what is wrong with this worker.
+
+        Args:
+            references: To task, specification, the sample, and whether it must be the same bit by bit.
+        """
+        if self._shared is None:
+            task, spec, expected, is_exact = _import_ray().get(references[0])
+            self._shared = task, spec
+            self._problem = find_difference(compute_sample(task, spec), expected, is_exact)
         return self._problem
 
     def compute(self, silo: str, references: Sequence[Any], block: Block | None) -> Any:
@@ -319,12 +319,14 @@ class _Worker:
 
         Args:
             silo: The name of the silo.
-            references: To the silo's table, and to the release and the function.
+            references: As `start`; to the silo's table, and to the release and the function.
             block: The block.
         """
-        if self._problem is not None:
-            return self._problem
-        (table, work), get = references, _import_ray().get
+        # Also here: a worker that takes the place of a lost one begins with this call.
+        problem = self.start(references)
+        if problem is not None or self._shared is None:
+            return problem
+        (table, work), get = references[1:], _import_ray().get
         if silo not in self._records:
             self._records[silo] = LocalRecords(get(table), *self._shared)
         release, function = self._work.get(work, partial(get, work))

@@ -11,7 +11,8 @@ from silodp import Federation, SiloData, train
 from silodp.data.inputs import NamedArrays
 from silodp.errors import SilodpError
 from silodp.methods import UldpGroup, UldpNaive, UldpSgd
-from silodp.training import LocalTraining, Loss, Task, cross_entropy, silo_update, user_updates
+from silodp.runtime.prepare import prepare_run
+from silodp.training import LocalTraining, Loss, Task, cross_entropy, gradients, silo_update, user_updates
 from silodp.training import task as tasks
 from silodp.training.gradients import select_gradient
 from silodp.training.sgd import RecordGradients, _planning, _tracing
@@ -76,7 +77,7 @@ class Spy(torch.overrides.TorchFunctionMode):
 def spied(monkeypatch):
     """Watch what is measured, traced and tried; return how often each was."""
     seen = dict.fromkeys(("measure", "trace", "select"), 0)
-    measure, trace = _planning.measure_cost, TracedGradient.__init__
+    measure, trace, select = _planning.measure_cost, TracedGradient.__init__, gradients._list_tried
 
     def watch_measure(computation):
         seen["measure"] += 1
@@ -89,6 +90,13 @@ def spied(monkeypatch):
             assert not holds_private(tensor)
         trace(self, gradient, params, data, single_user)
 
+    def watch_select(*arguments):
+        seen["select"] += 1
+        tried = select(*arguments)
+        assert not any(map(holds_private, torch.utils._pytree.tree_leaves(tried)))
+        return tried
+
+    monkeypatch.setattr(gradients, "_list_tried", watch_select)
     for place in (_planning, _tracing, tasks):
         monkeypatch.setattr(place, "measure_cost", watch_measure)
     monkeypatch.setattr(TracedGradient, "__init__", watch_trace)
@@ -114,17 +122,18 @@ def take_any_class(outputs: Tensor, targets: Tensor) -> Tensor:
     ],
 )
 def test_no_private_record_is_measured_traced_or_tried(build, x, spied):
-    y, user = torch.full((40,), ID), torch.arange(2).repeat_interleave(20)
+    y, user = torch.full((40,), ID), torch.arange(5).repeat_interleave(8)
     task = Task(build(), Loss.per_record("any", take_any_class))
     start, generator = task.initial(0), torch.Generator().manual_seed(0)
-    list(user_updates(task, start, x, y, user, LocalTraining(0.1, 20, 16), generator))
-    silo_update(task, start, x, y, LocalTraining(0.1, 20, 16), generator)
-    gradients = RecordGradients(task, x, y, 100, generator)
-    list(gradients.of(start, torch.arange(20)))
-    list(gradients.of(start, torch.arange(3)))
+    list(user_updates(task, start, x, y, user, LocalTraining(0.1, 20, 4), generator))
+    silo_update(task, start, x, y, LocalTraining(0.1, 20, 4), generator)
+    of_records = RecordGradients(task, x, y, 100, generator)
+    list(of_records.of(start, torch.arange(20)))
+    list(of_records.of(start, torch.arange(3)))
     predict_rows(task, start, x, separate=False)
     assert spied["measure"] > 3
     assert spied["trace"] > 1
+    assert spied["select"] == 2
 
 
 @pytest.mark.parametrize("unit", ["user", "record"])
@@ -219,7 +228,8 @@ def test_a_run_states_its_examples(method):
     parts = (("a", slice(20)), ("b", slice(20, 40)))
     silos = tuple(SiloData(name, x[part], y[part], user[part]) for name, part in parts)
     federation = Federation(silos, users=10, test=silos[0], classes=7)
-    task = Task(nn.Linear(3, 7), cross_entropy())
-    train(federation, task, method, rounds=1)
-    _, labels = task.list_examples(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
-    assert {0, 6} <= set(labels.tolist())
+    for step in (prepare_run, train):
+        task = Task(nn.Linear(3, 7), cross_entropy())
+        step(federation, task, method, rounds=1)
+        _, labels = task.list_examples(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+        assert {0, 6} <= set(labels.tolist())
