@@ -249,7 +249,7 @@ CODES: dict[str, str] = {
     "run.nothing_to_resume": "there is no checkpoint to resume from",
     "run.refused": "a silo refused without a code of its own",
     "run.rounds_done": "a resumed run was asked for fewer rounds than it has done",
-    "run.too_few_silos": "fewer silos answered than are needed in a sum",
+    "run.too_few_silos": "fewer silos answered than are needed in a sum (in a deployment: within --patience)",
     "session.altered": "what silos sent each other was altered on the way, or is of another session",
     "session.missing": "a party was never set up in this run, or its store is lost",
     "session.no_transfers": "a silo was asked for oblivious transfers whose set-up it does not have",

@@ -380,13 +380,16 @@ def test_a_second_server_changes_nothing_and_its_failure_is_a_line_of_json(
     assert (home / "status.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize(("age", "error", "status"), [(1, None, 0), (1, "away", 1), (100, None, 1)])
+@pytest.mark.parametrize(
+    ("age", "error", "running", "status"),
+    [(1, None, True, 0), (1, "away", True, 1), (100, None, True, 1), (1, None, False, 1)],
+)
 def test_a_health_check_fails_where_no_process_runs_or_it_has_a_problem(
-    age: float, error: str | None, status: int, silodp: Silodp, tmp_path: Path
+    age: float, error: str | None, running: bool, status: int, silodp: Silodp, tmp_path: Path
 ) -> None:
     path = tmp_path / "status.json"
     file = StatusFile(path, lambda: {"server": 2.0}, 7, lambda: {"north": 5})
-    file.write(round=3, epsilon={"released": 1.5}, error=error)
+    file.write(round=3, epsilon={"released": 1.5}, error=error, running=running)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"written": content["written"] - age}))
     assert silodp("deploy", "status", tmp_path).status == 0

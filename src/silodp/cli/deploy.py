@@ -539,8 +539,13 @@ def status(
         lines.append(f"  {name}: {describe_seen(None if seen is None else seen + since)}")
     if found["error"]:
         lines.append(f"last error: {found['error']}")
-    is_running = since < _MAX_STATUS_SECONDS
-    if not is_running:
+    has_ended = not found.get("running", True)
+    is_running = since < _MAX_STATUS_SECONDS and not has_ended
+    if has_ended:
+        lines.append(
+            f"the process that wrote this has ended {since:.0f} s ago; one that starts has not written yet"
+        )
+    elif not is_running:
         lines.append(f"no process has written this for {since:.0f} s: it has ended, or hangs")
     show(found, as_json, lines)
     if is_check and (not is_running or found["error"]):

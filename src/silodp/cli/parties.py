@@ -40,7 +40,13 @@ def server(
     listen: Annotated[
         str | None, Option(metavar="HOST:PORT", help="Default: all addresses, port of the roster.")
     ] = None,
-    patience: Annotated[float, Option(help="Seconds that a silo has for an answer.", min=1.0)] = 300.0,
+    patience: Annotated[
+        float,
+        Option(
+            help="Seconds that a silo has from a request to the last byte of its answer: computing and sending count.",
+            min=1.0,
+        ),
+    ] = 300.0,
     socket: Socket = None,
     socket_group: SocketGroup = None,
     repeat: Annotated[
@@ -169,7 +175,7 @@ def silo(
             service.on_round = note_round
             # Until the next answer, nobody shall read that nothing was spent.
             file.try_write(digest=consortium.digest, **_read_spent(folder / STATUS, consortium.digest))
-            with file.keep_fresh():
+            with file.record_end(), file.keep_fresh():
                 client.run(threading.Event())
 
 
@@ -222,7 +228,7 @@ def parse_address(text: str | None, option: str) -> tuple[str, int] | None:
         return None
     host, _, port = text.rpartition(":")
     has_brackets = host.startswith("[") and host.endswith("]")
-    is_port = port.isascii() and port.isdigit() and int(port) <= 65535
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
     # Without brackets, the last part of an IPv6 address would be taken for the port.
     if not is_port or not host.isascii() or (":" in host and not has_brackets):
         raise SilodpError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,6 @@ from silodp.runtime.run_directory import RunDirectory, hold_lock
 from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
-from silodp.text import describe_exception
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp.wire.store import RoundStore
@@ -97,14 +97,13 @@ def _make_mailbox(
     consortium: Consortium,
     way: tuple[str, int] | SocketOptions | None,
     answer_timeout: float,
+    known: Mapping[str, int],
     monitor: tuple[str, int] | None = None,
     describe: Callable[[], Mapping[str, Any]] = dict,
 ) -> HttpsServer | ServerSocket:
     """Return the mailbox of the run, which listens for silos or couriers while it is entered."""
     roster = consortium.sealed
     max_bytes = find_max_bytes(consortium.spec) + SIGNED_BYTES
-    # What an earlier process has counted: a silo that knows of fewer answers has been set back.
-    known = read_status(folder / STATUS).get("answers", {})
     if isinstance(way, SocketOptions):
         return ServerSocket(
             way, roster.silos, answer_timeout=answer_timeout, max_bytes=max_bytes, answers=known
@@ -197,38 +196,55 @@ def serve(
             code="deploy.key",
         )
     check_accepted(folder, consortium.digest)  # before a model file is executed
-    spec = consortium.spec
     # By the digest of the public folder: an accepted change of the folder is another run, with its own ledger.
     directory = folder / RUNS / consortium.digest[:32]
     expiry = ExpiryWatch(consortium, SERVER)
     if not isinstance(listen, SocketOptions):
         expiry.check()
-    shown: dict[str, Any] = {
-        "name": consortium.resolved.config.name,
-        "code": consortium.code,
-        "rounds": spec.rounds,
-        "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
-    }
+    with ExitStack() as held:
+        held.enter_context(hold_lock(folder / LOCK, folder))  # before status.json is read or written
+        earlier = read_status(folder / STATUS)
+        # What an earlier process has counted: a silo that knows of fewer answers has been set back.
+        known: dict[str, int] = earlier.get("answers", {})
+        status = StatusFile(
+            folder / STATUS,
+            lambda: dict.fromkeys(roster.silos),
+            consortium.stated_spec.rounds,
+            lambda: known,
+        )
+        held.enter_context(status.record_end())
+        # At once: while the server starts, nobody shall read of an earlier run, or that nothing was released.
+        found = _read_progress(directory)
+        status.write(run=str(directory), digest=consortium.digest, **found)
+        spec = consortium.spec
+        shown: dict[str, Any] = {
+            "name": consortium.resolved.config.name,
+            "code": consortium.code,
+            "rounds": spec.rounds,
+            "about": f"At δ = {spec.delta:g}, for {describe_unit(spec.method.unit)}.",
+            "error": earlier.get("error"),
+            **found,
+        }
 
-    def describe() -> dict[str, Any]:
-        return {**shown, "certificate_days": expiry.count_days()}
+        def describe() -> dict[str, Any]:
+            return {**shown, "certificate_days": expiry.count_days()}
 
-    def note_round(done: RoundResult) -> None:
-        shown.update(round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None)
-        # The run holds the lock of its directory when it makes its first row.
-        if not (directory / CONFIG).exists():
-            write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
-        status.write(round=done.round, epsilon=dict(done.epsilon))
-        if on_round is not None:
-            on_round(done)
+        def note_round(done: RoundResult) -> None:
+            shown.update(
+                round=done.round, epsilon=dict(done.epsilon), seconds_left=done.seconds_left, error=None
+            )
+            # The run holds the lock of its directory when it makes its first row.
+            if not (directory / CONFIG).exists():
+                write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
+            status.write(round=done.round, epsilon=dict(done.epsilon))
+            if on_round is not None:
+                on_round(done)
 
-    with (
-        hold_lock(folder / LOCK, folder),  # before status.json is read or written
-        _make_mailbox(folder, consortium, listen, answer_timeout, monitor, describe) as mailbox,
-    ):
+        mailbox = held.enter_context(
+            _make_mailbox(folder, consortium, listen, answer_timeout, known, monitor, describe)
+        )
+        status.seconds_since_seen, status.answers = mailbox.seconds_since_seen, mailbox.answers
         _lead_to_run(folder, directory, spec.digest)
-        shown.update(error=read_status(folder / STATUS).get("error"))
-        status = StatusFile(folder / STATUS, mailbox.seconds_since_seen, spec.rounds, mailbox.answers)
         # A courier at a socket says nothing about the public folder that a silo has.
         transport = (
             mailbox
@@ -244,30 +260,21 @@ def serve(
         connect = partial(
             transport.wait_for_silos, 0.0 if is_finished else answer_timeout if resume else None
         )
-        status.write(run=str(directory), digest=consortium.digest)
-        try:
-            if resume:
-                # Until the next round is done, nobody shall read that nothing was released.
-                found = _read_progress(directory)
-                status.write(**found)
-                shown.update(found)
-            with status.keep_fresh():
-                result = run(
-                    spec,
-                    RemoteParties(consortium, transport, identity, connect),
-                    out=directory,
-                    resume=resume,
-                    evaluate_every=consortium.resolved.config.evaluate_every,
-                    on_round=note_round,
-                )
-            shown.update(stopped=result.stopped)
-            status.write(stopped=result.stopped)
-            write_report(directory)
-            write_card(directory)
-        except Exception as error:
-            # Stored, so that `silodp deploy status` can say why this process has ended.
-            told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
-            status.try_write(error=told)
-            raise
+        # What is there now stays to the end, so the collector need not look at it whenever connections have ended.
+        gc.collect()
+        gc.freeze()
+        with status.keep_fresh():
+            result = run(
+                spec,
+                RemoteParties(consortium, transport, identity, connect),
+                out=directory,
+                resume=resume,
+                evaluate_every=consortium.resolved.config.evaluate_every,
+                on_round=note_round,
+            )
+        shown.update(stopped=result.stopped)
+        status.write(stopped=result.stopped)
+        write_report(directory)
+        write_card(directory)
         mailbox.end_run()
     return result

@@ -13,7 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, FiniteFloat
 
+from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
+from silodp.text import describe_exception
 from silodp.wire.files import write_durably
 
 STATUS = "status.json"
@@ -41,7 +43,9 @@ class StatusFile:
     on_refresh: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
-        self._fields: dict[str, Any] = {"round": 0, "rounds": self.rounds, "epsilon": {}, "error": None}
+        self._fields: dict[str, Any] = {
+            **{"round": 0, "rounds": self.rounds, "epsilon": {}, "error": None, "running": True}
+        }
         self._lock = threading.Lock()
 
     def write(self, **changes: Any) -> None:
@@ -83,6 +87,21 @@ class StatusFile:
             is_over.set()
             thread.join()
 
+    @contextmanager
+    def record_end(self) -> Iterator[None]:
+        """Write at the end that the process has ended, and with which error.
+
+        Whoever reads the file while the next process starts must not take it for the state of that one.
+        """
+        try:
+            yield
+        except Exception as error:
+            told = f"{error} [{error.code}]" if isinstance(error, SilodpError) else describe_exception(error)
+            self.try_write(error=told)
+            raise
+        finally:
+            self.try_write(running=False)
+
 
 class _Status(BaseModel, strict=True):
     """The entries of status.json that are read; strict, so that true is no number."""
@@ -91,6 +110,7 @@ class _Status(BaseModel, strict=True):
     round: FiniteFloat = 0.0
     rounds: FiniteFloat = 0.0
     error: str | None = None
+    running: bool = True
     epsilon: dict[str, FiniteFloat | None] = {}
     seconds_since_seen: dict[str, FiniteFloat | None] = {}
     answers: dict[str, int] = {}
@@ -105,9 +125,10 @@ def read_status(path: Path) -> dict[str, Any]:
     """Read status.json.
 
     Returns:
-        "written" (seconds since 1970), "round", "rounds", "epsilon" by adversary (None: no guarantee), "error" (None:
-        there was none), "seconds_since_seen" by silo (None: not seen yet) and "answers" by silo, besides others; the
-        answers alone where an operator wrote nothing else. {} where there is no such file.
+        "written" (seconds since 1970), "running" (whether the process that wrote it had not ended), "round", "rounds",
+        "epsilon" by adversary (None: no guarantee), "error" (None: there was none), "seconds_since_seen" by silo (None:
+        not seen yet) and "answers" by silo, besides others; the answers alone where an operator wrote nothing else. {}
+        where there is no such file.
 
     Raises:
         SilodpError: The file is damaged (code checkpoint.damaged).

@@ -162,7 +162,10 @@ def test_an_address_of_ipv6_is_in_brackets(text: str, address: tuple[str, int]) 
     assert parse_address(text, "listen") == address
 
 
-@pytest.mark.parametrize("text", ["::1:8443", "[::1]", "[::1:8443", "x", "1.2.3.4:99999"])
+@pytest.mark.parametrize(
+    "text",
+    ["::1:8443", "[::1]", "[::1:8443", "x", "1.2.3.4:99999", pytest.param("a:" + "1" * 5000, id="long")],
+)
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with refused("argument.value"):
         parse_address(text, "listen")

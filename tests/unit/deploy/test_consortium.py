@@ -38,7 +38,7 @@ from silodp.deploy.lifetime import (
 from silodp.deploy.policy import Policy
 from silodp.deploy.public_files import compute_digest, format_digest
 from silodp.deploy.records import load_records, save_records
-from silodp.deploy.server import _lead_to_run, _make_mailbox
+from silodp.deploy.server import _lead_to_run, _make_mailbox, serve
 from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import check_policy, open_silo
 from silodp.deploy.sockets import SocketOptions
@@ -662,12 +662,59 @@ def test_the_status_says_who_is_seen_while_a_round_waits(tmp_path: Path) -> None
     assert found["round"] == 3
 
 
+def test_the_status_says_that_its_process_has_ended(tmp_path: Path) -> None:
+    """Otherwise it is taken for the state of the next process, while that one starts."""
+
+    def end(error: BaseException) -> None:
+        status = StatusFile(tmp_path / "status.json", lambda: {"north": 1.0}, 5)
+        with status.record_end():
+            status.write(round=3)
+            assert read_status(tmp_path / "status.json")["running"]
+            raise error
+
+    with pytest.raises(SystemExit):  # stopped by a signal
+        end(SystemExit())
+    assert (found := read_status(tmp_path / "status.json"))["running"] is False
+    assert (found["round"], found["error"]) == (3, None)
+    with refused("deploy.address"):
+        end(SilodpError("away", code="deploy.address"))
+    assert read_status(tmp_path / "status.json")["error"] == "away [deploy.address]"
+
+
+def test_a_server_that_starts_shows_its_own_run_before_anything_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status of the run before would be shown until the model is built and the silos are listened to."""
+    parties = make_parties(tmp_path, CONFIG)
+    consortium, home = Consortium.load(parties / "public"), parties / "server"
+    before = {"written": 1.0, "round": 9, "rounds": 9, "epsilon": {"server": 3.0}, "digest": "0" * 64}
+    (home / "status.json").write_text(json.dumps({**before, "answers": {"silo-1": 7}}))
+    seen = {}
+
+    def fail(*arguments: object) -> None:
+        seen.update(read_status(home / "status.json"))
+        raise SilodpError("taken", code="deploy.address")
+
+    monkeypatch.setattr("silodp.deploy.server._make_mailbox", fail)
+    with refused("deploy.address"):
+        serve(home, consortium)
+    assert (seen["round"], seen["epsilon"], seen["digest"]) == (0, {}, consortium.digest)
+    assert (seen["running"], seen["answers"]) == (True, {"silo-1": 7})
+    found = read_status(home / "status.json")
+    assert (found["running"], found["error"], found["answers"]) == (
+        False,
+        "taken [deploy.address]",
+        {"silo-1": 7},
+    )
+
+
 def test_a_server_at_a_socket_keeps_what_one_on_https_has_counted(tmp_path: Path) -> None:
     """Otherwise the next one on HTTPS would not notice a silo that was restored from a backup."""
     parties = make_parties(tmp_path, CONFIG)
     consortium, home = Consortium.load(parties / "public"), parties / "server"
     (home / "status.json").write_text('{"answers": {"silo-1": 7}}')
-    with _make_mailbox(home, consortium, SocketOptions(tmp_path / "server.sock"), 1.0) as mailbox:
+    known = read_status(home / "status.json")["answers"]
+    with _make_mailbox(home, consortium, SocketOptions(tmp_path / "server.sock"), 1.0, known) as mailbox:
         StatusFile(home / "status.json", mailbox.seconds_since_seen, 5, mailbox.answers).write()
     assert read_status(home / "status.json")["answers"] == {"silo-1": 7}
 

@@ -108,7 +108,7 @@ def test_the_page_of_commands_has_every_command_with_every_option(
         assert options == set(re.findall(r"^\| <code>(--[\w-]+)", section, re.MULTILINE)), command
         assert f"(#silodp-{command.replace(' ', '-')})" in shown
     assert "Runs of each method. Default: 5." in sections["compare"]
-    assert "Seconds that a silo has for an answer. Default: 300.0, at least 1.0." in sections["server"]
+    assert "computing and sending count. Default: 300.0, at least 1.0." in sections["server"]
 
 
 def test_a_listing_of_nothing_is_refused(listings: ModuleType) -> None:
