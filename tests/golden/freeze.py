@@ -218,15 +218,19 @@ def files_of(directory: Path) -> list[str]:
     return sorted(re.sub(r"[0-9a-f]{16,}", "ID", name.replace(run, "RUN")) for name in names)
 
 
+ABOUT = ("kind", "round", "release", "request")
+"""What a line says of a charge beside its events."""
+
+
 def ledger_of(path: Path) -> dict[str, Any]:
     """A ledger's first line, and its charges; neighbors with the same events are one entry."""
     head, *lines = (json.loads(line) for line in path.read_text().splitlines())
     charges: list[dict[str, Any]] = []
     for line in lines:
-        if "round" not in line:  # the digests of the files of a finished run
+        if "events" not in line:  # starts, completed rounds, answers, digests of files
             continue
         at = [line["round"], line["release"]]
-        events = numbers_in({key: value for key, value in line.items() if key not in ("round", "release")})
+        events = numbers_in({key: value for key, value in line.items() if key not in ABOUT})
         if charges and charges[-1]["line"] == events:
             charges[-1]["at"].append(at)
         else:
@@ -416,6 +420,8 @@ def layouts_of(directory: Path) -> dict[str, str]:
 
 
 def layout_of(data: bytes) -> str:
+    if data[32:33] == b"{":  # an answer, behind its line in the ledger
+        data = data[32:].partition(b"\n")[2]
     for start in range(0, 160, 32):  # stores put digests first
         length = int.from_bytes(data[start : start + 8], "little")
         text = data[start + 8 : start + 8 + length]
