@@ -61,6 +61,19 @@ def parse_texts(text: bytes) -> dict[str, str]:
     return fields
 
 
+def is_format(stated: object, *known: int) -> bool:
+    """Return whether a file states one of the formats that are read; JSON's true is equal to 1 in Python."""
+    return type(stated) is int and stated in known
+
+
+def explain_unsound(error: Exception) -> str:
+    """Return in one line what a reader found unsound."""
+    if isinstance(error, ValueError) and hasattr(error, "errors"):  # pydantic's, which is not imported for it
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def _parse(parse: Callable[[Any], Any], text: bytes | str, max_depth: int) -> Any:
     try:
         value = parse(text)

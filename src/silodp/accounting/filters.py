@@ -169,7 +169,8 @@ def _parse_order(name: str) -> int | None:
     if name in (PLAN, GAUSSIAN):
         return None
     number = name.removeprefix(ORDER) if isinstance(name, str) and name.startswith(ORDER) else ""
-    if not (number.isascii() and number.isdigit() and 2 <= int(number) <= 1024):
+    # Python reads no number of thousands of digits.
+    if not (number.isascii() and number.isdigit() and len(number) <= 4 and 2 <= int(number) <= 1024):
         raise _certificate_error(
             name, f"set '{PLAN}', '{GAUSSIAN}' or '{ORDER}A' with a whole A from 2 to 1024"
         )

@@ -33,6 +33,8 @@ UNLABELED = -100
 _LATER_FACTS = ("identity_digest", "inputs", "label_shape", "label_typical", "targets")
 """Facts that `PublicData.to_dict` leaves out where they are empty."""
 
+_MAX_RECORDS = 10**8
+"""With a budget each, in facts that are read."""
 LabelKind = Literal["classes", "real", "survival", "multilabel"]
 """One class of several, one or several numbers, [event, time], or several yes/no labels."""
 
@@ -129,6 +131,9 @@ class PublicData:
         Raises:
             KeyError, TypeError, ValueError: they are not such facts.
         """
+        from silodp.data._stored_facts import StoredFacts  # pydantic, which a silo does without
+
+        StoredFacts.model_validate(facts)
         made: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
         }
@@ -137,6 +142,8 @@ class PublicData:
         if facts.get("targets") is not None and facts.get("label_typical") is not None:
             made["label_typical"] = tuple(map(tuple, facts["label_typical"]))
         if "silo_budgets" in facts:
+            if sum(n for level in facts["silo_budgets"] for _, n in level) > _MAX_RECORDS:
+                raise ValueError("more records than fit into memory")
             # Charges depend on how many records have which budget, and not on their order.
             made["silo_budgets"] = tuple(
                 np.repeat(np.array([b for b, _ in level], np.float64), [n for _, n in level])

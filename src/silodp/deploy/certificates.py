@@ -153,7 +153,7 @@ class Authority:
             read = x509.load_pem_x509_csr(request)
             if not read.is_signature_valid:
                 raise InvalidSignature
-        except (ValueError, InvalidSignature):
+        except (ValueError, UnsupportedAlgorithm, InvalidSignature):
             raise SilodpError(
                 f"the certificate request of '{name}' cannot be read, or was altered: ask '{name}' to send it again.",
                 code="deploy.request",
@@ -190,7 +190,10 @@ def hash_request_key(request: str) -> bytes:
     Raises:
         ValueError: It is no request.
     """
-    return hash_key(x509.load_pem_x509_csr(request.encode()).public_key())
+    try:
+        return hash_key(x509.load_pem_x509_csr(request.encode()).public_key())
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from None
 
 
 def hash_key(key: CertificatePublicKeyTypes) -> bytes:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field
 
+from silodp.aggregators.run_spec import FORMAT as SPEC_FORMAT
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.plugins import is_reference, refuse_plugins, split_reference
 from silodp.config.resolve import ResolvedRun, load_config
@@ -37,7 +38,7 @@ from silodp.deploy import public_files
 from silodp.deploy.certificates import AUTHORITY_NAME, renew_copy
 from silodp.deploy.public_files import PublicFile, read_facts, refuse_public
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import UNSOUND, explain_unsound, is_format, parse_json
 from silodp.text import shorten
 from silodp.wire.files import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
@@ -113,7 +114,8 @@ class Roster:
             ValueError: It is no roster of this format.
         """
         stored = _StoredRoster.model_validate(parse_json(text))
-        if stored.format != FORMAT or not is_host(stored.host) or set(stored.tls) != {SERVER, *stored.silos}:
+        is_whole = is_host(stored.host) and set(stored.tls) == {SERVER, *stored.silos}
+        if not is_whole or not is_format(stored.format, FORMAT):
             raise ValueError(f"no roster of format {FORMAT}")
         return cls(
             stored.host,
@@ -184,7 +186,7 @@ class Consortium:
             missing = Path(error.filename).name
             raise refuse_public(f"{folder} has no file {missing}", public_files.GIVE_FOLDER) from None
         except UNSOUND as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = explain_unsound(error)
             raise refuse_public(f"the public folder {folder} cannot be read ({reason})") from None
         if roster is not None and tuple(roster.silos) != data.silos:
             raise refuse_public(
@@ -346,6 +348,8 @@ class Consortium:
         """The digest and the model that run_spec.json states."""
         try:
             stated = parse_json(read_facts(self.folder / SPEC))
+            if not is_format(stated["format"], SPEC_FORMAT):
+                raise ValueError("format")
             return str(stated.get("digest")), ModelSpec(**stated["model"])
         except (OSError, *UNSOUND) as error:
             raise refuse_public(f"{self.folder / SPEC} cannot be read") from error

@@ -23,6 +23,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.consortium import Consortium
 from silodp.errors import SilodpError
 from silodp.runtime.prepare import find_loss_doubts
+from silodp.text import shorten
 from silodp.training.losses import DEFAULT_LOSSES
 from silodp.wire.files import PRIVATE_FILE, write_durably
 
@@ -46,6 +47,14 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
             number or the budgets of the records.
     """
     public = consortium.data
+    for file in filter(None, (path, index)):
+        try:
+            file.exists()
+        except OSError as error:  # a name that no file can have; whether there is one, the reader says
+            raise SilodpError(
+                f"{shorten(str(file))} cannot be opened ({error.strerror}): correct the path in policy.toml.",
+                code="data.no_file",
+            ) from None
     if path.suffix == ".npz":
         data = _read_arrays(path, name, public)
     else:

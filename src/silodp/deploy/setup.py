@@ -342,6 +342,7 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
             request = {key: str(stated[key]) for key in ("name", "identity", "certificate_request")}
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
+            hash_request_key(request["certificate_request"])
         except (OSError, *UNSOUND):
             raise _refuse_request(
                 f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from silodp.accounting import guarantee
 from silodp.data import public
 from silodp.errors import SilodpError, require
-from silodp.parsing import parse_toml, refuse_unsound
+from silodp.parsing import is_format, parse_toml, refuse_unsound
 from silodp.report.facts import Assumption
 from silodp.report.guarantee_text import WHO
 from silodp.text import join_names, pluralize
@@ -268,7 +268,7 @@ def _read_tables(content: bytes, where: str, run: str) -> dict[str, dict[str, An
     ):
         require_value(len(content) <= MAX_BYTES)
         fields = parse_toml(content.decode())
-        require_value(fields["format"] == FORMAT and set(fields) == {"format", "run", "statements"})
+        require_value(is_format(fields["format"], FORMAT) and set(fields) == {"format", "run", "statements"})
         tables: Mapping[str, Mapping[str, Any]] = fields["statements"]
         stated = {name: dict(table.items()) for name, table in tables.items()}
     require(

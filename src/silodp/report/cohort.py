@@ -11,7 +11,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_unsound
 from silodp.report.formatting import format_delta
 from silodp.report.guarantee_text import WHO
 from silodp.runtime.run_files import COHORT
@@ -79,7 +79,7 @@ def read_cohort(directory: Path, run: str | None) -> CohortRecord | None:
         return None
     with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         fields = dict(parse_json(path.read_bytes()).items())
-        if type(fields["format"]) is not int or fields["format"] != FORMAT:
+        if not is_format(fields["format"], FORMAT):
             raise ValueError("format")
         record = TypeAdapter(CohortRecord).validate_python(fields)
     if run is not None and record.run != run:

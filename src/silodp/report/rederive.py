@@ -215,8 +215,8 @@ def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
     other = next((key for key in mine if mine[key] != theirs[key]), None)
     checkpoint = path.parent / "checkpoint" / "state.safetensors"
     # The file states the digest of its run, and so does the checkpoint.
-    digests = {stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest}
-    if other is not None or digests != {spec.digest}:
+    digests = [stored.get("digest"), read_fingerprint(checkpoint) if checkpoint.exists() else spec.digest]
+    if other is not None or digests != [spec.digest] * 2:
         what = f"its {other}" if other is not None else "its digest"
         raise SilodpError(
             f"{path} is not the specification of this run: {what} differs from config.toml and the ledger; restore it.",

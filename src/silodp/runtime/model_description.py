@@ -26,7 +26,7 @@ from silodp.data.public import LabelKind
 from silodp.data.tables.columns import SETTINGS
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import UNSOUND, is_format, parse_json
 from silodp.training.models import Architecture
 
 if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
@@ -193,7 +193,7 @@ class ModelDescription:
         try:
             fields = parse_json(path.read_bytes())
             # JSON's true is equal to 1 in Python.
-            if fields["format"] not in (1, FORMAT) or type(fields["format"]) is not int:
+            if not is_format(fields["format"], 1, FORMAT):
                 raise ValueError("another format")
             is_sealed = fields["format"] != 1
             if is_sealed and fields.pop("digest") != _digest(fields):

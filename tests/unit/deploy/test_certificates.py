@@ -271,3 +271,14 @@ def test_what_lies_beside_certificates_is_no_part_of_the_folder(sealed: Consorti
         config.write_text(text.replace("[data]", f'[task]\nmodel = "{name}"\n[data]'))
         with refused("deploy.public"):
             Consortium.load(sealed.folder)
+
+
+@pytest.mark.parametrize(
+    "request_", ["", "x", "\ud800", "-----BEGIN CERTIFICATE REQUEST-----\nAA==\n-----END"]
+)
+def test_a_request_without_a_key_is_refused(request_: str, sealed: Consortium, tmp_path: Path) -> None:
+    path = tmp_path / "requests" / "silo-1.request.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "certificate_request": request_}))
+    with refused("deploy.request"):
+        seal_public(tmp_path, None, again=True)
+    assert Consortium.load(sealed.folder).digest == sealed.digest

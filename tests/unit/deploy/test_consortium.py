@@ -96,6 +96,9 @@ def test_every_byte_of_a_public_folder_counts_for_its_digest(public: Path) -> No
         ("config.toml", "clip = 0.1", "clip = 0.2", "deploy.spec"),
         ("data.json", '"users": 20', '"users": 21', "deploy.public"),
         ("run_spec.json", '"digest"', '"nothing"', "deploy.spec"),
+        ("run_spec.json", '"format": 1', '"format": true', "deploy.public"),
+        ("data.json", '"silo-1"', "true", "deploy.public"),
+        ("data.json", '"classes": 2', '"classes": true', "deploy.public"),
         ("data.json", '"silos"', '"siloz"', "deploy.public"),
         ("data.json", "{", "", "deploy.public"),
         ("data.json", '"mean radius"', '"age"', "deploy.public"),
@@ -116,6 +119,35 @@ def test_a_folder_that_was_changed_is_refused(
         return
     with refused(code):
         _ = Consortium.load(public).stated_spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": True},
+        {"format": 1},
+        {"port": 0},
+        {"port": 70_000},
+        {"port": True},
+        {"port": "8443"},
+        {"host": ["a"]},
+        {"host": "a b"},
+        {"for_tests": 1},
+        {"server": "00" * 31},
+        {"tls": {}},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_roster_with_a_wrong_field_is_refused_in_one_line(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    public = make_parties(tmp_path, CONFIG) / "public"
+    path = public / "roster.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with refused("deploy.public") as caught:
+        Consortium.load(public)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,269 @@
+"""Every file that a party reads, damaged in every field and in its bytes: it is used, or refused with a code.
+
+Others write some of these files, and disks and editors damage the rest. An exception of another kind ends a process
+with a traceback in place of a sentence, at worst in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from silodp.accounting.cohort import Cohort, create_cohort
+from silodp.accounting.events import Gaussian
+from silodp.accounting.ledger import Ledger
+from silodp.bundle import load
+from silodp.cli.deploy import format_agreement
+from silodp.cli.deploy import status as show_status
+from silodp.cli.parties import format_spent
+from silodp.cli.run import run_config
+from silodp.config.resolve import load_config, resolve
+from silodp.config.schema import parse_config
+from silodp.crypto.keys import Identity
+from silodp.data.identity import IdentityProfile
+from silodp.deploy.acceptance import describe_agreement
+from silodp.deploy.certificates import read_certificates
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.https import find_proxy
+from silodp.deploy.lifetime import read_spent
+from silodp.deploy.limits import read_audit
+from silodp.deploy.policy import check_accepted
+from silodp.deploy.records import load_records
+from silodp.deploy.setup import draft_public, seal_public
+from silodp.deploy.silo import open_silo
+from silodp.deploy.status import StatusFile
+from silodp.errors import CODES, SilodpError
+from silodp.report.checklist import list_statements, write_checklist
+from silodp.report.facts import collect_facts
+from silodp.report.model_card import write_card
+from silodp.report.page import write_report
+from silodp.report.run_record import read_run
+from silodp.report.signature import read_answers, sign_report, verify_report
+from silodp.runtime.checkpoint import load_checkpoint
+from silodp.runtime.cohort import read_counted_run
+from silodp.wire.files import append_durably, write_durably
+from support.attacked import make_attack, write_attack
+from support.commands import CONFIG
+from support.consortium import agree_on_tables
+from support.damage import damage_file
+from support.deployed import TABLES
+
+COUNT = int(os.environ.get("SILODP_DAMAGED", "20000"))
+"""Damaged files in the slow test, over all files together."""
+RUN_ID = "a" * 32
+SIGNER = Identity.fresh("Ann Bee")
+PROFILE = IdentityProfile(
+    study="two", kind="digits", population=8, width=4, layouts=("##-##",), placeholders=("0009",)
+)
+
+
+class World:
+    """Folders of all parties, those of a finished run, and how each file is read.
+
+    Attributes:
+        files: By the path of a file, what reads it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parties, self.run = folder / "parties", folder / "run"
+        self.public, self.silo = self.parties / "public", self.parties / "silos" / "north"
+        self._write_parties()
+        self._write_run()
+        fingerprint = json.loads((self.run / "run_spec.json").read_text())["digest"]
+        # Without its ledger and model.json nothing has digests of the files: each is parsed whatever it holds.
+        bare = shutil.copytree(
+            self.run, folder / "bare", ignore=shutil.ignore_patterns("checkpoint", "model*")
+        )
+        public = [
+            *(
+                self.public / name
+                for name in ("config.toml", "data.json", "run_spec.json", "roster.json", "users.txt")
+            ),
+            *(self.public / name for name in ("ca.pem", "certificates/north.pem")),
+        ]
+        report = [
+            *(
+                self.run / name
+                for name in ("guarantee.json", "metrics.jsonl", "run_spec.json", "config.toml")
+            ),
+            *(
+                self.run / name
+                for name in ("attack.json", "cohort.json", "plots/allocation.json", "model.json")
+            ),
+            *(self.run / name for name in ("checkpoint/ledger.jsonl", "signatures/ann-bee.json")),
+        ]
+        silo = [
+            *(
+                self.silo / name
+                for name in ("policy.toml", "silo.toml", "audit.jsonl", f"ledgers/{RUN_ID}.jsonl")
+            ),
+            *(self.silo / name for name in ("identity.key", "store/persons")),
+        ]
+        self.files: dict[Path, Callable[[], object]] = {
+            **dict.fromkeys(public, self.read_public),
+            folder / "profiled" / "identity.toml": lambda: Consortium.load(folder / "profiled").stated_spec,
+            self.parties / "requests" / "north.request.json": lambda: seal_public(
+                self.parties, None, again=True
+            ),
+            **dict.fromkeys(silo, self.read_silo),
+            self.silo / "status.json": self.read_status,
+            self.parties / "server" / "accepted.txt": self.read_accepted,
+            **dict.fromkeys(report, self.read_report),
+            **{
+                bare / name: lambda: read_run(bare)
+                for name in ("guarantee.json", "metrics.jsonl", "config.toml", "run_spec.json", "attack.json")
+            },
+            folder / "list.toml": lambda: read_answers(folder / "list.toml", collect_facts(self.run)),
+            **{self.run / name: lambda: load(self.run) for name in ("model.safetensors", "MODEL_CARD.md")},
+            self.run / "checkpoint" / "state.safetensors": lambda: load_checkpoint(
+                self.run / "checkpoint" / "state.safetensors", fingerprint
+            ),
+            folder / "people": self.read_cohort,
+            folder / "secret" / "guarantee.json": lambda: read_counted_run(folder / "secret"),
+            folder / "secret" / "run_spec.json": lambda: read_counted_run(folder / "secret"),
+        }
+
+    def _write_parties(self) -> None:
+        (self.folder / "users.txt").write_text("".join(f"{i:04}\n" for i in range(8)))
+        (self.folder / "profile.toml").write_text(PROFILE.to_toml())
+        for name in ("north", "south"):
+            rows = [f"{i:04},{30 + i},{'yes' if i % 2 else 'no'}" for i in range(8)]
+            (self.folder / f"{name}.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")
+        for index, name in (('users = "users.txt"', "two"), ('identity = "profile.toml"', "profiled")):
+            (self.folder / f"{name}.toml").write_text(TABLES.format(user="patient", index=index, more=""))
+        tables = {name: self.folder / f"{name}.csv" for name in ("north", "south")}
+        agree_on_tables(self.folder / "two.toml", self.parties, tables)
+        profiled = load_config(self.folder / "profiled.toml")
+        draft_public(profiled, self.folder / "profiled", profiled.read_public_data())
+        (self.silo / "silo.toml").write_text('[network]\nproxy = "http://proxy.example:3128"\n')
+        consortium = Consortium.load(self.public)
+        with open_silo(self.silo, consortium) as service:
+            service._store.put("persons", consortium.persons.encode())
+        events = {name: Gaussian(500.0) for name in ("released", "server", "silo")}
+        with Ledger(self.silo / "ledgers" / f"{RUN_ID}.jsonl", 1e-5, "pld", run=RUN_ID) as ledger:
+            ledger.charge(0, 0, events)
+        line = (
+            f'{{"time": "2026-01-01", "run": "{RUN_ID}", "about": "training", "kind": "update", "round": 0, '
+            '"attempt": "", "bytes": 5, "sha256": "00", "charges": 1}'
+        )
+        for _ in range(3):
+            append_durably(self.silo / "audit.jsonl", line.encode(), 0o600)
+        StatusFile(self.silo / "status.json", lambda: {"server": 1.0}, 4, lambda: {"north": 3}).write(
+            round=1, epsilon={"released": 0.5, "server": None}, error="away"
+        )
+
+    def _write_run(self) -> None:
+        settings = tomllib.loads(CONFIG)
+        run_config(resolve(parse_config(settings)), self.run)
+        del settings["seed"]
+        run_config(resolve(parse_config(settings)), self.folder / "secret")
+        create_cohort(self.folder / "people", {"released": 9.0}, 1e-5)
+        with Cohort(self.folder / "people") as cohort:
+            cohort.add(read_counted_run(self.folder / "secret"), False)
+            cohort.note_unknown("an earlier one", 1.0)
+        run = collect_facts(self.run).run.id
+        counted = (
+            f'{{"format": 1, "cohort": "{"0" * 64}", "run": "{run}", "place": 1, "delta": 1e-05, '
+            '"limits": {"released": 9.0}, "epsilon": {"released": 1.5}, "unknown": 0}'
+        )
+        write_durably(self.run / "cohort.json", counted.encode())
+        write_attack(self.run, make_attack(self.run))
+        write_report(self.run)
+        write_card(self.run)
+        facts = collect_facts(self.run)
+        write_checklist(self.folder / "list.toml", list_statements(facts.assumptions), run)
+        text = (self.folder / "list.toml").read_text()
+        for name, answer in {"confirmed": "yes", "by": "A", "role": "b", "date": "2026-11-26"}.items():
+            text = text.replace(f'\n{name} = ""', f'\n{name} = "{answer}"')
+        (self.folder / "list.toml").write_text(text)
+        sign_report(self.run, facts, SIGNER, "officer", self.folder / "list.toml")
+
+    def read_public(self) -> None:
+        consortium = Consortium.load(self.public)
+        read_certificates(self.public, consortium.sealed)
+        format_agreement(describe_agreement(consortium))
+        load_records(self.folder / "north.csv", "north", consortium)
+
+    def read_silo(self) -> None:
+        consortium = Consortium.load(self.public)
+        find_proxy(self.silo, consortium.sealed.url)
+        entries, _ = read_audit(self.silo / "audit.jsonl")
+        format_spent(read_spent(self.silo, entries))
+        with open_silo(self.silo, consortium):
+            pass
+
+    def read_status(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            show_status(self.silo, False, True)
+            show_status(self.silo, False, False)
+
+    def read_accepted(self) -> None:
+        check_accepted(self.parties / "server", Consortium.load(self.public).digest)
+
+    def read_report(self) -> None:
+        read_run(self.run)
+        collect_facts(self.run)
+        verify_report(self.run, SIGNER.public)
+
+    def read_cohort(self) -> None:
+        with Cohort(self.folder / "people") as cohort:
+            cohort.epsilon("released")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def attack(world: World, count: int) -> tuple[Counter[str], list[str]]:
+    """Read so many damaged files; return how each reading ended, and what ended in another way than it may."""
+    ends, wrong, generator = Counter[str](), [], random.Random(count)
+    found = {path: list(dict.fromkeys(damage_file(path, generator))) for path in world.files}
+    # The same number for each file; those with fewer places first, so that the others take what these leave.
+    for done, path in enumerate(sorted(found, key=lambda path: len(found[path]))):
+        whole, read = path.read_bytes(), world.files[path]
+        quota = -(-(count - ends.total() - len(wrong)) // (len(found) - done))
+        # A sample, so that a smaller number still has damage of every kind.
+        for content in generator.sample(found[path], min(len(found[path]), quota)):
+            path.write_bytes(content)
+            try:
+                read()
+                ends["used"] += 1
+            except typer.Exit:
+                ends["used"] += 1
+            except SilodpError as error:
+                ends[error.code] += 1
+                if error.code not in CODES or "\n" in str(error):
+                    wrong.append(f"{path.name}: {error} [{error.code}]")
+            except Exception as error:
+                wrong.append(f"{path.name}: {type(error).__name__}: {error}; {content[:3000]!r}")
+        path.write_bytes(whole)
+        read()
+    return ends, wrong
+
+
+def test_a_damaged_file_is_used_or_refused_with_a_code(world: World) -> None:
+    ends, wrong = attack(world, 400)
+    assert not wrong, (len(wrong), wrong[:3])
+    assert ends["used"] < ends.total() / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_every_field_of_every_file(world: World) -> None:
+    ends, wrong = attack(world, COUNT)
+    assert not wrong, (len(wrong), wrong[:10])
+    assert ends.total() >= COUNT
+    assert ends["used"] < ends.total() / 2
