@@ -11,11 +11,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.ledger import Budget
@@ -31,6 +32,8 @@ from silodp.parsing import UNSOUND, parse_json
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import WHO, is_only_claimed
+from silodp.report.held_out import measure_skill_of
+from silodp.report.skill import Skill, average_skills
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
@@ -180,12 +183,14 @@ def _train(federation: Federation, task: Task, evaluate_every: int, item: tuple[
     fingerprint, spec = item
     started = time.perf_counter()
     result = run(spec, Simulation(federation, task), evaluate_every=evaluate_every)
+    skill = measure_skill_of(federation, task, result.params)
     found: Fields = {
         "fingerprint": fingerprint,
         "method": repr(spec.method),
         "seed": spec.seed,
         "stopped": result.stopped,
         "seconds": round(time.perf_counter() - started, 3),
+        "skill": _without_nan(asdict(skill)) if skill is not None else None,
         "rows": [_without_nan(row) for row in result.metrics],
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
@@ -218,7 +223,8 @@ def _load_kept(path: Path, fingerprint: str) -> Fields | None:
     """Return a kept run; None where its file is missing, damaged or of another run."""
     try:
         run = parse_json(path.read_text(encoding="utf-8"))
-        return run if run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] else None
+        is_whole = run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] and "skill" in run
+        return run if is_whole else None
     except (OSError, *UNSOUND):
         return None
 
@@ -256,6 +262,7 @@ def _summarize(
         }
         for method in methods
     ]
+    warnings = [method["warning"] for method in methods if method["warning"] is not None]
     return {
         "name": config.name,
         "data": federation.name,
@@ -267,7 +274,7 @@ def _summarize(
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
         "note": " ".join(_explain(resolved, specs, methods, count, len(accountants))),
-        "warnings": [method["warning"] for method in methods if method["warning"] is not None],
+        "warnings": [*explain_no_skill(methods), *warnings],
         "quantities": names,
         "untrained": untrained,
         "methods": methods,
@@ -377,6 +384,22 @@ def explain_no_gain(method: Fields, untrained: float | None) -> str | None:
     return f"{method['label']} {end}; try a smaller step, clip or learning rate."
 
 
+def explain_no_skill(methods: Sequence[Fields]) -> list[str]:
+    """Return sentences on private methods that do not clearly predict better than a constant, or whose mean is wrong.
+
+    Where none of them does, this is said first, and in one sentence.
+    """
+    private = [method for method in methods if method["private"] and method["skill"] is not None]
+    useless = [method for method in private if method["skill"]["code"] != "better"]
+    found = []
+    if private and len(useless) == len(private):
+        found.append("No private method clearly predicts better than one constant for everybody.")
+    for method in private:
+        about = method["skill"]["in_words"]
+        found += [f"{method['label']}: {text}" for text in (about if method in useless else about[1:])]
+    return found
+
+
 def _end_loss(method: Fields) -> float | None:
     mean: float | None = method["final"].get("loss", {}).get("mean")
     return mean
@@ -391,6 +414,8 @@ def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[
     """Return ε of one run, which is the same for every seed, and mean and sd of every quantity."""
     rows = runs[0]["rows"]
     guarantees = runs[0]["guarantees"]
+    measured = [run["skill"] for run in runs if run["skill"] is not None]
+    skill = average_skills([TypeAdapter(Skill).validate_python(one) for one in measured])
     last = rows[-1]["round"]
     rounds = [row["round"] for row in rows]
     curves = {}
@@ -417,6 +442,7 @@ def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[
         "epsilon_by_round": {a: [as_number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
         "curves": curves,
         "final": {name: _compute_spread(_at_round([runs], last, name)) for name in names},
+        "skill": None if skill is None else {**skill.to_dict(), "in_words": skill.describe()},
         "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),
         "seconds": round(float(np.mean([run["seconds"] for run in runs])), 3),
     }

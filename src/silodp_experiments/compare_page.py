@@ -35,6 +35,8 @@ def format_table(result: Mapping[str, Any]) -> str:
         budgets = [format_requested_and_charged(method["groups"])] if requested else []
         cells = [format_label(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
         lines.append(f"| {' | '.join(_escape_cell(text) for text in cells)} |")
+    constant = [format_measure(find_constant(result, name)) for name in result["quantities"]]
+    lines.append(f"| {' | '.join(['constant', *constant, *('–' for _ in head[len(constant) + 1 :])])} |")
     lines.append(
         f"| {' | '.join(['untrained', *map(_escape_cell, untrained), '0', '0', '0', *('–' for _ in requested), '–'])} |"
     )
@@ -71,6 +73,17 @@ def format_spread(end: Mapping[str, Any] | None) -> str:
     return f"{end['mean']:.4g}" + ("" if end["sd"] is None else f" ± {end['sd']:.2g}") + few
 
 
+def find_constant(result: Mapping[str, Any], name: str) -> float | None:
+    """Return what a constant prediction has in place of a quantity; None where that is not known."""
+    names = ("log_loss",) if name == "loss" else (name,)
+    for method in result["methods"]:
+        for one in (method["skill"] or {"comparisons": ()})["comparisons"]:
+            mean = method["final"].get(name, {}).get("mean")
+            if one["metric"] in names and mean is not None and math.isclose(one["value"], mean, rel_tol=1e-3):
+                return float(one["constant"])
+    return None
+
+
 def _escape_cell(text: str) -> str:
     """Return text that cannot end its cell."""
     return " ".join(text.split()).replace("|", r"\|")
@@ -92,14 +105,14 @@ def render_comparison(result: Fields, out: Path) -> str:
             (
                 "round",
                 f"{name} after every round: mean of {pluralize(result['seeds'], 'run')}, band ± one "
-                "standard deviation.",
+                "standard deviation. Of curves that lie on one another, the lower ones are wider.",
             ),
             (
                 "epsilon",
                 f"{name} against the ε spent, on a logarithmic axis.{_describe_levels(result)}",
             ),
         ):
-            figure = plots.plot_comparison(curves, name, untrained, against)
+            figure = plots.plot_comparison(curves, name, untrained, against, find_constant(result, name))
             if figure is not None:
                 utility.append(pictures.add(f"{i}-{against}", figure, caption))
     curves = [_make_curve(method, None) for method in result["methods"]]
@@ -118,6 +131,7 @@ def render_comparison(result: Fields, out: Path) -> str:
         }
         for m in result["methods"]
     ]
+    constant_texts = [format_measure(find_constant(result, name)) for name in result["quantities"]]
     untrained_texts = [format_measure(result["untrained"][name]) for name in result["quantities"]]
     return render(
         "compare.html",
@@ -125,6 +139,7 @@ def render_comparison(result: Fields, out: Path) -> str:
         methods=ends,
         missing=_list_missing(result["methods"]),
         untrained=untrained_texts,
+        constant=constant_texts,
         requested=any(method["groups"] for method in result["methods"]),
         claimed=CLAIMED,
         utility=utility,

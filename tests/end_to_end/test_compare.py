@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
@@ -248,6 +250,7 @@ class Empty:
         federation = settings.load_federation()
         real = train(federation, settings.build_task(federation), method, rounds=1, seed=0)
         self.stopped, self.guarantees = real.stopped, real.guarantees
+        self.params = torch.full_like(real.params, math.nan)
         self.metrics = tuple({**row, "loss": float("nan"), "metrics": {}} for row in real.metrics)
 
 
@@ -492,7 +495,26 @@ def test_the_chart_says_what_was_not_tuned_however_long_the_name_is() -> None:
     for figure in (plots.plot_comparison([curve], "loss"), plots.plot_epsilon_comparison([curve])):
         assert figure is not None
         (legend,) = figure.legends
-        assert legend.get_texts()[0].get_text().endswith("… (untuned)")
+        # The end of a name, in which variants differ, is kept.
+        assert legend.get_texts()[0].get_text() == "uldp-naive:noise_…sampling=0.5 (untuned)"
+
+
+def test_of_curves_that_lie_on_one_another_the_lower_ones_are_wider() -> None:
+    """One curve was drawn over another, so that nobody saw it."""
+
+    def curve(*mean: float) -> plots.Curve:
+        return plots.Curve("a", [0, 1, 2], list(mean), [0.0] * 3, [0.0, 1.0, 2.0])
+
+    curves = [curve(0.7, 0.6, 0.5), curve(0.7, 0.601, 0.5), curve(0.7, 0.4, 0.2), curve(0.7, 0.6, 0.501)]
+    assert plots.count_covering(curves) == [2, 1, 0, 0]
+    figure = plots.plot_comparison(curves, "loss", constant=0.69)
+    assert figure is not None
+    drawn = figure.axes[0].lines
+    widths = [line.get_linewidth() for line in drawn[:4]]
+    assert widths[0] > widths[1] > widths[2] == widths[3]
+    assert drawn[4].get_ydata()[0] == 0.69  # what a constant prediction has
+    nothing = [curve(math.nan, math.nan, math.nan), curve(0.5, 0.5, 0.5)]
+    assert plots.count_covering(nothing) == [0, 0]
 
 
 @pytest.mark.parametrize("high", [1.5, 2.0, 3.9, 8.0, 30.0, 1e3, 1e7])
@@ -528,7 +550,7 @@ def test_a_warning_stands_in_every_result(tmp_path: Path) -> None:
     """Its rate so small that it learns nothing."""
     slow = config(methods={"default": {"server_learning_rate": 1e-9}})
     result = compare_methods(slow, parse_methods(slow, "uldp-avg"), 1, tmp_path)
-    (warning,) = result["warnings"]
+    (warning,) = (text for text in result["warnings"] if text.startswith("default, without noise"))
     assert warning.startswith("default, without noise, ends at a larger loss")
     assert f"Warning: {warning}" in (tmp_path / "compare.md").read_text()
     assert warning in (tmp_path / "compare.html").read_text()

@@ -74,6 +74,7 @@ def server(
 
         from silodp.deploy.server import serve  # torch, after what is refused without it
         from silodp.deploy.sockets import SocketOptions
+        from silodp.report.skill import read_skill
         from silodp.text import format_duration
         from silodp.tracking import open_trackers
 
@@ -97,8 +98,15 @@ def server(
                 on_round=log_progress,
             )
         done = result.guarantees["released"].rounds
-        summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
+        skill = read_skill(folder / "run")  # by noised sums, where the run has any
+        summary = {
+            "run": str(folder / "run"),
+            "rounds": done,
+            "stopped": result.stopped,
+            "skill": None if skill is None else skill.to_dict(),
+        }
         lines = [f"{done} rounds, stopped by the {result.stopped}.", *map(str, result.guarantees.values())]
+        lines += [] if skill is None else skill.describe()
         show(summary, as_json, lines)
 
 

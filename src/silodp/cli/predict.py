@@ -29,6 +29,8 @@ from silodp.text import pluralize
 if TYPE_CHECKING:
     import pandas as pd
 
+    from silodp.report.skill import Skill
+
 
 def predict(
     directory: Annotated[
@@ -97,10 +99,11 @@ def predict(
     ModelDescription.read(directory / DESCRIPTION)
     from silodp.bundle import load, read_silo_settings
     from silodp.report.guarantee_text import describe_epsilon
+    from silodp.report.skill import read_skill
 
     # What the code of a model prints is no result, and would spoil the JSON object on standard output.
     with contextlib.redirect_stdout(sys.stderr):
-        model = load(directory, code=code, own=own)
+        model, skill = load(directory, code=code, own=own), read_skill(directory)
         reader = list_reader_settings(
             separator=separator,
             decimal=decimal,
@@ -122,6 +125,7 @@ def predict(
         "rows": len(predictions),
         "columns": list(model.columns),
         "guarantee": model.guarantees["released"].to_dict(),
+        "skill": None if skill is None else skill.to_dict(),
         **({} if model.own is None else {"own_part": model.own.about}),
     }
     show(
@@ -131,8 +135,15 @@ def predict(
             f"{out}: {pluralize(len(predictions), 'row')} with {', '.join(model.columns)}.",
             describe_epsilon(model.guarantees["released"]),
             *([] if model.own is None else [model.own.about]),
+            *([] if skill is None else _describe_skill(skill, model.own is not None)),
         ],
     )
+
+
+def _describe_skill(skill: Skill, has_own_part: bool) -> list[str]:
+    """Return what held-out records said of a model that is no good; a part of the silo may have changed it."""
+    found = [] if skill.code == "better" and not skill.describe_calibration() else skill.describe()
+    return [*(["Without the part of the silo:"] if found and has_own_part else []), *found]
 
 
 def _read_dates(options: Sequence[str]) -> dict[str, str]:

@@ -115,6 +115,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
     from silodp.report.guarantee_text import describe_guarantee
     from silodp.report.model_card import write_card
     from silodp.report.page import write_report
+    from silodp.report.skill import read_skill
     from silodp.runtime.run_files import list_signatures
 
     signed = list_signatures(directory)
@@ -127,7 +128,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
         )
     path = write_report(directory, record)
     card = write_card(directory, record)
-    audit = record.audit
+    audit, skill = record.audit, read_skill(directory)
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
     attack, rounds = record.attack, record.guarantees["released"].rounds
     result = {
@@ -135,6 +136,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
         "card": None if card is None else str(card),
         "not_checked": unchecked,
         "attack": attack and attack.verdict,
+        "skill": None if skill is None else skill.to_dict(),
     }
     lines = [f"Not checked: {what}." for what in unchecked]
     if audit is not None:
@@ -143,6 +145,7 @@ def _write(directory: Path, record: RunRecord, again: bool, as_json: bool) -> _S
     # First of all: what follows must not be taken for promises that hold.
     lines = [*([attack.alarm] if attack and attack.alarm else []), *lines]
     lines += [] if record.cohort is None else record.cohort.describe()
+    lines += [] if skill is None else skill.describe()
     lines += describe_attack(attack, rounds, format_command("attack", directory))
     lines += [f"Report: {path}", *([] if card is None else [f"Model card: {card}"])]
     return result, as_json, lines

@@ -32,6 +32,7 @@ from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
+from silodp.report.skill import read_skill
 from silodp.runtime.cohort import CohortPlace
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.prepare import find_doubts
@@ -301,7 +302,7 @@ def _summarize(
     last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     estimates = (last.get("evaluation") or {}).get("estimates", {})
     errors = {name: as_number(one["standard_error"]) for name, one in estimates.items()}
-    released = result.guarantees["released"]
+    released, skill = result.guarantees["released"], read_skill(directory)
     return {
         "name": config.name,
         "out": str(directory),
@@ -312,6 +313,8 @@ def _summarize(
         "stopped": result.stopped,
         "loss": as_number(last.get("loss")),
         "metrics": {name: as_number(value) for name, value in last.get("metrics", {}).items()},
+        "skill": None if skill is None else skill.to_dict(),
+        "verdict": [] if skill is None else skill.describe(),
         **({"standard_errors": errors} if errors else {}),
         "warnings": [*find_divergence(result.metrics), *describe_refused(result.metrics)],
         "epsilon": released.epsilon,
@@ -337,6 +340,7 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     lines = [
         head,
         *_format_errors(summary.get("standard_errors", {}), summary["private"]),
+        *summary["verdict"],
         *summary["in_words"],
     ]
     if summary["private"] and not summary["releasable"]:

@@ -187,8 +187,15 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float
         )
 
 
-def shorten_label(label: str, length: int = 30) -> str:
-    """Return a label shortened for a legend; matplotlib would hide one that begins with an underscore."""
+def shorten_label(label: str, length: int = 30, keep: int = 0) -> str:
+    """Return a label shortened for a legend; matplotlib would hide one that begins with an underscore.
+
+    Args:
+        label: The label.
+        length: The most letters.
+        keep: How many letters at its end are kept.
+    """
     label = " ".join(label.split())
-    label = label if len(label) <= length else label[: length - 1] + "…"
+    if len(label) > length:
+        label = f"{label[: length - 1 - keep]}…{label[len(label) - keep :]}"
     return " " + label if label.startswith("_") else label

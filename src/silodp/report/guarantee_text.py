@@ -19,7 +19,10 @@ WHO: dict[Adversary, str] = {
 """Each adversary within a sentence, after "against"."""
 
 CLAIMED = "claimed, not proven"
-NOT_PROTECTED = f"Not protected: {ON_THE_LIST}, which may say that they are a patient at all."
+NOT_PROTECTED = (
+    f"Not protected: {ON_THE_LIST}. Who can see the list may learn that one of the silos knows them: as a patient, a "
+    "customer or a pupil, whatever its persons are."
+)
 IF_DEPLOYED = (
     "The ε against the server and another silo hold once the same settings are deployed, with every party on a machine "
     "of its own."

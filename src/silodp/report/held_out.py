@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,13 @@ from pydantic import FiniteFloat
 
 from silodp.errors import SilodpError
 from silodp.report.run_record import HELD_OUT, OWN_PARTS, keep_private, read_private
+from silodp.report.skill import Skill, assess_records
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.data.federation import Federation
+    from silodp.data.silo_data import SiloData
     from silodp.data.tables.subgroups import Groups
     from silodp.training.task import Task
 
@@ -79,6 +81,7 @@ class HeldOut:
         confusion: Records by true and predicted class; () where labels are no classes. Where places have classes, those
             of a record add up to 1.
         calibration: Calibration of the second class, where there are two; else ().
+        skill: The model beside one constant for everybody; None where outputs are no predictions of the labels.
     """
 
     round: int
@@ -87,6 +90,7 @@ class HeldOut:
     classes: tuple[str, ...] = ()
     confusion: tuple[tuple[float, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
+    skill: Skill | None = None
 
     def list_parts(self, of_silos: bool) -> tuple[Part, ...]:
         """Return the silos, or the subgroups."""
@@ -157,17 +161,18 @@ def measure_held_out(
         return None
     silos = [(silo.name, silo.held_out) for silo in federation.silos if len(silo.held_out)]
     parts = [_measure_part(task, params, "silo", name, one.x, one.y, [one.user]) for name, one in silos]
-    # In `test`, persons of tables without training records have no number.
-    numbered = [test] if federation.user_keys is None else [one for _, one in silos]
+    numbered = _list_numbered(federation, test)
     grouped = [find_groups(one.x, federation.schema, groups or {}) for one in (test, *numbered)]
     for (column, name, chosen), *rows in zip(*grouped, strict=True):
         users = [one.user[mask] for one, (_, _, mask) in zip(numbered, rows, strict=True)]
         parts.append(_measure_part(task, params, column, name, test.x[chosen], test.y[chosen], users))
-    persons = _count_persons([one.user for one in numbered])
-    if classes is None:
-        return HeldOut(rounds, persons, parts=tuple(parts))
+    users = [one.user for one in numbered]
     inputs, targets = task.tensors(test.x, test.y)
     outputs = task.predict(params, inputs).double().cpu()
+    skill = _assess(federation, task, outputs, targets.cpu(), users)
+    found = HeldOut(rounds, _count_persons(users), parts=tuple(parts), skill=skill)
+    if classes is None:
+        return found
     if not federation.label_shape:
         outputs = outputs.reshape(len(test.x), -1)
     names = name_classes(federation.schema, classes)
@@ -177,14 +182,67 @@ def measure_held_out(
         confusion = None
     if confusion is None or len(confusion) != classes:
         # Outputs of another shape predict no class: they are those of a loss of the user's own.
-        return HeldOut(rounds, persons, parts=tuple(parts))
+        return found
     counts = tuple(map(tuple, confusion.tolist()))
     if federation.label_shape:
-        return HeldOut(rounds, persons, names, counts, parts=tuple(parts))
+        return replace(found, classes=names, confusion=counts)
     # One output is the log-odds of the second class; of two, their difference is.
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
     calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
-    return HeldOut(rounds, persons, names, counts, calibration, parts=tuple(parts))
+    return replace(found, classes=names, confusion=counts, calibration=calibration)
+
+
+def measure_skill_of(federation: Federation, task: Task, params: Tensor) -> Skill | None:
+    """Return the verdict on a model by pooled held-out records; None without any.
+
+    Args:
+        federation: The federation, with the held-out records.
+        task: Model and loss.
+        params: (d,), the model.
+    """
+    test = federation.test
+    if test is None or len(test.x) == 0:
+        return None
+    inputs, targets = task.tensors(test.x, test.y)
+    outputs = task.predict(params, inputs)
+    users = [one.user for one in _list_numbered(federation, test)]
+    return _assess(federation, task, outputs, targets.cpu(), users)
+
+
+def _list_numbered(federation: Federation, test: SiloData) -> list[SiloData]:
+    """Return the held-out records where all persons have a number: pooled, or those of all silos in the same order."""
+    # In `test`, persons of tables without training records have none.
+    if federation.user_keys is None:
+        return [test]
+    return [silo.held_out for silo in federation.silos if len(silo.held_out)]
+
+
+def _assess(
+    federation: Federation, task: Task, outputs: Tensor, targets: Tensor, users: Sequence[NDArray[np.int64]]
+) -> Skill | None:
+    from silodp.data.tables.schema import name_classes
+    from silodp.training.skill import measure_skill
+
+    public = federation.public()
+    typical = public.label_typical or ()
+    if typical and public.targets is None:
+        typical = (typical,)
+    measured = measure_skill(outputs, targets, federation.labels, typical)
+    if measured is None:
+        return None
+    if not task.loss.predicts_labels:
+        # What outputs mean is not known, but a larger one still stands for more of the class, or of the risk.
+        gains = tuple(one for one in measured.gains if one.metric not in ("log_loss", "r2"))
+        measured = replace(measured, gains=gains, balances=())
+    person = np.concatenate(users)
+    if len(person) != len(targets):  # of a program that gave other records for the test than its silos have
+        person = np.full(len(targets), -1)
+    if federation.classes is not None:
+        names = name_classes(federation.schema, federation.classes)
+    else:
+        columns = () if federation.schema is None else federation.schema.label_columns
+        names = columns or ("",) * (federation.targets is None)
+    return assess_records(measured, person, names)
 
 
 def _measure_part(

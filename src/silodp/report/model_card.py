@@ -32,6 +32,7 @@ from silodp.report.guarantee_text import (
 )
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord
+from silodp.report.skill import find_skill
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, GUARANTEE, MetricsRow
 from silodp.text import join_names
@@ -89,6 +90,7 @@ def compose_card(directory: Path, run: RunRecord | None = None) -> str | None:
         card=facts.card,
         held_out=held_out,
         pooled=_tabulate_pooled(run.rows, held_out, declared),
+        verdict=_describe_skill(facts, held_out),
         **_describe_run(facts),
         **_describe_model(description),
     )
@@ -122,6 +124,17 @@ def _seal(card: str, description: bytes) -> str:
     about = f"- **`{DESCRIPTION}`**: SHA-256 `{hashlib.sha256(description).hexdigest()}`.\n"
     whole = hashlib.sha256((card + about).encode()).hexdigest()
     return f"{card}{about}- **This card**: SHA-256 `{whole}` of all lines above.\n"
+
+
+def _describe_skill(facts: Facts, held_out: HeldOut | None) -> list[str]:
+    """Return sentences on the model beside a constant prediction, as far as the card may have its metrics."""
+    if facts.run.summary.get("evaluation") == "sums":
+        skill = find_skill(None, find_evaluation(facts.run.rows), facts.classes)
+        return [] if skill is None else skill.describe()
+    if not facts.card.publish_metrics or held_out is None or held_out.persons < MIN_PERSONS:
+        return []
+    # No frequency, mean or number of persons: the owner has chosen to publish the metrics alone.
+    return [held_out.skill.describe_published(list_quantities(facts.run.rows))] if held_out.skill else []
 
 
 def _list_declared(description: ModelDescription, card: CardSection) -> _Declared:

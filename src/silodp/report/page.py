@@ -30,6 +30,7 @@ from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, read_held_out, read_own_parts
 from silodp.report.run_record import RunRecord, format_versions, read_run
+from silodp.report.skill import Skill, find_skill
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.text import join_names
 from silodp.wire.files import write_durably
@@ -118,6 +119,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
     evaluation = find_evaluation(run.rows) if run.summary.get("evaluation") == "sums" else None
     evaluated = [row["round"] for row in run.rows if row.get("evaluation")]
     decisions = find_decisions(evaluation, held_out)
+    skill = find_skill(held_out, evaluation, facts.classes)
     figure = plots.plot_epsilon(run.rows)
     return render(
         "report.html",
@@ -130,6 +132,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         visibility=_list_visibility(run),
         not_covered=_list_not_covered(facts),
         diverged=find_divergence(run.rows),
+        skill=skill,
         refused=describe_refused(run.rows),
         versions=format_versions(),
         text=guarantee_text,
@@ -147,7 +150,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         and _add(pictures, "decisions", curve),
         own_parts=read_own_parts(directory, run.model_digest),
         gaps=list_gaps(evaluation.list_parts(False)) if evaluation else (),
-        utility=_draw_utility(pictures, run, ends),
+        utility=_draw_utility(pictures, run, ends, skill),
         attacked=_draw_attack(pictures, run.attack),
         attack_scope=describe_scope(run.attack, released.rounds) if run.attack else (),
         cannot_show=CANNOT_SHOW,
@@ -233,9 +236,13 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[_End]:
     return ends
 
 
-def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End]) -> list[Picture]:
+def _draw_utility(
+    pictures: PictureFolder, run: RunRecord, ends: Sequence[_End], skill: Skill | None
+) -> list[Picture]:
     """Return pictures against rounds of what was measured more than once."""
-    drawn, by_sums = plots.plot_utility(run.rows), any(row.get("evaluation") for row in run.rows)
+    constants = {} if skill is None else {name: skill.find_constant(name, last) for name, _, last, _ in ends}
+    drawn = plots.plot_utility(run.rows, constants)
+    by_sums = any(row.get("evaluation") for row in run.rows)
     return [
         _add(
             pictures,
@@ -243,6 +250,7 @@ def _draw_utility(pictures: PictureFolder, run: RunRecord, ends: Sequence[_End])
             drawn[name],
             name=name,
             untrained=untrained,
+            constant=constants.get(name),
             last=last,
             round=round_,
             by_sums=by_sums,

@@ -40,9 +40,12 @@ _T = TypeVar("_T")
 WIDE_RATIO = 20  # of the last values of curves; beyond it the axis is logarithmic
 MAX_POINTS = 400  # per curve; a picture is a few hundred pixels wide
 MAX_LABELS = 10  # under bars; more are rotated
+_KEPT_END = 12  # of the label of a method: variants differ in what stands last
 MAX_PARTS = 40  # silos or subgroups in a picture
 MAX_CLASSES = 12  # in a confusion matrix
 _SHADES = LinearSegmentedColormap.from_list("shades", ["#eef4f9", PALETTE[0]])
+_LINE, _WIDER, _MOST_COVERING = 0.012, 2.2, 3
+"""Of curves on one another: the part of the axis that a line covers, how much wider each is, and how often at most."""
 MIN_DRAWN = 1e-3
 """ε below this is not drawn unless a budget is near: a Rényi bound falls to nothing there."""
 
@@ -89,11 +92,14 @@ class SamplingCurve:
     epsilon: Sequence[float]
 
 
-def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+def plot_utility(
+    rows: Sequence[Mapping[str, Any]], constants: Mapping[str, float | None]
+) -> dict[str, Figure]:
     """Draw what was measured more than once against rounds; the untrained model is a hollow mark and a dotted level.
 
     Args:
         rows: The rows of metrics.jsonl.
+        constants: What a constant prediction has, by name of the quantity: a dashed level.
 
     Returns:
         A figure by name of the quantity.
@@ -116,6 +122,8 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
                 "clip_on": False,
             }
             axes.plot([0], [values[0]], "o", **hollow)
+        if (constant := constants.get(name)) is not None:
+            axes.axhline(constant, color=PALETTE[1], linewidth=1.2, linestyle="--")
         figures[name] = figure
     return figures
 
@@ -280,7 +288,11 @@ def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> F
 
 
 def plot_comparison(
-    curves: Sequence[Curve], quantity: str, untrained: float | None = None, against: str = "round"
+    curves: Sequence[Curve],
+    quantity: str,
+    untrained: float | None = None,
+    against: str = "round",
+    constant: float | None = None,
 ) -> Figure | None:
     """Draw mean ± one standard deviation of every method.
 
@@ -290,6 +302,7 @@ def plot_comparison(
         untrained: Value of the untrained model, a dotted level; None leaves it out.
         against: "round", or "epsilon" for the released ε. A method without privacy is dashed, and against ε the level
             at which it ends, where `is_level`.
+        constant: Value of a constant prediction, a dash-dotted level; None leaves it out.
 
     Returns:
         A figure; None where there is nothing to draw.
@@ -298,7 +311,9 @@ def plot_comparison(
     x_label = "round" if by_round else f"ε against {WHO['released']}"
     figure, axes = make_panel(x_label, f"{quantity} (mean ± sd)")
     drawn, has_curve = [], False
-    for curve, line in _styles(curves):
+    for (curve, line), covering in zip(_styles(curves), count_covering(curves), strict=True):
+        # A curve that others are drawn over is wider than these, so that it shows on both sides.
+        line["linewidth"] += _WIDER * min(covering, _MOST_COVERING)
         x = np.asarray(curve.rounds if by_round else curve.epsilon, dtype=float)
         mean, sd = np.asarray(curve.mean, dtype=float), np.asarray(curve.sd, dtype=float)
         known = mean[np.isfinite(mean)].tolist()
@@ -319,6 +334,8 @@ def plot_comparison(
         return None
     if untrained is not None:
         axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
+    if constant is not None:
+        axes.axhline(constant, color=INK, linewidth=1.2, linestyle=DASHES[3], label="constant")
     low, high = min(drawn), max(drawn)
     # A method that diverged must not flatten the others.
     if low > 0 and high > WIDE_RATIO * low:
@@ -328,6 +345,21 @@ def plot_comparison(
         set_log_scale(axes, "x")
     add_legend(figure, axes)
     return figure
+
+
+def count_covering(curves: Sequence[Curve]) -> list[int]:
+    """Return for each curve how many of those that are drawn later lie on it, to the width of a line."""
+    means = [np.asarray(curve.mean, float) for curve in curves]
+    known = [mean[np.isfinite(mean)] for mean in means]
+    everything = np.concatenate([*known, [0.0]])[:-1]
+    width = _LINE * float(np.ptp(everything)) if len(everything) else 0.0
+
+    def is_covered(first: int, second: int) -> bool:
+        same = list(curves[first].rounds) == list(curves[second].rounds)
+        return same and bool(np.allclose(means[first], means[second], rtol=0, atol=width, equal_nan=True))
+
+    places = range(len(curves))
+    return [sum(is_covered(place, later) for later in places[place + 1 :]) for place in places]
 
 
 def plot_epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
@@ -470,7 +502,7 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
         color, dashes = (INK, 0) if curve.reference else (PALETTE[turn % len(PALETTE)], turn // len(PALETTE))
         turn += not curve.reference
         line = DASHES[1] if not curve.private else ("-", *DASHES[2:])[dashes % 3]
-        label = shorten_label(curve.label) + curve.note
+        label = shorten_label(curve.label, keep=_KEPT_END) + curve.note
         yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": label}
 
 
