@@ -131,7 +131,7 @@ CODES: dict[str, str] = {
     "deploy.silo_failed": "a silo failed for a reason that only its own log states",
     "deploy.spec": "the run that follows from a public folder is not the one that the folder states",
     "deploy.unknown_silo": "a party that the roster does not list asked to connect",
-    "deploy.version": "two parties have different versions of silodp",
+    "deploy.version": "two parties have versions of silodp with different protocols",
     "evaluation.aggregator": "evaluation by sums of counts is not known under this aggregator",
     "evaluation.by": "subgroups of an evaluation by a column that the schema does not declare, or too many counts",
     "evaluation.labels": "evaluation by sums of counts does not fit the labels",

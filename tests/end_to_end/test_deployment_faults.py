@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from silodp.accounting.ledger import reopen_ledger
+from silodp.deploy import PROTOCOL
 from silodp.deploy.certificates import VALID_DAYS, read_certificates
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
@@ -231,12 +232,26 @@ def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: 
         check_the_end(processes, simulated)
 
 
-def test_a_silo_of_another_version_is_not_connected(tmp_path: Path) -> None:
+def test_parties_upgrade_in_turn_to_a_version_with_the_same_protocol(tmp_path: Path) -> None:
+    """Every party is stopped and started once, with a build of another version, while the run is in progress."""
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        processes.start_all()
+        later = make_other_version(tmp_path / "later", "9.9.9")
+        for done, name in enumerate((processes.names[0], "server", *processes.names[1:]), start=2):
+            wait_for_round(processes, done)
+            processes.kill(name)
+            processes.start(name, PYTHONPATH=later)
+        check_the_end(processes, simulated)
+        assert "9.9.9" in (processes.run / "report.html").read_text()
+
+
+def test_a_silo_with_another_protocol_is_not_connected(tmp_path: Path) -> None:
     with start_consortium(tmp_path, LONG, forked=True) as processes:
         processes.start("server")
         for silo in processes.names[1:]:
             processes.start(silo)
-        processes.start("silo-1", PYTHONPATH=make_other_version(tmp_path / "other", "9.9.9"))
+        processes.start("silo-1", PYTHONPATH=make_other_version(tmp_path / "other", "9.9.9", PROTOCOL + 1))
         wait_for(processes, lambda: "[deploy.version]" in processes.log("silo-1"))
         wait_for(processes, lambda: "[deploy.version]" in processes.log("server"))
         assert not (processes.home("silo-1") / "audit.jsonl").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import math
+import os
 import secrets
 import socket
 import ssl
@@ -19,6 +20,7 @@ from random import Random
 
 import httpx
 
+from silodp.deploy import PROTOCOL
 from silodp.deploy.certificates import load_context
 from silodp.deploy.consortium import Consortium
 from support.consortium import Processes
@@ -254,9 +256,10 @@ def open_relay(processes: Processes, silo: str, random: Random) -> Iterator[tupl
             listening.shutdown()
 
 
-def make_other_version(folder: Path, version: str) -> str:
+def make_other_version(folder: Path, version: str, protocol: int = PROTOCOL) -> str:
     """Write what makes a process believe that it has another version of silodp; return its PYTHONPATH."""
     info = folder / f"silodp-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: silodp\nVersion: {version}\n")
-    return str(folder)
+    (folder / "sitecustomize.py").write_text(f"import silodp.deploy\nsilodp.deploy.PROTOCOL = {protocol}\n")
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -7,6 +7,13 @@ from silodp.deploy.courier import Reply, Request, ask_silo, give_reply, take_req
 
 __all__ = ["Reply", "Request", "ask_silo", "give_reply", "take_request"]
 
+PROTOCOL = 1
+"""Version of what parties send each other, and of how it follows from the public folder; parties need the same.
+
+It is raised with every change of a message, of what a silo or the server computes for one (weights, samples, noise,
+masks, encryption), or of how a public folder is read. Versions of silodp with the same number run together.
+"""
+
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 """Files in the folder of a party: its keys; a silo's policy and audit log; and what its process locks."""
 SETTINGS = "silo.toml"

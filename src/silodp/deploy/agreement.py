@@ -2,8 +2,8 @@
 
 Over HTTPS a silo proves when it connects that it has accepted the server's public folder. Over other couriers the
 server asks for it: before the first request of a silo, it sends "join" with a random number, and the silo answers with
-the digest that it has accepted and its version. Both messages are signed, and the answer is bound to the random number,
-so that a courier can neither change nor repeat it: a signature over a random number of the other side
+the digest that it has accepted and the number of its protocol. Both messages are signed, and the answer is bound to the
+random number, so that a courier can neither change nor repeat it: a signature over a random number of the other side
 (challenge-response identification).
 
 Source: Menezes et al. 1996, Handbook of Applied Cryptography (challenge-response by digital signatures).
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import silodp
 from silodp.crypto.keys import Identity
+from silodp.deploy import PROTOCOL
 from silodp.errors import CODES, SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Blob, MessageSchema, MessageType, is_digest
+from silodp.wire.schemas import Blob, MessageSchema, MessageType, is_digest, is_whole
 from silodp.wire.transport import SERVER, DeliveryFailure, Traffic, Transport, sign, verify
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 JOIN = MessageType(
     "join",
     MessageSchema(blobs={"nonce": Blob.of(32)}),
-    MessageSchema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
+    MessageSchema(fields={"digest": is_digest, "protocol": is_whole}),
 )
 """Asked outside of any run; a silo answers it whenever it is asked."""
 JOIN_BYTES = max(JOIN.request.max_bytes, JOIN.answer.max_bytes)
@@ -51,7 +51,7 @@ def answer_join(request: Message, name: str, digest: str) -> Message:
         SilodpError: The request is malformed.
     """
     JOIN.request.check(request, f"the server of silo '{name}'")
-    fields = {"digest": digest, "version": silodp.__version__}
+    fields = {"digest": digest, "protocol": PROTOCOL}
     return Message(JOIN.name, request.run, request.round, request.attempt, fields)
 
 
@@ -148,7 +148,7 @@ class AgreedTransport:
             JOIN.answer.check(answer, sender)
         except SilodpError as error:
             return error.code
-        # The version first: another version may compute the digest of a folder in another way.
-        if answer.fields["version"] != silodp.__version__:
+        # The protocol first: another one may compute the digest of a folder in another way.
+        if answer.fields["protocol"] != PROTOCOL:
             return "deploy.version"
         return None if answer.fields["digest"] == self.digest else "deploy.digest"

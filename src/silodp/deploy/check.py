@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 import silodp
-from silodp.deploy import IDENTITY, POLICY
+from silodp.deploy import IDENTITY, POLICY, PROTOCOL
 from silodp.deploy.certificates import RENEWAL, ExpiryWatch, describe_early_end, load_context
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.https import Proxy, explain_failure, find_proxy, listen_at, make_client
@@ -20,7 +20,7 @@ from silodp.deploy.policy import Policy
 from silodp.deploy.records import load_records
 from silodp.deploy.silo import check_participation, find_name, load_identity
 from silodp.errors import SilodpError
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import UNSOUND, is_format, parse_json
 from silodp.text import pluralize, shorten
 from silodp.wire.transport import SERVER
 
@@ -208,7 +208,7 @@ def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> 
     yield from _report_reached(url, proxy)
     try:
         stated, theirs_date = parse_json(body), parsedate_to_datetime(date)
-        version, theirs = str(stated["version"]), str(stated.get("digest"))
+        version, protocol, theirs = str(stated["version"]), stated["protocol"], str(stated.get("digest"))
     except UNSOUND as error:
         told = (
             f"the server at {url} does not answer as one of silodp ({shorten(str(error))}): check the address"
@@ -222,9 +222,10 @@ def _check_server(folder: Path, consortium: Consortium, name: str, url: str) -> 
     yield _judge("clock", abs(off) <= _MAX_CLOCK_SECONDS, told, told + ": set both by a time server")
     yield _judge(
         "version",
-        version == silodp.__version__,
-        f"both have silodp {version}",
-        f"the server has silodp {shorten(version)}, and here is {silodp.__version__}: install the same",
+        is_format(protocol, PROTOCOL),
+        f"both have protocol {PROTOCOL} (silodp {shorten(version)} there, {silodp.__version__} here)",
+        f"the server has protocol {shorten(str(protocol))} (silodp {shorten(version)}), and here is {PROTOCOL} (silodp "
+        f"{silodp.__version__}): install a version with the same protocol",
     )
     yield _judge(
         "digest",

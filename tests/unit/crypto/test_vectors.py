@@ -2,7 +2,7 @@
 
 `compute_by_page` imports nothing of the program. Both compute the same entries from the same secrets, and are compared
 with `tests/vectors.json`, which says what earlier versions sent. After a change of the messages, which needs a new
-version on the wire: `python tests/unit/crypto/test_vectors.py > tests/vectors.json`.
+version on the wire (`silodp.deploy.PROTOCOL`): `python tests/unit/crypto/test_vectors.py > tests/vectors.json`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from silodp.deploy import PROTOCOL
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors.json"
 NAMES, RUN, CONSTANTS = ["north", "süd", "west"], "run-1", "ab" * 32
@@ -505,6 +507,13 @@ def test_the_program_sends_the_bytes_of_the_vectors(vectors):
 
 def test_a_second_implementation_of_the_page_sends_them_too(vectors):
     assert compute_by_page(write_message()) == vectors
+
+
+def test_other_bytes_are_another_protocol() -> None:
+    """Parties of two versions run together if both have the same number, whatever else changed."""
+    digest = hashlib.sha256(VECTORS.read_bytes()).hexdigest()
+    of_protocol = {1: "baba899eb09198f76f1e0c5a1a1bcb9f5eeda595d64e3713afb0c06595ddcda8"}
+    assert of_protocol[PROTOCOL] == digest, "messages have other bytes: raise silodp.deploy.PROTOCOL"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from silodp.cli.parties import parse_address
-from silodp.deploy import certificates
+from silodp.deploy import PROTOCOL, certificates
 from silodp.deploy import check as check_module
 from silodp.deploy.certificates import load_context
 from silodp.deploy.check import check_party
@@ -70,10 +70,16 @@ def test_each_fault_is_named(parties: Path, tmp_path: Path, monkeypatch: pytest.
                 patch.setattr(check_module.time, "time", lambda s=seconds, now=time.time: now() + s)
                 assert find_bad(home, consortium) == bad
         with monkeypatch.context() as patch:
-            real = check_module.silodp.__version__
             parse = check_module.parse_json
-            patch.setattr(check_module, "parse_json", lambda text: {**parse(text), "version": real + ".1"})
-            assert find_bad(home, consortium) == ["version"]
+            patch.setattr(check_module, "parse_json", lambda text: {**parse(text), "version": "9.9.9"})
+            assert find_bad(home, consortium) == []
+            for protocol in (PROTOCOL + 1, True, None):
+                patch.setattr(
+                    check_module,
+                    "parse_json",
+                    lambda text, stated=protocol: {**parse(text), "protocol": stated},
+                )
+                assert find_bad(home, consortium) == ["version"]
         assert find_bad(parties / "server", consortium) == ["port"]  # the server itself: its port is in use
         assert find_bad(other / "silos" / "silo-1", consortium) == ["keys"]
         for name in ("ca.pem", "certificates/silo-1.pem"):

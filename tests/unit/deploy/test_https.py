@@ -22,10 +22,9 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-import silodp
 from silodp.accounting.guarantee import format_epsilon
 from silodp.crypto.keys import Identity
-from silodp.deploy import certificates
+from silodp.deploy import PROTOCOL, certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.https import HttpsClient, HttpsServer, _protocol
 from silodp.deploy.https._protocol import format_connect_text
@@ -728,7 +727,7 @@ def sign_challenge(client: httpx.Client, port: int, answers: str = "0") -> dict[
         "name": "north",
         "challenge": challenge,
         "digest": DIGEST,
-        "version": silodp.__version__,
+        "protocol": str(PROTOCOL),
         "answers": answers,
         "signature": SILOS["north"].sign(format_connect_text(DIGEST, "north", challenge, answers)).hex(),
     }
@@ -745,13 +744,13 @@ def test_a_challenge_is_signed_once(parties: Parties) -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"version": "0.0.1"}, "deploy.version"),
+        ({"protocol": "0"}, "deploy.version"),
         ({"digest": "e" * 64}, "deploy.key"),  # signed for another digest
         ({"signature": "00" * 64}, "deploy.key"),
         ({"answers": "-1"}, "deploy.key"),
         ({"name": "south"}, "deploy.unknown_silo"),  # the challenge is north's
     ],
-    ids=["version", "digest", "signature", "answers", "name"],
+    ids=["protocol", "digest", "signature", "answers", "name"],
 )
 def test_nobody_makes_the_servers_log_blame_another_silo(
     changes: dict[str, str], code: str, parties: Parties, caplog: pytest.LogCaptureFixture
@@ -759,15 +758,15 @@ def test_nobody_makes_the_servers_log_blame_another_silo(
     """South, with a certificate of its own, connects in the name of north; what north has not signed blames nobody."""
     with parties.server() as server, httpx.Client(verify=parties.tls("south")) as client:
         fields = sign_challenge(client, server.port)
-        if "version" in changes:
+        if "protocol" in changes:
             fields["signature"] = "00" * 64
         url = f"https://127.0.0.1:{server.port}/v1/connect"
         assert client.post(url, json={**fields, **changes}).text == code
         told = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
         assert all("from 127.0.0.1 in the name of silo 'north'" in line for line in told)
         assert len(told) == (code != "deploy.unknown_silo")
-        client.post(url, json={**sign_challenge(client, server.port), "version": "0.0.1"})
-    assert "refused the connection of silo 'north'" in caplog.text  # signed: its version
+        client.post(url, json={**sign_challenge(client, server.port), "protocol": "0"})
+    assert "refused the connection of silo 'north'" in caplog.text  # signed: its protocol
 
 
 def test_a_challenge_that_is_no_text_is_refused(parties: Parties) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import silodp
 from silodp.crypto.keys import Identity
-from silodp.deploy import agreement, courier
+from silodp.deploy import PROTOCOL, agreement, courier
 from silodp.deploy.agreement import AgreedTransport, answer_join
 from silodp.deploy.courier import Reply, ask_silo, give_reply, receive_frame, send_frame, take_request
 from silodp.deploy.sockets import ServerSocket, SiloSocket, SocketOptions
@@ -402,15 +402,24 @@ def test_a_silo_that_has_not_agreed_is_asked_nothing_else(south: Member, code: s
     assert b"34" not in south.asked
 
 
-def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changed", "code"), [("silodp.__version__", None), ("agreement.PROTOCOL", "deploy.version")]
+)
+def test_another_protocol_is_named_and_another_version_is_none(
+    changed: str, code: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Other(Member):
         def receive(self, data: bytes) -> bytes:
             with monkeypatch.context() as patch:
-                patch.setattr(silodp, "__version__", "0.0.9")
+                if code is None:
+                    patch.setattr(silodp, "__version__", "0.0.9")
+                else:
+                    patch.setattr(agreement, "PROTOCOL", PROTOCOL + 1)
                 return super().receive(data)
 
-    _, failures = agree([Member("north"), Other("south")]).ask({"south": b"34"})
-    assert failures["south"].code == "deploy.version"
+    answers, failures = agree([Member("north"), Other("south")]).ask({"south": b"34"})
+    assert (code is None) == (answers == {"south": b"43"})
+    assert [failure.code for failure in failures.values()] == [code] * bool(code)
 
 
 def test_an_answer_to_join_cannot_be_played_back() -> None:

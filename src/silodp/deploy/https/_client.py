@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import httpx
 
-import silodp
 from silodp.crypto.keys import Identity
+from silodp.deploy import PROTOCOL
 from silodp.deploy.https import _protocol
 from silodp.deploy.https._outgoing import CONNECT_SECONDS, explain_failure, make_client
 from silodp.deploy.https._proxy import Proxy
@@ -199,7 +199,7 @@ class HttpsClient:
         answers = str(self.count_answers())
         text = _protocol.format_connect_text(self.digest, name, challenge, answers)
         fields = {"name": name, "answers": answers, "challenge": challenge, "digest": self.digest}
-        fields |= {"version": silodp.__version__, "signature": self.identity.sign(text).hex()}
+        fields |= {"protocol": str(PROTOCOL), "signature": self.identity.sign(text).hex()}
         token = self._post("/v1/connect", fields).get("token", "")
         if _TOKEN.fullmatch(token) is None:
             raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")

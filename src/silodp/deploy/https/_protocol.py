@@ -24,7 +24,7 @@ ADVICE = {
     # No new run: it would be charged to ledgers that lack what was spent since the copy was made.
     "deploy.set_back": "restore the newest copy of the folder, or read 'Backup' in docs/deployment_admin.md",
     "deploy.unknown_silo": "ask the coordinator which roster the server has",
-    "deploy.version": "install the version of silodp that the server has",
+    "deploy.version": "install a version of silodp with the server's protocol ('silodp deploy check' names both)",
 }
 """What a silo's operator can do when the server refuses the connection."""
 

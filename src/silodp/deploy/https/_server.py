@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import silodp
+from silodp.deploy import PROTOCOL
 from silodp.deploy.certificates import AUTHORITY_NAME
 from silodp.deploy.courier import Reply
 from silodp.deploy.https import _protocol
@@ -253,7 +254,7 @@ class HttpsServer(Mailbox):
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         # The signature is verified before anything that it covers is used.
-        version, digest, stated = (fields.get(key, "") for key in ("version", "digest", "answers"))
+        protocol, digest, stated = (fields.get(key, "") for key in ("protocol", "digest", "answers"))
         unsigned: Request | None = None
         try:
             signature = bytes.fromhex(fields.get("signature", ""))
@@ -262,8 +263,8 @@ class HttpsServer(Mailbox):
             answers = int(stated)
         except (ValueError, InvalidSignature):
             answers, unsigned = -1, request
-        # Before a wrong signature is refused: another version may sign another text.
-        if version != silodp.__version__:
+        # Before a wrong signature is refused: another protocol may sign another text.
+        if protocol != str(PROTOCOL):
             raise self._refuse(name, 409, "deploy.version", unsigned)
         if unsigned is not None:
             raise self._refuse(name, 403, "deploy.key", unsigned)
@@ -383,8 +384,8 @@ class HttpsServer(Mailbox):
     async def _health(self, request: Request) -> Response:
         # Nothing goes on without them, so a monitor that reads no more than the code shall notice.
         ended = self._list_ended()
-        about = {"status": "certificates have ended" if ended else "ok", "ended": ended}
-        about |= {"version": silodp.__version__, "digest": self._digest}
+        about: dict[str, Any] = {"status": "certificates have ended" if ended else "ok", "ended": ended}
+        about |= {"version": silodp.__version__, "protocol": PROTOCOL, "digest": self._digest}
         return JSONResponse(about, 503 if ended else 200)
 
     async def _metrics(self, request: Request) -> Response:
