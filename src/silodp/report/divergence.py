@@ -54,8 +54,7 @@ def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if lost:
         what = "a finite number" if len(lost) == 1 else "finite numbers"
         return [f"{join_names(lost)} {when}: not {what}. {_REMEDY}"]
-    # Ten times as large is what a step too long does. Whether a smaller loss is worth anything is said by `skill`,
-    # which knows what a constant prediction has.
+    # Ten times as large is what a step too long does. Whether a smaller loss is worth anything is said by `Skill`.
     before, after = get_measure(untrained, "loss"), get_measure(last, "loss")
     if before is not None and after is not None and after > _DIVERGED * before > 0:
         return [f"the loss is {after:.4g} {when}, and was {before:.4g} untrained. {_REMEDY}"]

@@ -278,11 +278,14 @@ def _compare_concordance(hazard: Tensor, targets: Tensor) -> Gain | None:
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
     for first in torch.nonzero(event).squeeze(1).split(rows):  # type: ignore[no-untyped-call]
         later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
-        in_order = (later & (hazard[first, None] > hazard)).double()
-        in_order += 0.5 * (later & (hazard[first, None] == hazard))
-        for found, pairs in ((usable, later.double()), (right, in_order)):
-            found[first] += pairs.sum(1)
-            found += pairs.sum(0)
+        higher, equal = hazard[first, None] > hazard, hazard[first, None] == hazard
+        for found, pairs, part in (
+            (usable, later, 1.0),
+            (right, later & higher, 1.0),
+            (right, later & equal, 0.5),
+        ):
+            found[first] += part * pairs.sum(1)
+            found += part * pairs.sum(0)
     number = float(usable.sum()) / 2  # each pair was counted for both of its records
     if number == 0:
         return None
