@@ -20,8 +20,9 @@ from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
 from silodp.training import model_state
+from silodp.training._loss_copies import copy_loss
 from silodp.training.gradients import select_gradient
-from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, copy_loss, describe_raised
+from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, describe_raised
 from silodp.training.made_up import make_up_inputs_like, make_up_labels_like, repeat_examples
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_outputs, inspect_parameters
