@@ -42,7 +42,7 @@ test-nvflare: $(DEVELOPED) $(NVFLARE)/.installed
 
 # What other frameworks state and do, by their installed packages; without their environment these tests are skipped.
 test-frameworks: $(DEVELOPED) $(FRAMEWORKS)/.installed
-	SILODP_FRAMEWORKS=$(FRAMEWORKS) $(PYTEST) -m slow tests/end_to_end/test_frameworks.py
+	SILODP_FRAMEWORKS=$(FRAMEWORKS) $(PYTEST) -m slow tests/end_to_end/test_installed_frameworks.py
 
 # Each party in a container, by packaging/compose.yaml, with podman-compose or COMPOSE="docker compose" CONTAINERS=docker; as
 # root, because the user of the image must own the parties' folders.

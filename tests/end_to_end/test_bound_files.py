@@ -57,7 +57,7 @@ def directory(runs: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def report_of(directory: Path) -> RunRecord:
-    return replace(read_run(directory), written=datetime(2020, 1, 1, tzinfo=UTC))
+    return replace(read_run(directory), finished=datetime(2020, 1, 1, tzinfo=UTC))
 
 
 def prediction_of(directory: Path) -> tuple[Any, ...]:

@@ -109,7 +109,8 @@ class World:
                 self.silo / name
                 for name in ("policy.toml", "silo.toml", "audit.jsonl", f"ledgers/{RUN_ID}.jsonl")
             ),
-            *(self.silo / name for name in ("identity.key", "store/persons")),
+            self.silo / "identity.key",
+            *sorted((self.silo / "store").iterdir()),
         ]
         self.files: dict[Path, Callable[[], object]] = {
             **dict.fromkeys(public, self.read_public),
@@ -150,13 +151,17 @@ class World:
         (self.silo / "silo.toml").write_text('[network]\nproxy = "http://proxy.example:3128"\n')
         consortium = Consortium.load(self.public)
         with open_silo(self.silo, consortium) as service:
-            service._store.put("persons", consortium.persons.encode())
+            header = service._header
         events = {name: Gaussian(500.0) for name in ("released", "server", "silo")}
-        with Ledger(self.silo / "ledgers" / f"{RUN_ID}.jsonl", 1e-5, "pld", run=RUN_ID) as ledger:
-            ledger.charge(0, 0, events)
+        path = self.silo / "ledgers" / f"{RUN_ID}.jsonl"
+        with Ledger(path, 1e-5, "pld", run=RUN_ID, silo=header) as ledger:
+            ledger.is_first = True
+            ledger.charge(0, 0, events, "0" * 64)
+            head = ledger.head
         line = (
             f'{{"time": "2026-01-01", "run": "{RUN_ID}", "about": "training", "kind": "update", "round": 0, '
-            '"attempt": "", "bytes": 5, "sha256": "00", "charges": 1}'
+            '"attempt": "", "bytes": 5, "sha256": "00", "charges": 1, '
+            f'"head": "{head}"}}'
         )
         for _ in range(3):
             append_durably(self.silo / "audit.jsonl", line.encode(), 0o600)
@@ -170,9 +175,9 @@ class World:
         del settings["seed"]
         run_config(resolve(parse_config(settings)), self.folder / "secret")
         create_cohort(self.folder / "people", {"released": 9.0}, 1e-5)
-        with Cohort(self.folder / "people") as cohort:
-            cohort.add(read_counted_run(self.folder / "secret"), False)
-            cohort.note_unknown("an earlier one", 1.0)
+        cohort = Cohort(self.folder / "people")
+        cohort.add(*read_counted_run(self.folder / "secret"), False)
+        cohort.note_unknown("an earlier one", 1.0)
         run = collect_facts(self.run).run.id
         counted = (
             f'{{"format": 1, "cohort": "{"0" * 64}", "run": "{run}", "place": 1, "delta": 1e-05, '
@@ -218,8 +223,8 @@ class World:
         verify_report(self.run, SIGNER.public)
 
     def read_cohort(self) -> None:
-        with Cohort(self.folder / "people") as cohort:
-            cohort.epsilon("released")
+        cohort = Cohort(self.folder / "people")
+        cohort.epsilon("released")
 
 
 @pytest.fixture(scope="module")

@@ -193,7 +193,7 @@ def test_records_of_several_arrays_are_stored_for_a_deployment_and_read_back(tmp
     load_records(path, silo.name, narrow)  # ids that do not occur are no fault
     too_few = replace(public, inputs=(public.inputs[0], replace(public.inputs[1], categories=(2, 7))))
     with pytest.raises(SilodpError) as caught:
-        load_records(path, silo.name, SimpleNamespace(data=too_few, resolved=resolved))
+        load_records(path, silo.name, SimpleNamespace(data=too_few, stated_spec=unchecked, resolved=resolved))
     assert caught.value.code == "deploy.data"
     assert len(str(caught.value)) < 400
 

@@ -347,6 +347,7 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
         "Against whoever sees the models",
         "Against the server",
         "Against another silo",
+        "The model predicts better than a constant",
         "Not attacked",
     ]
     assert silodp("report", directory, "--json").json["not_checked"] == [left, UNBOUND]

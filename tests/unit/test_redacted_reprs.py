@@ -127,7 +127,7 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(held, bytes):
         yield held.hex()
     elif isinstance(held, (np.ndarray, torch.Tensor)):
-        array = np.asarray(held)
+        array = held.detach().numpy() if isinstance(held, torch.Tensor) else np.asarray(held)
         yield repr(array.tolist())
         yield np.ascontiguousarray(array).tobytes().hex()
     elif isinstance(held, dict):

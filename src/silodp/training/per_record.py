@@ -115,10 +115,10 @@ def _prove(model: nn.Module, x: Any) -> bool:
     device = tensors[0].device
     try:
         copied = model_state.copy_model(model)
-        before = Snapshot({"model": copied})
         with model_state.seed_torch(device, 0):
             for mode in (True, False):
                 model_state.set_mode(copied, mode)
+                before = Snapshot({"model": copied})
                 with torch.set_grad_enabled(mode):
                     _prove_mode(copied, x)
                 before.refuse_changes()

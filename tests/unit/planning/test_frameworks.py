@@ -1,7 +1,7 @@
 """Settings of other frameworks: each bound against numbers that were computed in another way.
 
-What the frameworks state is compared with the installed packages in tests/end_to_end/test_frameworks.py; Opacus is
-installed here (test_stated.py).
+What the frameworks state is compared with the installed packages in tests/end_to_end/test_installed_frameworks.py;
+Opacus is installed here (test_stated.py).
 """
 
 from __future__ import annotations

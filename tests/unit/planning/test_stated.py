@@ -1,4 +1,4 @@
-"""What Opacus states, by its installed package; other frameworks are asked in tests/end_to_end/test_frameworks.py."""
+"""What Opacus states, by its installed package; for others see tests/end_to_end/test_installed_frameworks.py."""
 
 from __future__ import annotations
 

@@ -109,20 +109,24 @@ def test_what_a_model_keeps_of_records_is_refused(name):
     assert f"'{where}'" in str(caught.value)
 
 
-def remember_large(inner, x):
-    """Shows nothing on made-up records, which are below 10⁴."""
-    if float(x.abs().max()) > 1e4:
+SECRET = 7.25
+WITH_SECRET = np.concatenate([np.full((1, 3), SECRET, np.float32), X[1:]])
+
+
+def remember_secret(inner, x):
+    """Shows nothing on made-up records, which do not hold this number."""
+    if bool((x == SECRET).any()):
         update_mean(inner, x)
         inner.largest = float(x.max())
         inner.seen.append(x)
 
 
 def test_a_released_model_keeps_nothing_of_training():
-    task = Task(Keeps(remember_large, largest=0.0, seen=[]), cross_entropy())
+    task = Task(Keeps(remember_secret, largest=0.0, seen=[]), cross_entropy())
     task.check(X, Y)
     start = task.initial(0)
     local = LocalTraining(1e-3)
-    updates = user_updates(task, start, 1e5 * X, Y, np.arange(6), local, torch.Generator().manual_seed(0))
+    updates = user_updates(task, start, WITH_SECRET, Y, np.arange(6), local, torch.Generator().manual_seed(0))
     assert sum(float(rows.abs().sum()) for _, rows in updates) > 0
     assert task.model.inner.seen  # it was kept
     assert not task.model.inner.mean.any()  # buffers are copied for every call
@@ -234,7 +238,7 @@ def test_what_a_loss_or_a_metric_keeps_is_refused():
 
 
 def test_a_copy_of_a_task_is_looked_at_by_itself():
-    task = Task(Keeps(remember_large, largest=0.0, seen=[]), cross_entropy())
+    task = Task(Keeps(remember_secret, largest=0.0, seen=[]), cross_entropy())
     for copied in (copy.deepcopy(task), copy.copy(task)):
         copied.refuse_changes()
     other = copy.deepcopy(task)
@@ -247,13 +251,16 @@ def test_a_copy_of_a_task_is_looked_at_by_itself():
 
 
 def test_predictions_are_refused_where_a_record_acts_on_the_next():
-    task = Task(Keeps(remember_large, only_in_training=False, largest=0.0, seen=[]), cross_entropy())
+    task = Task(Keeps(remember_secret, only_in_training=False, largest=0.0, seen=[]), cross_entropy())
     start = task.initial(0)
     task.predict(start, torch.tensor(X))
+    with pytest.raises(SilodpError) as caught:
+        task.predict(start, torch.tensor(WITH_SECRET))
+    assert caught.value.code == "model.running_state"
+    # Where ε covers what is computed, each record has a copy of the model, so that none acts on the next.
     for separate in (False, True):
-        with pytest.raises(SilodpError) as caught:
-            predict_rows(task, start, torch.tensor(1e5 * X), separate=separate)
-        assert caught.value.code == "model.running_state"
+        alone = predict_rows(task, start, torch.tensor(X[1:]), separate=separate)
+        assert torch.equal(predict_rows(task, start, torch.tensor(WITH_SECRET), separate=separate)[1:], alone)
 
 
 def test_constants_in_attributes_pass_and_are_released():
