@@ -14,7 +14,13 @@ from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.views import Adversary
 from silodp.config.build import convert_validation_error, get_fields, make_unknown_error
 from silodp.config.plugins import find_reference
-from silodp.config.toml_values import TomlTable, check_plain, drop_empty_tables, resolve_paths
+from silodp.config.toml_values import (
+    TomlTable,
+    check_plain,
+    drop_empty_tables,
+    put_tables_last,
+    resolve_paths,
+)
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE
 from silodp.text import shorten
@@ -129,8 +135,8 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     check_plain(values)
     try:
         # Through JSON, so that pydantic reads arrays as tuples, and is strict all the same: true is no number.
-        plain = json.dumps(resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve()))
-        return RunConfig.model_validate_json(plain)
+        absolute = resolve_paths(_choose_delta(values), (folder or Path.cwd()).resolve())
+        return RunConfig.model_validate_json(json.dumps(put_tables_last(absolute)))
     except ValidationError as error:
         raise _convert_error(error) from None
 

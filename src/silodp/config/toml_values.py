@@ -217,6 +217,28 @@ def drop_empty_tables(values: TomlTable) -> TomlTable:
     return {key: value for key, value in tables.items() if value != {}}
 
 
+def put_tables_last(values: Any) -> Any:
+    """Return the values in the order of a TOML file, in which the tables of a table follow its other values.
+
+    The order of features is that of the file, so a configuration must not change it when it is written and read again.
+    """
+    if isinstance(values, list | tuple):
+        return [put_tables_last(value) for value in values]
+    if not isinstance(values, Mapping):
+        return values
+    return {
+        key: put_tables_last(values[key]) for key in sorted(values, key=lambda key: _rank_value(values[key]))
+    }
+
+
+def _rank_value(value: Any) -> int:
+    """Return 0 for what stands in a line, 1 for an array of tables and 2 for a table."""
+    is_array = (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    )
+    return 2 if isinstance(value, Mapping) else int(is_array)
+
+
 _PATHS = ("data.root", "data.files.*", "data.schema.users", "data.schema.identity")
 """Settings that are paths."""
 _REFERENCES = ("data.source", "aggregator", "accountant", "task.model", "task.loss", "task.metrics.*")

@@ -158,6 +158,19 @@ def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Pa
     assert load_config(copy).method == config.method
 
 
+def test_a_schema_that_is_written_and_read_again_has_its_features_in_order(tmp_path: Path) -> None:
+    path, copy = tmp_path / "config.toml", tmp_path / "copy.toml"
+    numeric = "{ range = [0, 120], typical = [40, 20] }"
+    numbered = f"numeric = {{ age = {numeric}, weight = [0, 300], height = {numeric}, pulse = [30, 200] }}"
+    schema = f"user = 'person'\nlabel = 'ill'\nclasses = ['0', '1']\n{numbered}\n"
+    tables = f"[data]\nsource = 'tables'\nfiles = {{ one = 'one.csv' }}\n[data.schema]\n{schema}"
+    path.write_text(re.sub(r"\[data\][^\[]*(\[data\.[^\[]*)*", tables, BASE))
+    first = load_config(path).config
+    copy.write_text(first.to_toml())
+    read, again = (list(one.data["schema"]["numeric"]) for one in (first, load_config(copy).config))
+    assert again == read == ["weight", "pulse", "age", "height"]
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
