@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from silodp.accounting.events import (
     Additive,
@@ -40,6 +41,8 @@ _MAX_REACH = 100.0
 
 Beyond it, one step costs an ε in the thousands and the grid of the accountant overflows: nothing is promised.
 """
+_MOST_NOISE = 1e75
+"""Noise above this is taken for it: its fourth power is still a number."""
 
 
 def flatten_per_unit(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -> list[Steps | None]:
@@ -231,7 +234,10 @@ def _simplify_release(event: Additive) -> Additive | None:
             if isinstance(event, Skellam):
                 _check(event.units >= 1, "units", event.units, "1 or more")
                 _check(event.dimension >= 1, "dimension", event.dimension, "1 or more")
-            return None if sigma == math.inf else event
+            if sigma == math.inf:
+                return None
+            # Less noise bounds more, and σ⁴ stays a number.
+            return replace(event, noise_multiplier=_MOST_NOISE) if sigma > _MOST_NOISE else event
         case CorrelatedReleases(Gaussian() as one, Gaussian() | Skellam() as other):
             first, second = _simplify_release(one), _simplify_release(other)
             if first is None or second is None:

@@ -558,3 +558,10 @@ def test_the_orders_are_those_of_the_library_and_more():
     wanted = {*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096}
     assert tuple(float(order) for order in sorted(wanted)) == rdp.ORDERS
     assert all(type(order) is float for order in rdp.ORDERS)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("sigma", [1e76, 1e155, 1e300])
+def test_noise_beyond_any_use_has_a_bound(sigma: float, accountant: str) -> None:
+    for release in (Gaussian(sigma), PoissonSampled(0.1, Gaussian(sigma))):
+        assert 0 <= compute_epsilon([(release, 10)], 1e-5, accountant) < 1e-3
