@@ -6,7 +6,10 @@ cover it, and would carry one person's records into the updates of others.
 
 import copy
 import hashlib
+import itertools
 import logging
+import random
+from array import array
 from collections import deque
 from types import SimpleNamespace
 from typing import ClassVar
@@ -58,6 +61,10 @@ def replace_mean(inner, x):
     inner.mean = x.reshape(-1, 3).mean(0)
 
 
+class History(list):
+    last = 0.0
+
+
 def count(inner, x):
     inner.calls += 1
 
@@ -96,6 +103,22 @@ KEPT = {
             lambda inner, x: setattr(inner.stats, "mean", float(x.mean())), stats=SimpleNamespace(mean=0.0)
         ),
         "inner.stats.mean",
+    ),
+    "attribute of a list": (
+        Keeps(lambda inner, x: setattr(inner.seen, "last", float(x.sum())), seen=History()),
+        "inner.seen.last",
+    ),
+    "object in an array": (
+        Keeps(lambda inner, x: inner.seen[0].append(1), seen=np.array([[], None], dtype=object)),
+        "inner.seen.0",
+    ),
+    "method of a list": (Keeps(lambda inner, x: inner.add(1), add=[].append), "inner.add.__self__"),
+    "iterator": (Keeps(lambda inner, x: next(inner.calls), calls=itertools.count()), "inner.calls"),
+    "numbers": (Keeps(lambda inner, x: inner.seen.append(float(x.sum())), seen=array("d")), "inner.seen"),
+    "random numbers": (Keeps(lambda inner, x: inner.coins.random(), coins=random.Random(0)), "inner.coins"),
+    "random numbers of numpy": (
+        Keeps(lambda inner, x: inner.coins.random(), coins=np.random.default_rng(0)),
+        "inner.coins.0",
     ),
 }
 
