@@ -335,7 +335,7 @@ def _differentiate(
         return found
 
 
-class _ReplaceFunctions(TorchFunctionMode):
+class ReplaceFunctions(TorchFunctionMode):
     """Calls other functions in place of some of torch's."""
 
     def __init__(self, replacements: Mapping[Any, Callable[..., Any]]) -> None:
@@ -404,7 +404,7 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     A trace keeps the kernels with which it was made.
     """
     groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
-    replaced = _ReplaceFunctions(_LOOKUPS | groups)
+    replaced = ReplaceFunctions(_LOOKUPS | groups)
     with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.
