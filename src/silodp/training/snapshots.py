@@ -31,6 +31,8 @@ _OPAQUE = Number | str | bytes | np.generic | Enum | ModuleType | logging.Logger
 _TRUSTED = {"silodp", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 # Of a module, what is in these dictionaries is called by its name alone.
 _NAMELESS = ("_parameters", "_buffers", "_modules")
+# Objects of torch that people set attributes of; others, such as graphs, refer to thousands of their own.
+_OF_TORCH = ("torch.distributions", "torch.optim")
 _SEQUENCES = (list, tuple, deque)
 _CALLED = (partial, MethodType, BuiltinMethodType, MethodWrapperType, staticmethod, classmethod, property)
 _MISSING = object()
@@ -118,9 +120,7 @@ class Snapshot:
             self._visit_all(name, {part: getattr(value, part, None) for part in parts})
         elif isinstance(value, FunctionType):
             self._visit_function(name, value)
-        elif (
-            _name_package(type(value)) != "torch"
-        ):  # torch's own objects compute some attributes when they are asked
+        elif _name_package(type(value)) != "torch" or type(value).__module__.startswith(_OF_TORCH):
             self._visit_attributes(name, value)
             if _has_other_state(value):
                 self._keep(name, partial(_read_state, value))
@@ -130,7 +130,9 @@ class Snapshot:
     def _visit_attributes(self, name: str, value: object) -> None:
         """Keep the attributes of an object, of its slots and of its class."""
         if attributes := getattr(value, "__dict__", None):
-            self._keep(name, partial(_return, attributes), attributes)
+            computed = _list_computed(type(value)) if _name_package(type(value)) == "torch" else ()
+            read = partial(_leave_out, attributes, computed) if computed else partial(_return, attributes)
+            self._keep(name, read, read())
         self._visit_slots(name, value)
 
     def _visit_module(self, name: str, module: nn.Module) -> None:
@@ -158,7 +160,7 @@ class Snapshot:
 
     def _visit_class(self, kind: type) -> None:
         """Keep the attributes of a class, and of those that it is derived from."""
-        for one in kind.__mro__:
+        for one in (*kind.__mro__, *type.mro(type(kind))):
             if _name_package(one) not in _TRUSTED and one not in self._classes:
                 self._classes.add(one)
                 self._keep(one.__qualname__, partial(_return, vars(one)), vars(one))
@@ -270,6 +272,11 @@ def _read_cells(cells: Mapping[str, CellType]) -> dict[str, Any]:
         except ValueError:
             found[name] = _MISSING
     return found
+
+
+def _list_computed(kind: type) -> set[str]:
+    """Return the names of attributes that are computed when they are first asked for, and then kept."""
+    return {key for one in kind.__mro__ for key, part in vars(one).items() if hasattr(part, "__get__")}
 
 
 def _has_other_state(value: object) -> bool:
