@@ -23,12 +23,12 @@ def measure(users: int, batch: int) -> dict[str, float]:
     """Return microseconds an image of all ways."""
     task = Task(cnn_mnist(), cross_entropy())
     rows = [p.expand(users, *p.shape).clone() for p in task.unflatten(task.initial(0))]
-    own = [put_channels_last(task, [p[user] for p in rows]) for user in range(users)]
     data = (
         torch.randn(users, batch, 1, 28, 28),
         torch.randint(0, 10, (users, batch)),
         torch.ones(users, batch),
     )
+    own = [put_channels_last(task, [p[user] for p in rows], data[0][user]) for user in range(users)]
     plain = build_plain_gradient(task)
     at_once = TracedGradient(build_traceable_gradient(task), rows, data)
     alone = TracedGradient(plain, own[0], [part[0] for part in data], single_user=True)

@@ -25,7 +25,7 @@ from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_state import call_model, model_error, seed_torch
+from silodp.training.model_state import call_model, copy_model, model_error, seed_torch
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -125,9 +125,10 @@ def build_looped_gradient(task: Task) -> Gradient:
         for user, real in enumerate(mask.sum(1).to(torch.int64).tolist()):
             if real:
                 data = (x[user, :real], y[user, :real], mask[user, :real])
-                gradients = _differentiate(task, put_channels_last(task, [p[user] for p in params]), *data)
-                for rows, own in zip(result, gradients, strict=True):
-                    rows[user] = own
+                own = put_channels_last(task, [p[user] for p in params], data[0])
+                gradients = _differentiate(task, own, *data)
+                for rows, row in zip(result, gradients, strict=True):
+                    rows[user] = row
         return result
 
     return gradient
@@ -148,7 +149,7 @@ def _has_layer(model: nn.Module, *kinds: type[nn.Module]) -> bool:
     return any(isinstance(module, kinds) for module in model.modules())
 
 
-def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
+def put_channels_last(task: Task, params: Sequence[Tensor], x: Any) -> list[Tensor]:
     """Return a model's parameters, with copies of convolution weights that have their channels last.
 
     Layers follow the layout of their weights, and torch then pools eight times faster. Where that would be wrong, the
@@ -157,8 +158,13 @@ def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
     Args:
         task: The task of the model.
         params: One tensor for each name, or none.
+        x: Records (n, ...) of the kind to come; no value is looked at.
     """
-    if task.engine.get("contiguous", lambda: _must_be_contiguous(task.model)):
+    key = ("contiguous", get_kind(x))
+    if task.engine.get(
+        key,
+        lambda: _must_be_contiguous(task.model) or _fails_channels_last(task, task.list_example_inputs(x)),
+    ):
         return list(params)
     return [p.clone(memory_format=torch.channels_last) if p.ndim == 4 else p for p in params]
 
@@ -180,6 +186,21 @@ def _must_be_contiguous(model: nn.Module) -> bool:
     return any(p.ndim == 4 and p.shape[1] == 1 and id(p) not in safe for p in model.parameters())
 
 
+def _fails_channels_last(task: Task, examples: Any) -> bool:
+    """Return whether a model cannot run with channels last, as one that flattens by `view`; tried on a copy of it."""
+    model = copy_model(task.model)
+    weights = [p for p in model.parameters() if p.ndim == 4]
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    try:
+        for count in (1, 3) if weights else ():
+            with torch.enable_grad(), seed_torch(task.device, 0):
+                call_model(model, examples[torch.arange(count) % len(examples)]).sum().backward()
+    except Exception:  # where it also fails without them, the reason is told where that is tried
+        return True
+    return False
+
+
 def build_record_gradient(task: Task) -> Gradient:
     """Return the gradients of many single records' losses at once, by `torch.func`.
 
@@ -197,7 +218,7 @@ def build_record_gradient(task: Task) -> Gradient:
     # Each record is a batch of one, so no layer can mix it with another.
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
-    return _vectorize(task, lambda params, x, y: per_record(tuple(put_channels_last(task, params)), x, y))
+    return _vectorize(task, lambda params, x, y: per_record(tuple(put_channels_last(task, params, x)), x, y))
 
 
 def build_expanded_record_gradient(task: Task) -> Gradient:
@@ -335,7 +356,7 @@ def _differentiate(
         return found
 
 
-class _ReplaceFunctions(TorchFunctionMode):
+class ReplaceFunctions(TorchFunctionMode):
     """Calls other functions in place of some of torch's."""
 
     def __init__(self, replacements: Mapping[Any, Callable[..., Any]]) -> None:
@@ -404,7 +425,7 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     A trace keeps the kernels with which it was made.
     """
     groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
-    replaced = _ReplaceFunctions(_LOOKUPS | groups)
+    replaced = ReplaceFunctions(_LOOKUPS | groups)
     with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
@@ -26,6 +27,7 @@ from silodp.training.snapshots import Snapshot, are_same
 # How far a loss or its gradient may move, relative to the largest: kernels may sum in another order.
 _TOLERANCE = 1e-4
 _MAX_DRAWS = 10  # runs of random layers, until every parameter has had a gradient
+_SCALES = (1.0, 300.0)  # of outputs: what a loss does with outliers, too
 _EXAMPLES = 8  # records of an example that are looked at
 # Rows that are added to a batch, to see whether a loss depends on them.
 _PADDINGS = (1, 3)
@@ -112,6 +114,47 @@ def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int |
             "loss.counts_masked_records",
         )
     _inspect_labels(loss, outputs, y)
+    for scale in _SCALES:
+        _inspect_many(loss, scale * outputs.detach(), y)
+
+
+def _inspect_many(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    """Refuse a loss that draws the same numbers in every call, or is another one for many users at once.
+
+    How many users are computed at once is a matter of other persons.
+    """
+    count = min(len(y), _EXAMPLES) - 1
+    # Of two users, the second one has all but the first record of the other, and one more.
+    both = [range(count), range(1, count + 1)]
+    many = torch.stack([outputs[list(rows)] for rows in both]).requires_grad_()
+    targets = torch.stack([y[list(rows)] for rows in both])
+    everyone = torch.ones(2, count, dtype=outputs.dtype, device=outputs.device)
+    with torch.enable_grad():
+        alone, states = [], []
+        for seed in (0, 1):
+            with model_state.seed_torch(outputs.device, seed):
+                losses = [loss.compute(*one) for one in zip(many, targets, everyone, strict=True)]
+                states.append(model_state.get_random_state(outputs.device))
+            alone.append(torch.autograd.grad(torch.stack(losses).sum(), many, materialize_grads=True)[0])
+        if torch.equal(*states):
+            raise loss_error(
+                f"the loss '{loss.name}' sets the seed of torch's random numbers, so what a person's records draw "
+                "depends on who is computed beside them: leave out torch.manual_seed",
+                "model.hidden_random",
+            )
+        if not torch.equal(*alone):
+            return  # at once, each user draws other numbers
+        try:
+            at_once = vmap(loss.compute, randomness="different")(many, targets, everyone)
+        except Exception:  # the users are computed one after another
+            return
+        (found,) = torch.autograd.grad(at_once.sum(), many, materialize_grads=True)
+    if _differs((alone[0], alone[0]), (found, found), (alone[0], alone[0])):
+        raise loss_error(
+            f"the gradient of the loss '{loss.name}' is another one for many persons at once: leave out hooks, and "
+            "code that asks whether a tensor requires a gradient or that catches the exceptions of torch",
+            "model.gradient_differs",
+        )
 
 
 def _inspect_labels(loss: Loss, outputs: Tensor, y: Tensor) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -22,7 +23,12 @@ from silodp.data.inputs import list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception
 from silodp.training import model_state
-from silodp.training.gradients import GradientBuilder, build_plain_gradient, is_looped
+from silodp.training.gradients import (
+    GradientBuilder,
+    ReplaceFunctions,
+    build_plain_gradient,
+    is_looped,
+)
 from silodp.training.losses import Loss
 from silodp.training.model_checks import run_layers, take_records
 from silodp.training.model_state import model_error
@@ -51,6 +57,7 @@ _BATCHES: tuple[tuple[int, float | None, bool, bool], ...] = (
     (64, 1.0, True, True),
 )
 _LONGEST = 512  # records of a batch of training that are tried
+_FEW = 8  # records of a batch on which the drawing of random numbers is looked at
 # Of a model with so many parameters, batches have fewer records: one takes about a tenth of a second.
 _LARGE, _MOST_OF_LARGE = 5_000_000, 16
 # (records of a batch, scale, whether parameters are drawn, whose gradient is compared with that of the record alone)
@@ -59,6 +66,8 @@ _WEIGHTED: tuple[tuple[int, float | None, bool, tuple[int, ...]], ...] = (
     (3, 1e3, False, (0,)),
     (16, None, True, (-1,)),
 )
+# The magnitudes of numbers at which gradients of many at once are compared: what a model does with outliers, too.
+_SCALES = (1.0, 300.0)
 
 
 class Probe:
@@ -77,7 +86,7 @@ class Probe:
         self._name = type(task.model).__name__
         self._random = {True: False, False: False}  # in train mode, and in eval mode
         model, self._example, self._tolerance = _make_precise(task.model, example)
-        _silence(model)
+        self._rates = _silence(model)
         # The "labels" of this loss are weights of the outputs, so that gradients are those of any loss.
         self._task = type(task)(model, Loss("probe", _weigh))
         self._initial = self._task.unflatten(task.initial(0).to(self._task.dtype))
@@ -105,8 +114,10 @@ class Probe:
                         self._refuse_state(params, x, training)
                     outputs = self._run(params, x, training)
                     self._output_shape = outputs.shape[1:]
-                    if scale == 1e3:
+                    if not self._random[training]:  # large numbers may hide it
                         self._look_for_randomness(params, x, training, outputs)
+                    if scale is None and count <= _FEW:
+                        self._refuse_seeds(params, x)
                     self._compare_records(params, x, training, outputs)
                 except SilodpError:
                     raise
@@ -144,23 +155,30 @@ class Probe:
                 for record in records:
                     self._compare_backward(params, x, record % len(x))
             params = self._draw()
-            x, cotangents = self._make_up_weighted(3)
+            x, cotangents = self._make_up_weighted(3, 1.0)
             expected = self._differentiate(params, x, cotangents)
             mask = torch.ones(len(cotangents), dtype=self._task.dtype, device=self._task.device)
             with model_state.seed_torch(self._task.device, 0):
                 found = build_plain_gradient(self._task)(params, x, cotangents, mask)
             self._compare(found, expected, "one person")
-            if self._random[True]:
-                return  # at once, each user draws other numbers
-            for unit, builder in builders.items():
-                if not is_looped(builder):  # else it computes what was compared above
-                    many = self._compare_users if unit == "user" else self._compare_single_records
-                    many(builder)
+            # At once, each user draws other numbers.
+            with ReplaceFunctions(_CONSTANT) if self._random[True] else nullcontext():
+                if self._random[True] and self._draws_still(params, x):
+                    return
+                for scale in _SCALES:
+                    for unit, builder in builders.items():
+                        if not is_looped(builder):  # else it computes what was compared above
+                            many = self._compare_users if unit == "user" else self._compare_single_records
+                            many(builder, scale)
 
-    def _compare_users(self, builder: GradientBuilder) -> None:
+    def _draws_still(self, params: tuple[Tensor, ...], x: Any) -> bool:
+        one, other = (self._run(params, x, True, seed) for seed in (0, 1))
+        return self._differs(one, other, one)
+
+    def _compare_users(self, builder: GradientBuilder, scale: float) -> None:
         """Compare the gradients of two users, with parameters and records of their own, with those of each alone."""
         params = [self._draw() for _ in range(2)]
-        data = [self._make_up_weighted(2) for _ in range(2)]
+        data = [self._make_up_weighted(2, scale) for _ in range(2)]
         x = map_arrays(torch.cat, _zip_arrays([one for one, _ in data]))
         x = map_arrays(lambda array: array.unflatten(0, (2, 2)), x)
         cotangents = torch.stack([one for _, one in data])
@@ -172,8 +190,8 @@ class Probe:
             expected = self._differentiate(params[user], *data[user])
             self._compare([part[user] for part in together], expected, "many persons at once")
 
-    def _compare_single_records(self, builder: GradientBuilder) -> None:
-        params, (x, cotangents) = self._draw(), self._make_up_weighted(3)
+    def _compare_single_records(self, builder: GradientBuilder, scale: float) -> None:
+        params, (x, cotangents) = self._draw(), self._make_up_weighted(3, scale)
         together = builder(self._task)(params, x, cotangents)
         for record in range(3):
             expected = self._differentiate(params, x[[record]], cotangents[[record]])
@@ -227,6 +245,30 @@ class Probe:
             )
         # Another number of rows draws other numbers: only batches of one length can be compared.
         self._random[training] |= self._differs(other, outputs, outputs)
+
+    def _refuse_seeds(self, params: tuple[Tensor, ...], x: Any) -> None:
+        """Refuse a model that draws the same random numbers in every call: a place in a batch would choose a row's.
+
+        Dropout draws here, unlike elsewhere.
+        """
+        self._load(params, training=True)
+        found, silent = [], [dict[str, float]()] * len(self._rates)
+        for rates, seed in ((silent, 0), (self._rates, 0), (self._rates, 1)):
+            with (
+                torch.no_grad(),
+                _set_attributes(self._module, rates),
+                model_state.seed_torch(self._task.device, seed),
+            ):
+                outputs = model_state.call_model(self._module, map_arrays(torch.clone, x))
+                found.append((outputs, model_state.get_random_state(self._task.device)))
+        (quiet, _), (one, state), (other, other_state) = found
+        draws_alike = not self._differs(other, one, one) and self._differs(one, quiet, one)
+        if torch.equal(state, other_state) or draws_alike:
+            raise model_error(
+                f"{self._name} sets the seed of torch's random numbers, so what a person's records draw depends on who "
+                "is computed beside them: draw constants when the model is built, and leave out torch.manual_seed",
+                "model.hidden_random",
+            )
 
     def _refuse_state(self, params: tuple[Tensor, ...], x: Any, training: bool) -> None:
         self._load(params, training)
@@ -339,8 +381,8 @@ class Probe:
     def _renew(self, array: Tensor, scale: float) -> Tensor:
         return self._normal(array.shape).to(array.dtype) * scale if array.is_floating_point() else array
 
-    def _make_up_weighted(self, count: int) -> tuple[Any, Tensor]:
-        return self._make_up(count, 1.0), self._normal((count, *self._output_shape))
+    def _make_up_weighted(self, count: int, scale: float) -> tuple[Any, Tensor]:
+        return self._make_up(count, scale), self._normal((count, *self._output_shape))
 
     def _replace(self, x: Any, record: int) -> Any:
         """Return the batch with other records in place of all but one: distant ones, or other ids of the example."""
@@ -441,15 +483,64 @@ class _FindSingle(TorchFunctionMode):
         return result
 
 
-def _silence(model: nn.Module) -> None:
-    """Let the layers of torch that draw random numbers draw none: they do not mix records, and hide what does."""
+def _silence(model: nn.Module) -> list[dict[str, float]]:
+    """Let the layers of torch that draw random numbers draw none: they do not mix records, and hide what does.
+
+    Returns:
+        The attributes of each layer that were changed, with their values before.
+    """
+    before = []
     for layer in model.modules():
+        values: dict[str, float] = {}
         if isinstance(layer, nn.modules.dropout._DropoutNd):
-            layer.p = 0.0
+            values = {"p": 0.0}
         elif isinstance(layer, nn.RReLU):
-            layer.lower = layer.upper = (layer.lower + layer.upper) / 2
+            values = dict.fromkeys(("lower", "upper"), (layer.lower + layer.upper) / 2)
         elif isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
-            layer.dropout = 0.0
+            values = {"dropout": 0.0}
+        before.append({key: getattr(layer, key) for key in values})
+        vars(layer).update(values)
+    return before
+
+
+@contextmanager
+def _set_attributes(model: nn.Module, values: Sequence[Mapping[str, float]]) -> Iterator[None]:
+    """Let the layers of a model have other attributes."""
+    layers = list(model.modules())
+    before = [{key: getattr(layer, key) for key in own} for layer, own in zip(layers, values, strict=True)]
+    for given in (values, before):
+        for layer, own in zip(layers, given, strict=True):
+            vars(layer).update(own)
+        if given is values:
+            yield
+
+
+def _return_first(first: Tensor, *_: Any, **__: Any) -> Tensor:
+    return first
+
+
+def _fill(*size: Any, generator: Any = None, **options: Any) -> Tensor:
+    return torch.ones(*size, **options) / 2
+
+
+def _fill_like(values: Tensor, **options: Any) -> Tensor:
+    return torch.full_like(values, 0.5, **options)
+
+
+def _attend(*args: Any, **options: Any) -> Tensor:
+    return F.scaled_dot_product_attention(*args[:4], **options | {"dropout_p": 0.0})
+
+
+_DROPPING = ["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"]
+# Functions that draw nothing, in place of those that draw.
+_CONSTANT: dict[Any, Any] = {
+    **{getattr(F, name): _return_first for name in _DROPPING},
+    F.scaled_dot_product_attention: _attend,
+    torch.dropout: _return_first,
+    **dict.fromkeys((torch.rand, torch.randn), _fill),
+    **dict.fromkeys((torch.rand_like, torch.randn_like), _fill_like),
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), lambda p, **_: (p > 0.5).to(p.dtype)),
+}
 
 
 @contextmanager

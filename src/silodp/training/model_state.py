@@ -69,6 +69,11 @@ def seed_torch(device: torch.device, seed: int) -> Iterator[None]:
         generator.set_state(state)
 
 
+def get_random_state(device: torch.device) -> Tensor:
+    """Return the state of the generator that `seed_torch` seeds."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.default_generator.get_state()
+
+
 def is_frozen_norm(module: nn.Module) -> bool:
     """Return whether a layer normalizes by constants: running statistics, in the eval mode that it was given in."""
     norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)

@@ -1,20 +1,22 @@
 """What a model and other code hold, compared with what they held before: a record must not act on others through it.
 
 Looked into are parameters and buffers, attributes (also in `__slots__` and of classes), closures and defaults of
-functions, and all that is in lists, mappings, sets and plain objects there. Globals, what other modules of Python keep,
-and the state of compiled code cannot be seen.
+functions, and all that is in lists, mappings, sets and other objects there, as far as they can be copied (counters,
+generators of random numbers and files in memory, for example). Globals, what other modules of Python keep, and the
+state of compiled code that no copy would have cannot be seen.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from numbers import Number
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,10 @@ _OPAQUE = Number | str | bytes | np.generic | Enum | ModuleType | logging.Logger
 _TRUSTED = {"silodp", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 # Of a module, what is in these dictionaries is called by its name alone.
 _NAMELESS = ("_parameters", "_buffers", "_modules")
+# Objects of torch that people set attributes of; others, such as graphs, refer to thousands of their own.
+_OF_TORCH = ("torch.distributions", "torch.optim")
 _SEQUENCES = (list, tuple, deque)
+_CALLED = (partial, MethodType, BuiltinMethodType, MethodWrapperType, staticmethod, classmethod, property)
 _MISSING = object()
 
 
@@ -90,32 +95,45 @@ class Snapshot:
             self._visit_all(name, getattr(value, "__dict__", {}))
         elif isinstance(value, np.ndarray):
             self.arrays.append((self._root, value))
-            self._keep(name, value.tobytes)
+            # Of objects, the bytes are addresses.
+            self._keep(name, value.tobytes, enumerate(value.flat) if value.dtype.hasobject else ())
+            self._visit_attributes(name, value)
         elif isinstance(value, torch.Generator):
             self._keep(name, value.get_state)
         elif isinstance(value, dict):
             self._keep(name, partial(_return, value), value)
+            self._visit_attributes(name, value)
         elif isinstance(value, list | set | deque | bytearray):
             self._keep(name, partial(_return, value), enumerate(value))
+            self._visit_attributes(name, value)
         elif isinstance(value, tuple | frozenset):
             self._visit_all(name, enumerate(value))
+            self._visit_attributes(name, value)
         elif isinstance(value, nn.Module):
             self.modules.append(value)
             self._visit_module(name, value)
             self._visit_slots(name, value)
         elif isinstance(value, type):
             self._visit_class(value)
-        elif isinstance(value, partial | MethodType | staticmethod | classmethod | property):
+        elif isinstance(value, _CALLED):
             parts = ("func", "args", "keywords", "__self__", "__func__", "fget")
             self._visit_all(name, {part: getattr(value, part, None) for part in parts})
         elif isinstance(value, FunctionType):
             self._visit_function(name, value)
-        elif (
-            _name_package(type(value)) != "torch"
-        ):  # torch's own objects compute some attributes when they are asked
-            if attributes := getattr(value, "__dict__", None):
-                self._keep(name, partial(_return, attributes), attributes)
-            self._visit_slots(name, value)
+        elif _name_package(type(value)) != "torch" or type(value).__module__.startswith(_OF_TORCH):
+            self._visit_attributes(name, value)
+            if _has_other_state(value):
+                self._keep(name, partial(_read_state, value))
+                for part in _read_state(value):
+                    self._visit(name, part)
+
+    def _visit_attributes(self, name: str, value: object) -> None:
+        """Keep the attributes of an object, of its slots and of its class."""
+        if attributes := getattr(value, "__dict__", None):
+            computed = _list_computed(type(value)) if _name_package(type(value)) == "torch" else ()
+            read = partial(_leave_out, attributes, computed) if computed else partial(_return, attributes)
+            self._keep(name, read, read())
+        self._visit_slots(name, value)
 
     def _visit_module(self, name: str, module: nn.Module) -> None:
         attributes = vars(module)
@@ -142,7 +160,7 @@ class Snapshot:
 
     def _visit_class(self, kind: type) -> None:
         """Keep the attributes of a class, and of those that it is derived from."""
-        for one in kind.__mro__:
+        for one in (*kind.__mro__, *type.mro(type(kind))):
             if _name_package(one) not in _TRUSTED and one not in self._classes:
                 self._classes.add(one)
                 self._keep(one.__qualname__, partial(_return, vars(one)), vars(one))
@@ -214,7 +232,7 @@ def _find_place(name: str, value: Any, kept: Any) -> str:
             if not are_same(value.get(key, _MISSING), kept.get(key, _MISSING))
         ]
         return _join(name, changed[0]) if changed else name
-    if isinstance(value, _SEQUENCES) and isinstance(kept, _SEQUENCES):
+    if isinstance(value, list | deque) and isinstance(kept, list | deque):
         for place in range(max(len(value), len(kept))):
             old, new = (part[place] if place < len(part) else None for part in (kept, value))
             if not are_same(old, new):
@@ -254,6 +272,28 @@ def _read_cells(cells: Mapping[str, CellType]) -> dict[str, Any]:
         except ValueError:
             found[name] = _MISSING
     return found
+
+
+def _list_computed(kind: type) -> set[str]:
+    """Return the names of attributes that are computed when they are first asked for, and then kept."""
+    return {key for one in kind.__mro__ for key, part in vars(one).items() if hasattr(part, "__get__")}
+
+
+def _has_other_state(value: object) -> bool:
+    """Return whether the class of an object says by itself what a copy is made from: it may be more than attributes."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(getattr(type(value), name, None) is not getattr(object, name, None) for name in names)
+
+
+def _read_state(value: object) -> tuple[Any, ...]:
+    """Return what a copy of an object is made from; () where it cannot be copied."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of the iterators of itertools
+            parts = value.__reduce_ex__(4)
+    except Exception:  # whatever the class raises: no model can be copied that holds it
+        return ()
+    return tuple(parts[1:]) if isinstance(parts, tuple) else ()
 
 
 def _name_package(named: object) -> str:

@@ -4,6 +4,7 @@ Each of them trained under a printed ε before: what mixes stood behind a weight
 rows or large numbers alone, or in the backward pass.
 """
 
+import contextlib
 import logging
 import random
 
@@ -204,6 +205,78 @@ def test_random_numbers_that_torch_does_not_draw_are_refused_as_such():
     assert refuse(Acts(lambda m, h: h * random.random())).code == "model.hidden_random"
 
 
+def seeded(m, h):
+    torch.manual_seed(0)
+    return m.drop(h)
+
+
+def forked(m, h):
+    with torch.random.fork_rng():
+        return seeded(m, h)
+
+
+@pytest.mark.parametrize("act", [seeded, forked])
+def test_random_numbers_that_are_the_same_in_every_call_are_refused(act):
+    """Which of them a person gets would depend on who is computed beside them."""
+    assert refuse(Acts(act, drop=nn.Dropout(0.5))).code == "model.hidden_random"
+
+
+def drop_outliers(values, limit):
+    """Does something else where many are computed at once: no value can be looked at there."""
+    large = values.detach().abs() > limit
+    with contextlib.suppress(RuntimeError):
+        if large.any():
+            values = torch.where(large, 0, values)
+    return values
+
+
+def clamp_gradient(values):
+    if values.requires_grad:
+        values.register_hook(lambda g: g.clamp(-1e-2, 1e-2))
+    return values
+
+
+class DropsOutliers(Acts):
+    def forward(self, x):
+        return super().forward(drop_outliers(x, 100))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: DropsOutliers(lambda m, h: h),
+        lambda: Acts(lambda m, h: F.dropout(clamp_gradient(h), 0.1, m.training)),
+        lambda: Acts(lambda m, h: clamp_gradient(h) * (torch.rand_like(h) + torch.rand(8))),
+        lambda: Acts(lambda m, h: clamp_gradient(h) * torch.bernoulli(torch.full_like(h, 0.9))),
+    ],
+)
+def test_another_gradient_for_many_persons_at_once_is_refused(build):
+    """Whether many are computed at once depends on how many others there are."""
+    assert refuse(build()).code == "model.gradient_differs"
+
+
+def entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def weighted_by_chance(outputs, targets):
+    torch.manual_seed(0)
+    return entropy(outputs * torch.rand(2), targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        (lambda o, t: drop_outliers(entropy(o, t), 20), "model.gradient_differs"),
+        (lambda o, t: entropy(clamp_gradient(o), t), "model.gradient_differs"),
+        (weighted_by_chance, "model.hidden_random"),
+    ],
+)
+def test_a_loss_that_is_another_one_for_many_persons_at_once_is_refused(loss, code):
+    error = refuse(nn.Linear(6, 2), loss=Loss.per_record("mine", loss))
+    assert (error.code, error.field) == (code, "task.loss")
+
+
 def test_writing_into_inputs_is_refused_as_such():
     assert refuse(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))).code == "model.writes_inputs"
 
@@ -229,9 +302,17 @@ def test_random_and_other_layers_of_single_records_pass(layer):
     Task(nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 2)), cross_entropy()).check(X, Y)
 
 
+class Noisy(nn.Linear):
+    """Draws what does not show with large numbers, where every activation is saturated."""
+
+    def forward(self, x):
+        return (super().forward(100 * x) + torch.randn(len(x), 16, dtype=x.dtype)).tanh()
+
+
 def test_models_that_draw_random_numbers_of_torch_pass():
     Task(Acts(lambda m, h: h + 0.1 * torch.randn_like(h)), cross_entropy()).check(X, Y)
     Task(Acts(lambda m, h: F.dropout(h, 0.5, m.training)), cross_entropy()).check(X, Y)
+    Task(nn.Sequential(Noisy(6, 16), nn.Linear(16, 2)), cross_entropy()).check(X, Y)
 
 
 def test_models_that_compute_in_single_precision_inside_pass():

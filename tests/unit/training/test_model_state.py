@@ -6,7 +6,10 @@ cover it, and would carry one person's records into the updates of others.
 
 import copy
 import hashlib
+import itertools
 import logging
+import random
+from array import array
 from collections import deque
 from types import SimpleNamespace
 from typing import ClassVar
@@ -58,6 +61,10 @@ def replace_mean(inner, x):
     inner.mean = x.reshape(-1, 3).mean(0)
 
 
+class History(list):
+    last = 0.0
+
+
 def count(inner, x):
     inner.calls += 1
 
@@ -97,6 +104,35 @@ KEPT = {
         ),
         "inner.stats.mean",
     ),
+    "attribute of a list": (
+        Keeps(lambda inner, x: setattr(inner.seen, "last", float(x.sum())), seen=History()),
+        "inner.seen.last",
+    ),
+    "object in an array": (
+        Keeps(lambda inner, x: inner.seen[0].append(1), seen=np.array([[], None], dtype=object)),
+        "inner.seen.0",
+    ),
+    "method of a list": (Keeps(lambda inner, x: inner.add(1), add=[].append), "inner.add.__self__"),
+    "distribution": (
+        Keeps(
+            lambda inner, x: setattr(inner.prior, "scale", x.std()), prior=torch.distributions.Normal(0, 1)
+        ),
+        "inner.prior.scale",
+    ),
+    "optimizer": (
+        Keeps(
+            lambda inner, x: inner.descent.param_groups[0].update(lr=float(x.std())),
+            descent=torch.optim.SGD([torch.zeros(1)], 0.1),
+        ),
+        "inner.descent.param_groups.0.lr",
+    ),
+    "iterator": (Keeps(lambda inner, x: next(inner.calls), calls=itertools.count()), "inner.calls"),
+    "numbers": (Keeps(lambda inner, x: inner.seen.append(float(x.sum())), seen=array("d")), "inner.seen"),
+    "random numbers": (Keeps(lambda inner, x: inner.coins.random(), coins=random.Random(0)), "inner.coins"),
+    "random numbers of numpy": (
+        Keeps(lambda inner, x: inner.coins.random(), coins=np.random.default_rng(0)),
+        "inner.coins.0",
+    ),
 }
 
 
@@ -107,6 +143,12 @@ def test_what_a_model_keeps_of_records_is_refused(name):
         Task(model, cross_entropy()).check(X, Y)
     assert caught.value.code == "model.running_state"
     assert f"'{where}'" in str(caught.value)
+
+
+def test_what_torch_computes_when_it_is_first_asked_for_is_no_state():
+    prior = torch.distributions.Categorical(torch.ones(3))
+    Task(Keeps(lambda inner, x: inner.prior.logits, prior=prior), cross_entropy()).check(X, Y)
+    assert "logits" not in vars(prior)
 
 
 SECRET = 7.25
@@ -200,7 +242,18 @@ def with_default():
     return Keeps(keep)
 
 
+class Counts(type):
+    calls = 0
+
+
+class OfTheClassOfTheClass(nn.Linear, metaclass=Counts):
+    def forward(self, x):
+        Counts.calls += 1
+        return super().forward(x)
+
+
 HIDDEN = {
+    "metaclass": (lambda: OfTheClassOfTheClass(3, 2), "Counts.calls"),
     "slot": (lambda: Slots(3, 2), "largest"),
     "list of the class": (lambda: OfTheClass(3, 2), "OfTheClass.largest"),
     "attribute of the class": (lambda: Replaces(3, 2), "Replaces.largest"),

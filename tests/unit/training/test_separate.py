@@ -148,6 +148,37 @@ def test_updates_are_those_of_training_side_by_side_up_to_rounding(kind: Callabl
         assert torch.allclose(alone[user], row, atol=1e-6)
 
 
+class FlattensByView(nn.Module):
+    """What `view` takes depends on the layout of the weights before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 4, 3), nn.Linear(144, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.conv(x).relu().view(x.size(0), -1))
+        return found
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_large_number_of_one_person_stops_no_model_that_flattens_by_view(count: int) -> None:
+    """It is computed alone, and so are many records of an image: whether a silo answers would depend on a record."""
+    user = torch.arange(6).repeat_interleave(count)
+    x = torch.randn(6 * count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = 2000.0
+    task, y = Task(FlattensByView(), cross_entropy()), user % 2
+    for separate in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        updates = user_updates(
+            task, task.initial(0), x, y, user, LocalTraining(0.1), generator, separate=separate
+        )
+        assert sum(len(units) for units, _ in updates) == 6
+        gradients = RecordGradients(task, x, y, 1, generator, separate=separate).of(
+            task.initial(0), torch.arange(len(x))
+        )
+        assert sum(len(records) for records, _ in gradients) == len(x)
+
+
 def test_batches_are_those_of_torch() -> None:
     """Plain torch.optim.SGD on the same shuffled batches."""
     task, _, (x, y, user) = mlp(0)

@@ -243,7 +243,7 @@ class Trainer:
         can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
         for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
             views = [self.task.unflatten(matrix[user]) for matrix in chunk.states]
-            parts = [gradients.put_channels_last(self.task, shaped) for shaped in views]
+            parts = [gradients.put_channels_last(self.task, shaped, self.x) for shaped in views]
             params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
             records = chunk.order[:, chunk.first[user] : chunk.first[user] + chunk.counts[user]]
             whole = self.local.batch_size or (records.shape[1] if self.single_user else 0)
@@ -297,7 +297,7 @@ class Trainer:
         """Return the traced step of one user on so many records, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
-            params = gradients.put_channels_last(self.task, self.task.unflatten(self.start))
+            params = gradients.put_channels_last(self.task, self.task.unflatten(self.start), self.x)
             return TracedGradient.try_trace(self.plain, params, self._make_up(width), single_user=True)
 
         return self.task.engine.get(("plain", self.data, width), trace)

@@ -147,7 +147,7 @@ def _train(
 ) -> Tensor:
     """Return the delta (d,) of one user with records x (n, ...), y (n, ...)."""
     gradient = build_plain_gradient(task)
-    params = put_channels_last(task, [part.clone() for part in task.unflatten(start)])
+    params = put_channels_last(task, [part.clone() for part in task.unflatten(start)], x)
     velocity = [torch.zeros_like(part) for part in params] if local.momentum else ()
     count = len(y)
     size = count if local.batch_size is None else local.batch_size

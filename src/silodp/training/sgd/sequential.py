@@ -78,7 +78,7 @@ class SequentialGradient:
             y: The targets (r, ...).
         """
         inputs, outputs = list[Tensor](), list[Tensor]()
-        values = iter(put_channels_last(self._task, params))
+        values = iter(put_channels_last(self._task, params, x))
         with torch.enable_grad():
             for layer, count in self._layers:
                 # In every call: a layer may reshape, and the next one take records for places.
