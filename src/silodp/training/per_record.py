@@ -401,10 +401,28 @@ def _check_constant(name: str, node: fx.Node) -> Any:
     if not any(one.meta["is_size"] for one in node.all_input_nodes):
         return _check_rows(node.meta["values"], 0)
     if not _is_tensor(node):
+        _check_size(name, node)
         return 0
     if name not in _REPEATED:
         raise _NotProven("the number of records is used")
     return _check_rows(node.meta["values"], _count_rows(node.meta["values"]))
+
+
+def _check_size(name: str, node: fx.Node) -> None:
+    """Raise unless a number is a multiple of that of records, whatever this is: 1 + n // 600 is constant only here."""
+    args: Sequence[Any] = node.args
+    divisor = 1
+    size = node.meta["values"]
+    if name == "floordiv" and isinstance(args[0], fx.Node) and isinstance(args[1], int) and args[1] > 0:
+        size, divisor = (
+            args[0].meta["values"],
+            args[1],
+        )  # a quotient without remainder, for any number of records
+    elif name != "mul":
+        raise _NotProven("the number of records is used")
+    factor = size[0] // _COUNTS[0]
+    if factor < 1 or factor % divisor or size != [factor * count for count in _COUNTS]:
+        raise _NotProven("the number of records is used")
 
 
 def _check_rows(values: Sequence[Any], rows: int) -> Any:

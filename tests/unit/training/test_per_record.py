@@ -68,6 +68,11 @@ MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "len": lambda net, x: net.b(net.a(x)) / len(x),
     "size": lambda net, x: net.b(net.a(x)) / x.shape[0],
     "a number that is 1 in small batches": lambda net, x: net.b(net.a(x)) * (1 + x.size(0) // 8),
+    "a size that is constant in small batches": lambda net, x: net.b(net.a(x).repeat(1, 1 + x.size(0) // 600)[:, -8:]),
+    "a size that is the number in small batches": lambda net, x: (
+        net.b(net.a(x).view(x.size(0) - x.size(0) // 600, -1))
+    ),
+    "a quotient with a remainder": lambda net, x: net.b(net.a(x).view(x.size(0) * 11 // 10, -1)),
     "a branch in large batches": lambda net, x: net.b(net.a(x)) if x.shape[0] < 99 else net.b(net.a(x)).cumsum(0),
     "running sum": lambda net, x: net.b(net.a(x).cumsum(0)),
     "sum of all": lambda net, x: net.b(net.a(x)) + x.sum(),
@@ -101,6 +106,7 @@ APART: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "residual": lambda net, x: net.b((h := net.a(x)) + net.gate * torch.relu(h)),
     "product": lambda net, x: net.a(x) @ net.w,
     "heads": lambda net, x: net.b(net.a(x).view(x.size(0), 2, 4).transpose(1, 2).reshape(x.shape[0], -1)),
+    "heads of a product": lambda net, x: net.b(net.a(x).view(x.size(0) * 4, 2).view(x.size(0) * 4 // 4, 8)),
     "windows": lambda net, x: net.b(net.a(x).view(x.size(0) * 2, 4).softmax(-1).view(-1, 8)),
     "a class token": lambda net, x: net.b(
         torch.cat([net.gate.view(1, 1, 8).expand(x.size(0), -1, -1), net.a(x).unsqueeze(1)], 1)[:, 0]
