@@ -96,6 +96,7 @@ def test_a_sealed_folder_is_sealed_again_only_if_asked_and_under_the_same_author
     silodp: Silodp, drafted: Path
 ) -> None:
     seal = ("deploy", "seal", drafted, "--host", "server.example", "--json")
+    assert "[argument.value]" in silodp(*seal[:-1], "--port", 0).err
     assert silodp(*seal).status == 0
     before = Consortium.load(drafted / "public")
     authority = (drafted / "public" / "ca.pem").read_bytes()

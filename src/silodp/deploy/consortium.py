@@ -325,7 +325,13 @@ class Consortium:
         Raises:
             SilodpError: Settings, data and model of the folder lead to another one (code deploy.spec).
         """
-        return self._derive_stated(self._stated[1])
+        spec = self._derive_stated(self._stated[1])
+        # Its digest would do for programs; people read the rest.
+        if parse_json(read_facts(self.folder / SPEC)) != parse_json(spec.to_json().encode()):
+            raise refuse_public(
+                f"{self.folder / SPEC} states other settings than {CONFIG} leads to, under the digest of these"
+            )
+        return spec
 
     @cached_property
     def task(self) -> Task:

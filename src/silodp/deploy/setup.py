@@ -263,7 +263,7 @@ def seal_public(
     consortium = Consortium.load(public)
     earlier = consortium.roster
     if earlier is not None:
-        host, port = host or earlier.host, port or earlier.port
+        host, port = host or earlier.host, earlier.port if port is None else port
         for_tests = for_tests or earlier.for_tests
     if host is None:
         raise SilodpError(
@@ -271,7 +271,7 @@ def seal_public(
             code="argument.missing",
             field="host",
         )
-    port = port or _PORT
+    port = _PORT if port is None else port
     if not is_host(host) or not 1 <= port <= 65535:
         raise SilodpError(
             f"host = {shorten(host)}, port = {port}: give a name in ASCII or an IP address, without brackets and port, "
