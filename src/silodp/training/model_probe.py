@@ -22,7 +22,7 @@ from silodp.data.inputs import list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception
 from silodp.training import model_state
-from silodp.training.gradients import GradientBuilder, build_plain_gradient, is_looped
+from silodp.training.gradients import Gradient, GradientBuilder, build_plain_gradient, is_looped
 from silodp.training.losses import Loss
 from silodp.training.model_checks import run_layers, take_records
 from silodp.training.model_state import model_error
@@ -126,11 +126,12 @@ class Probe:
                 "model.ignores_inputs",
             )
 
-    def compare_gradients(self, builders: Mapping[Unit, GradientBuilder]) -> None:
+    def compare_gradients(self, builders: Mapping[Unit, GradientBuilder], splits: bool = False) -> None:
         """Check that gradients are sums over records, and those of autograd, also for many users or records at once.
 
         Args:
             builders: What computes the gradients of users, and of records where training needs them.
+            splits: Whether users train by `Task.split_records`.
 
         Raises:
             SilodpError: they are not.
@@ -147,17 +148,20 @@ class Probe:
             x, cotangents = self._make_up_weighted(3)
             expected = self._differentiate(params, x, cotangents)
             mask = torch.ones(len(cotangents), dtype=self._task.dtype, device=self._task.device)
+            trained = self._task.split_records() if splits else self._task
             with model_state.seed_torch(self._task.device, 0):
-                found = build_plain_gradient(self._task)(params, x, cotangents, mask)
+                found = build_plain_gradient(trained)(params, x, cotangents, mask)
             self._compare(found, expected, "one person")
             if self._random[True]:
                 return  # at once, each user draws other numbers
             for unit, builder in builders.items():
                 if not is_looped(builder):  # else it computes what was compared above
-                    many = self._compare_users if unit == "user" else self._compare_single_records
-                    many(builder)
+                    if unit == "user":
+                        self._compare_users(builder(trained))
+                    else:
+                        self._compare_single_records(builder(self._task))
 
-    def _compare_users(self, builder: GradientBuilder) -> None:
+    def _compare_users(self, differentiate: Gradient) -> None:
         """Compare the gradients of two users, with parameters and records of their own, with those of each alone."""
         params = [self._draw() for _ in range(2)]
         data = [self._make_up_weighted(2) for _ in range(2)]
@@ -165,16 +169,16 @@ class Probe:
         x = map_arrays(lambda array: array.unflatten(0, (2, 2)), x)
         cotangents = torch.stack([one for _, one in data])
         mask = torch.ones(2, 2, dtype=self._task.dtype, device=self._task.device)
-        together = builder(self._task)(
+        together = differentiate(
             [torch.stack(parts) for parts in zip(*params, strict=True)], x, cotangents, mask
         )
         for user in range(2):
             expected = self._differentiate(params[user], *data[user])
             self._compare([part[user] for part in together], expected, "many persons at once")
 
-    def _compare_single_records(self, builder: GradientBuilder) -> None:
+    def _compare_single_records(self, differentiate: Gradient) -> None:
         params, (x, cotangents) = self._draw(), self._make_up_weighted(3)
-        together = builder(self._task)(params, x, cotangents)
+        together = differentiate(params, x, cotangents)
         for record in range(3):
             expected = self._differentiate(params, x[[record]], cotangents[[record]])
             self._compare([part[record] for part in together], expected, "many records at once")
