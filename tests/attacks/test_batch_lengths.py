@@ -3,8 +3,9 @@
 Persons train side by side. Were their batches padded to the longest of them, then the length of a batch would be other
 persons' data, and a model that mixes the rows of a batch, or counts them, would carry it into everybody's row: the
 removal of one person would move a hundred rows while one clip is charged. Checks before a run may miss such a model (a
-gate that starts at 0 opens later). So padding reaches proven models alone (`training.per_record`), and persons of any
-other model share a step only where their batches are equally long. Nor may what a model keeps of one unit reach another
+gate that starts at 0 opens later). So padding reaches proven models alone (`training.per_record`), and models that
+are not proven get every record in a batch of its own, or persons share a step only where their batches are equally
+long. Nor may what a model keeps of one unit reach another
 one, where units are computed alone.
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from silodp.training import LocalTraining, Loss, Task, cross_entropy
+from silodp.training.gradients import build_user_gradient
 from silodp.training.sgd import RecordGradients, user_updates
 from silodp.training.sgd.separate import predict_rows
 from support.reference import assert_equal_updates, looped, updates
@@ -91,6 +93,15 @@ def count_rows(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     return (mask * losses).sum() / len(mask)
 
 
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def subtract_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A "loss of each record" that looks at the others."""
+    return cross_entropies(outputs - outputs.mean(0), targets) / len(outputs)
+
+
 TASKS = {
     "gate": (Gate, cross_entropy()),
     "attention": (Attention, cross_entropy()),
@@ -98,6 +109,7 @@ TASKS = {
     "backward": (Backward, cross_entropy()),
     "layers of torch": (encode, cross_entropy()),
     "loss": (lambda: nn.Linear(6, 2), Loss("count", count_rows)),
+    "loss of each record": (lambda: nn.Linear(6, 2), Loss.per_record("mean", subtract_mean)),
 }
 LOCALS = [LocalTraining(1.0), LocalTraining(0.2, 2, 2, 0.5)]
 TRACED = LocalTraining(0.2, 8)
@@ -128,6 +140,67 @@ def test_the_removal_of_a_person_moves_nobody_else(name):
     everyone = updates(task, start, X, Y, USER, local, 3)
     others = updates(task, start, X[rest], Y[rest], USER[rest], local, 3)
     assert max(float((everyone[who] - row).abs().max()) for who, row in others.items()) < 1e-9
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "loss"])
+def test_nor_does_it_where_a_model_escapes_the_comparison_before_padding(name, monkeypatch):
+    monkeypatch.setattr("silodp.training.task.computes_alike", lambda *_: True)
+    (task, start), local = make(name), LocalTraining(1.0)
+    assert task.find_padded(build_user_gradient, *task.tensors(X, Y)) is not None
+    rest = len(COUNTS) - 1 != USER
+    everyone = updates(task, start, X, Y, USER, local, 3)
+    others = updates(task, start, X[rest], Y[rest], USER[rest], local, 3)
+    assert max(float((everyone[who] - row).abs().max()) for who, row in others.items()) < 1e-9
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_that_mixes_records_is_not_padded(name):
+    task, _ = make(name)
+    assert task.find_padded(build_user_gradient, *task.tensors(X, Y)) is None
+
+
+class Asks(nn.Module):
+    """Keeps records apart, and asks how many there are, so that nothing is proven."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.ids, self.a, self.drop, self.b = (
+            nn.Embedding(9, 4, 0),
+            nn.Linear(10, 8),
+            nn.Dropout(p),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(x.shape[0])
+        h = torch.cat([x, self.ids((x[:, 0].abs() * 3).long().clamp(max=8))], 1)
+        return self.b(self.drop(torch.tanh(self.a(h)))) if len(x) < 1000 else x[:, :2]
+
+
+CALLS: list[int] = []
+
+
+@pytest.mark.parametrize("loss", [cross_entropy(), Loss.per_record("own", cross_entropies)])
+@pytest.mark.parametrize("local", [*LOCALS, TRACED])
+def test_a_model_that_is_not_proven_trains_persons_of_all_lengths_at_once(local, loss):
+    torch.manual_seed(0)
+    task = Task(Asks(0.0).double(), loss)
+    start = task.initial(0)
+    expected = looped(task, start, X, Y, USER, local, 3)
+    assert_equal_updates(updates(task, start, X, Y, USER, local, 3), expected, 1e-9)
+    updates(task, start, X, Y, USER, LocalTraining(1.0), 3)  # measures what a step takes
+    CALLS.clear()
+    updates(task, start, X, Y, USER, LocalTraining(1.0), 3)
+    assert CALLS == [1]
+
+
+def test_it_draws_dropout_for_each_record():
+    torch.manual_seed(0)
+    task = Task(Asks(0.5), cross_entropy())
+    x = torch.from_numpy(X[:1]).expand(4, 6)
+    with torch.no_grad():
+        rows = task.split_records().forward(task.unflatten(task.initial(0)), x)
+    assert len(rows.unique(dim=0)) > 1
 
 
 @pytest.mark.parametrize("build", [Gate, Attention, Capacity, encode])

@@ -7,6 +7,7 @@ autograd computes them one after another: the same gradients, slower.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import register_pytree_node
 
 from silodp.accounting.views import Unit
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError
 from silodp.text import describe_exception, first_line
-from silodp.training.model_state import call_model, copy_model, model_error, seed_torch
+from silodp.training.model_state import call_model, copy_model, keep_modes, model_error, seed_torch, set_mode
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -54,6 +55,8 @@ _LOOPED = (
     "the results are the same, and training is slower; the reason: %s"
 )
 
+# How far gradients that are computed in another way may move, relative to the largest.
+_TOLERANCE = 1e-3
 # Records of a step of a convolutional model from which users train one after another (`find_min_to_loop`).
 _MIN_TO_LOOP = 16
 
@@ -317,6 +320,41 @@ def select_gradient(unit: Unit, task: Task, x: Any, y: Tensor) -> GradientBuilde
     return task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
 
 
+def computes_alike(task: Task, other: Task, x: Any, y: Tensor) -> bool:
+    """Return whether another task of the same model computes the gradients of this one, for many users and for one.
+
+    They are compared in eval mode, at parameters drawn at random: random layers draw other numbers at once than alone.
+
+    Args:
+        task: The model and the loss.
+        other: The same model, called in another way.
+        x: Records (n, ...) of the kind to come; made-up ones of that kind are tried, and no value is looked at.
+        y: Their targets (n, ...).
+    """
+    many, alone, expected = (
+        build_user_gradient(other),
+        build_plain_gradient(other),
+        build_plain_gradient(task),
+    )
+    try:
+        with seed_torch(task.device, 0), keep_modes(task.model):
+            for rows, *data in _list_tried("user", task, x, y):
+                many(rows, *data)
+                alone([p[0] for p in rows], *(part[0] for part in data))
+            set_mode(task.model, training=False)
+            drawn = [torch.randn_like(p) / max(1, math.prod(p.shape[2:])) ** 0.5 for p in rows]
+            found, first = many(drawn, *data), ([p[0] for p in drawn], *(part[0] for part in data))
+            wanted, single = expected(*first), alone(*first)
+    except Exception:  # whatever torch has no rule for
+        return False
+    least = _TOLERANCE * max(float(g.abs().max()) for g in wanted if g.numel())
+    return all(
+        torch.allclose(g, w, rtol=0, atol=least, equal_nan=True)
+        for w, *others in zip(wanted, single, (part[0] for part in found), strict=True)
+        for g in others
+    )
+
+
 def _list_tried(unit: Unit, task: Task, x: Any, y: Tensor) -> list[Sequence[Any]]:
     """Return the arguments on which a gradient is tried: every kind of made-up record alone, and all together.
 
@@ -369,6 +407,10 @@ class ReplaceFunctions(TorchFunctionMode):
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
+class _ReplaceKernels(ReplaceFunctions):
+    """Calls functions that vmap can run in place of those that it cannot."""
+
+
 def _look_up(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any, **named: Any
 ) -> Tensor:
@@ -392,7 +434,31 @@ def _look_up_directly(
     return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
-_LOOKUPS: dict[Any, Callable[..., Any]] = {
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Return what `F.scaled_dot_product_attention` does, whose dropout vmap cannot run inside another vmap."""
+    options |= {"is_causal": is_causal, "enable_gqa": enable_gqa}
+    if dropout_p == 0:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    # Of the identity, attention returns its weights.
+    same = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], key.shape[-2])
+    weights = F.scaled_dot_product_attention(query, key, same, attn_mask, **options)
+    if enable_gqa:  # several heads of queries share one of keys
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    return F.dropout(weights, dropout_p) @ value
+
+
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _attend,
     F.embedding: _look_up,
     torch.embedding: _look_up_directly,
     torch.ops.aten.embedding: _look_up_directly,
@@ -424,8 +490,12 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
 
     A trace keeps the kernels with which it was made.
     """
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(isinstance(mode, _ReplaceKernels) for mode in modes):
+        yield  # they are chosen already
+        return
     groups = {F.group_norm: _normalize_groups} if _has_layer(model, nn.GroupNorm) else {}
-    replaced = ReplaceFunctions(_LOOKUPS | groups)
+    replaced = _ReplaceKernels(_REPLACED | groups)
     with ExitStack() as kernels, warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), replaced:
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         # oneDNN's and cuDNN's fused recurrent layers have no rule for vmap.

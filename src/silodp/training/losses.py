@@ -1,8 +1,9 @@
 """Losses that are a function of one user's records.
 
 A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a record and 0
-for padding: users of different sizes train side by side, so a batch is padded to the longest. A batch with an all-zero
-mask has loss 0 and gradient 0.
+for padding: users of different sizes train side by side, and batches are padded to few lengths. With a loss that is
+neither separable nor of this module, users share a step only where their batches are equally long. A batch with an
+all-zero mask has loss 0 and gradient 0.
 """
 
 from __future__ import annotations
@@ -120,6 +121,19 @@ class Loss:
 
         masked_mean.__module__ = str(getattr(f, "__module__", ""))  # whose code it is (`Task.has_other_code`)
         return cls(name, masked_mean, separable=True, most_classes=most_classes, per_class=per_class)
+
+    def split_records(self) -> Loss:
+        """Return this separable loss as the mean of losses that are computed for each record alone, by vmap."""
+
+        def compute_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+            def compute(output: Tensor, target: Tensor) -> Tensor:
+                return self.compute(output.unsqueeze(0), target.unsqueeze(0), mask.new_ones(1))
+
+            values = torch.func.vmap(compute, randomness="different")(outputs, targets)
+            found: Tensor = (mask / mask.sum().clamp(min=1) * values).sum()
+            return found
+
+        return replace(self, function=compute_mean)
 
     @property
     def is_known(self) -> bool:

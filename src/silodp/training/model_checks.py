@@ -205,7 +205,7 @@ def inspect_parameters(model: nn.Module, x: Any) -> None:
 def _counts_masked_records(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
     """Return whether loss or gradient of some records differ where other records, with mask 0, stand beside them.
 
-    How many do depends on other persons: users train side by side, padded to the longest.
+    How many do depends on other persons, where users train side by side and padded.
     """
     outputs, y = outputs[:_EXAMPLES].detach().requires_grad_(), y[:_EXAMPLES]
     everyone = list(range(len(outputs)))

@@ -24,6 +24,7 @@ from silodp.errors import SilodpError
 from silodp.text import describe_exception
 from silodp.training import model_state
 from silodp.training.gradients import (
+    Gradient,
     GradientBuilder,
     ReplaceFunctions,
     build_plain_gradient,
@@ -137,11 +138,12 @@ class Probe:
                 "model.ignores_inputs",
             )
 
-    def compare_gradients(self, builders: Mapping[Unit, GradientBuilder]) -> None:
+    def compare_gradients(self, builders: Mapping[Unit, GradientBuilder], splits: bool = False) -> None:
         """Check that gradients are sums over records, and those of autograd, also for many users or records at once.
 
         Args:
             builders: What computes the gradients of users, and of records where training needs them.
+            splits: Whether users train by `Task.split_records`.
 
         Raises:
             SilodpError: they are not.
@@ -158,8 +160,9 @@ class Probe:
             x, cotangents = self._make_up_weighted(3, 1.0)
             expected = self._differentiate(params, x, cotangents)
             mask = torch.ones(len(cotangents), dtype=self._task.dtype, device=self._task.device)
+            trained = self._task.split_records() if splits else self._task
             with model_state.seed_torch(self._task.device, 0):
-                found = build_plain_gradient(self._task)(params, x, cotangents, mask)
+                found = build_plain_gradient(trained)(params, x, cotangents, mask)
             self._compare(found, expected, "one person")
             # At once, each user draws other numbers.
             with ReplaceFunctions(_CONSTANT) if self._random[True] else nullcontext():
@@ -167,15 +170,18 @@ class Probe:
                     return
                 for scale in _SCALES:
                     for unit, builder in builders.items():
-                        if not is_looped(builder):  # else it computes what was compared above
-                            many = self._compare_users if unit == "user" else self._compare_single_records
-                            many(builder, scale)
+                        if is_looped(builder):  # it computes what was compared above
+                            continue
+                        if unit == "user":
+                            self._compare_users(builder(trained), scale)
+                        else:
+                            self._compare_single_records(builder(self._task), scale)
 
     def _draws_still(self, params: tuple[Tensor, ...], x: Any) -> bool:
         one, other = (self._run(params, x, True, seed) for seed in (0, 1))
         return self._differs(one, other, one)
 
-    def _compare_users(self, builder: GradientBuilder, scale: float) -> None:
+    def _compare_users(self, differentiate: Gradient, scale: float) -> None:
         """Compare the gradients of two users, with parameters and records of their own, with those of each alone."""
         params = [self._draw() for _ in range(2)]
         data = [self._make_up_weighted(2, scale) for _ in range(2)]
@@ -183,16 +189,16 @@ class Probe:
         x = map_arrays(lambda array: array.unflatten(0, (2, 2)), x)
         cotangents = torch.stack([one for _, one in data])
         mask = torch.ones(2, 2, dtype=self._task.dtype, device=self._task.device)
-        together = builder(self._task)(
+        together = differentiate(
             [torch.stack(parts) for parts in zip(*params, strict=True)], x, cotangents, mask
         )
         for user in range(2):
             expected = self._differentiate(params[user], *data[user])
             self._compare([part[user] for part in together], expected, "many persons at once")
 
-    def _compare_single_records(self, builder: GradientBuilder, scale: float) -> None:
+    def _compare_single_records(self, differentiate: Gradient, scale: float) -> None:
         params, (x, cotangents) = self._draw(), self._make_up_weighted(3, scale)
-        together = builder(self._task)(params, x, cotangents)
+        together = differentiate(params, x, cotangents)
         for record in range(3):
             expected = self._differentiate(params, x[[record]], cotangents[[record]])
             self._compare([part[record] for part in together], expected, "many records at once")

@@ -3,7 +3,8 @@
 A model is traced: its `forward` runs once on placeholders, which record every operation and compute it for batches of
 several lengths. A model is per record if each operation is on a closed list and keeps the rows of records apart.
 Placeholders have no values, so a `forward` that branches on values or on the number of records is not proven; nor is
-one that is not on the list. What is not proven may still be per record; it is only never padded, see `sgd._trainer`.
+one that is not on the list. What is not proven may still be per record, but batches are not padded for it as they are:
+each record is then a batch of its own, or only users with equally long batches share a step (`Task.find_padded`).
 """
 
 from __future__ import annotations

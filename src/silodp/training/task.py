@@ -21,7 +21,14 @@ from silodp.errors import SilodpError
 from silodp.settings import check_type
 from silodp.training import model_state
 from silodp.training._loss_copies import copy_loss
-from silodp.training.gradients import select_gradient
+from silodp.training.gradients import (
+    GradientBuilder,
+    build_user_gradient,
+    call_each_record,
+    computes_alike,
+    is_looped,
+    select_gradient,
+)
 from silodp.training.losses import LOSSES, Loss, adapt_torch_loss, describe_raised
 from silodp.training.made_up import make_up_inputs_like, make_up_labels_like, repeat_examples
 from silodp.training.metrics import Metric
@@ -29,6 +36,7 @@ from silodp.training.model_checks import inspect_loss, inspect_outputs, inspect_
 from silodp.training.model_probe import Probe
 from silodp.training.model_structure import inspect_model
 from silodp.training.models import Architecture
+from silodp.training.per_record import is_per_record
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 from silodp.training.snapshots import Snapshot
 
@@ -101,6 +109,7 @@ class Task:
         self._constants |= dict(self.model.named_buffers())
         self._buffers = {name for name, _ in self.model.named_buffers()}
         self._caller = _Caller(self.model)
+        self._call: Call = model_state.call_model
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self._has_stated_start = pretrained is True
         self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
@@ -213,7 +222,7 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        outputs: Tensor = self.call_with(params, partial(model_state.call_model, self.model, x))
+        outputs: Tensor = self.call_with(params, partial(self._call, self.model, x))
         return outputs
 
     def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
@@ -247,6 +256,41 @@ class Task:
         own = {"model": model, "loss": copy_loss(self._untouched_loss)}
         vars(made).update(vars(self) | own, _constants=constants, _caller=_Caller(model))
         return made
+
+    def split_records(self) -> Task:
+        """Return this task, whose model now gets every record of a batch in a batch of its own, by vmap.
+
+        So does a loss that is the caller's, if it is separable. No record can then act on another one, whatever the
+        model is. For a model that works on each record alone, all values are the same up to rounding.
+        """
+        made = object.__new__(Task)
+        loss = self.loss if self.loss.is_known or not self.loss.separable else self.loss.split_records()
+        own = {"_call": call_each_record, "loss": loss, "engine": LruCache(_MAX_CACHED)}
+        vars(made).update(vars(self) | own)
+        return made
+
+    def find_padded(self, builder: GradientBuilder, x: Any, y: Tensor) -> Task | None:
+        """Return the task to train where batches are padded; None where padding could change what users compute.
+
+        It is this task if the model is proven to work on each record alone, or if users train one after another,
+        without padding. Else it is that of `split_records`, if it computes the same on made-up records: no record is at
+        risk where it does not.
+
+        Args:
+            builder: The builder of gradients of this task.
+            x: Records (n, ...) of the kind to come, of which no value is looked at.
+            y: Their targets (n, ...).
+        """
+        if is_looped(builder) or is_per_record(self, self.list_example_inputs(x)):
+            return self
+        if builder is not build_user_gradient or not (self.loss.is_known or self.loss.separable):
+            return None
+
+        def find() -> Task | None:
+            split = self.split_records()
+            return split if computes_alike(self, split, x, y) else None
+
+        return self.engine.get(("padded", get_kind(x), get_kind(y)), find)
 
     def use_examples(self, x: Any, y: Any) -> None:
         """Choose costs, paths and traces on these made-up records x (n, ...), y (n, ...), with labels of every kind."""
@@ -378,7 +422,8 @@ class Task:
             units: tuple[Unit, ...] = ("user", "record") if self.loss.separable else ("user",)
             builders = {unit: select_gradient(unit, trial, example, labels) for unit in units}
             inspect_parameters(trial.model, example)
-            probe.compare_gradients(builders)
+            padded = trial.find_padded(builders["user"], example, labels)
+            probe.compare_gradients(builders, splits=padded not in (None, trial))
             # Running a model may have left in it what cannot be copied.
             model_state.copy_model(trial.model)
         self.refuse_changes()

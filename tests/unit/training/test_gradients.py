@@ -196,3 +196,23 @@ def test_large_batches_of_images_train_one_user_after_another_with_equal_results
         1e-12,
     )
     assert not called
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.rand(5, 5) > 0.3}])
+def test_attention_with_dropout_is_that_of_torch_and_runs_for_users_and_their_records(heads, options):
+    query, key, value = (torch.randn(2, 3, *shape) for shape in ((4, 5, 8), (heads, 5, 8), (heads, 5, 3)))
+    options = options | {"enable_gqa": heads != 4}
+    # So little dropout drops nothing.
+    found = gradients._attend(query, key, value, dropout_p=1e-12, **options)
+    assert torch.allclose(
+        found, nn.functional.scaled_dot_product_attention(query, key, value, **options), equal_nan=True
+    )
+
+    def drop(*parts):
+        return gradients._attend(*parts, dropout_p=0.5)
+
+    if heads == 4:
+        each = torch.func.vmap(torch.func.vmap(drop, randomness="different"), randomness="different")
+        same = [part[:1, :1].expand(2, 3, *part.shape[2:]) for part in (query, key, value)]
+        assert len(each(*same).flatten(0, 1).unique(dim=0)) == 6

@@ -15,7 +15,6 @@ from torch import Tensor
 from silodp.data.inputs import count_bytes, get_kind
 from silodp.training import gradients
 from silodp.training.model_state import seed_torch
-from silodp.training.per_record import is_per_record
 from silodp.training.sgd import _planning
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
@@ -81,16 +80,16 @@ class Trainer:
         local: LocalTraining,
         differentiate: gradients.GradientBuilder | None = None,
     ) -> None:
-        self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
         if differentiate is None:
             differentiate = gradients.select_gradient("user", task, x, y)
-        self.gradient = differentiate(task)
-        self.plain = gradients.build_plain_gradient(task)
+        padded = task.find_padded(differentiate, x, y)
+        self.pads = padded is not None
+        self.task, self.start, self.x, self.y, self.local = padded or task, start, x, y, local
+        self.gradient = differentiate(self.task)
+        self.plain = gradients.build_plain_gradient(self.task)
         self.can_vectorize = not gradients.is_looped(differentiate)
         self.single_user = differentiate is gradients.build_single_user_gradient
         self.min_to_loop = gradients.find_min_to_loop(task)
-        # One after another, users are never padded.
-        self.pads = not self.can_vectorize or is_per_record(task, task.list_example_inputs(x))
         self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> _planning.StepCost:
