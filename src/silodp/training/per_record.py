@@ -198,8 +198,8 @@ class _Tracer(fx.Tracer):
 
     `meta["is_size"]` of a node says whether it is a number that depends on that of records. `meta["rows"]` is k ≥ 1
     for a tensor with k rows for each record, one record after the other; 0 for what does not depend on any record's
-    values; −1 for the state of a recurrent layer, with records in the second dimension. Of several results it is a
-    tuple, and of inputs by name a dictionary.
+    values; −k where these rows are in the second dimension, as in the state of a recurrent layer. Of several results it
+    is a tuple, and of inputs by name a dictionary.
     """
 
     proxy_buffer_attributes = True
@@ -324,13 +324,21 @@ def _check_operation(node: fx.Node) -> Any:
     if any(one.meta["is_size"] for one in inputs) and name not in (*_RESHAPED, *_REPEATED, "unflatten"):
         raise _NotProven("the number of records is used")
     if any(not _is_rows(one.meta["rows"]) for one in of_rows):
-        if name == "getitem" and isinstance(node.args[1], int) and of_rows[0].meta["rows"] == -1:
-            return _check_rows(node.meta["values"], 1)
-        raise _NotProven("inputs of another kind")
+        return _check_rows(node.meta["values"], _bring_first(name, node))
     rows = {one.meta["rows"] for one in of_rows}
     if len(rows) > 1 and name not in _REPEATED:
         raise _NotProven("different numbers of rows")
     return _check_rows(node.meta["values"], _apply_rule(name, node, of_rows, rows.pop()))
+
+
+def _bring_first(name: str, node: fx.Node) -> int:
+    """Return the rows for each record in parts of a tensor that has records in its second dimension."""
+    first, rest = node.args[0], node.args[1:]
+    rows = first.meta["rows"] if isinstance(first, fx.Node) else 0
+    is_part = (name == "getitem" and type(rest[0]) is int) or (name == "unbind" and rest in ((), (0,)))
+    if is_part and len(node.all_input_nodes) == 1 and isinstance(rows, int) and rows < 0 and not node.kwargs:
+        return -rows
+    raise _NotProven("inputs of another kind")
 
 
 def _apply_rule(name: str, node: fx.Node, of_rows: Sequence[fx.Node], rows: int) -> int:
@@ -359,6 +367,8 @@ def _apply_rule(name: str, node: fx.Node, of_rows: Sequence[fx.Node], rows: int)
     elif name in _ALONG:
         if alike and _keeps_first(name, args, kwargs, dims):
             return rows
+        if name == "permute" and not kwargs and _is_second(args[1:], dims):
+            return -rows  # queries, keys and values of attention, which are taken apart next
     elif name in _MULTIPLIED:
         if not constants:
             safe = alike and dims >= 3
@@ -437,10 +447,13 @@ def _check_rows(values: Sequence[Any], rows: int) -> Any:
         return tuple(_check_rows(parts, rows) for parts in zip(*values, strict=True))
     if not isinstance(values[0], Tensor):
         return 0
-    shape = tuple(values[0].shape)
+    place = 0 if rows >= 0 else 1
     for value, count in zip(values, _COUNTS, strict=True):
+        shape = list(values[0].shape)
+        if rows:
+            shape[place] = abs(rows) * count
         # No other dimension may grow with the number of records: a sum over it would count them.
-        if tuple(value.shape) != ((rows * count, *shape[1:]) if rows else shape):
+        if list(value.shape) != shape:
             raise _NotProven("a dimension is not that of records")
     return rows
 
@@ -494,6 +507,12 @@ def _keeps_first(name: str, args: Sequence[Any], kwargs: Any, dims: int) -> bool
     if not found or len(found) < len(chosen):
         return False
     return found[0] == 0 and 0 not in found[1:] if name == "permute" else 0 not in found
+
+
+def _is_second(order: Sequence[Any], dims: int) -> bool:
+    """Return whether an order of so many dimensions has the first one, that of records, in the second place."""
+    order = order[0] if len(order) == 1 and isinstance(order[0], Sequence) else order
+    return all(type(dim) is int for dim in order) and [dim % dims for dim in order].index(0) == 1
 
 
 def _keeps_all(index: Any, dims: int) -> bool:

@@ -110,6 +110,7 @@ class Task:
         self._buffers = {name for name, _ in self.model.named_buffers()}
         self._caller = _Caller(self.model)
         self._call: Call = model_state.call_model
+        self._pairs = tuple(name for name, p in trainable if p.ndim > 2 and p.shape[-1] == 2)
         self._places = {f"model.{place}": name for place, name in model_state.list_places(self.model).items()}
         self._has_stated_start = pretrained is True
         self.is_pretrained = model_state.has_frozen_parts(self.model) if pretrained is None else pretrained
@@ -228,6 +229,9 @@ class Task:
     def call_with(self, params: tuple[Tensor, ...], function: Callable[[], Any]) -> Any:
         """Return what a function returns while the model carries the given parameters, one tensor per name."""
         values = dict(zip(self.names, params, strict=True)) | self._constants
+        # Pairs may be the parts of complex numbers, which torch views only where they lie at even places: not in a row
+        # of all parameters.
+        values |= {n: values[n].contiguous().clone() for n in self._pairs}
         # A copy for every call: what a model writes into a buffer is lost, and reaches no other person or record.
         values |= {name: values[name].clone() for name in self._buffers}
         places = {place: values[name] for place, name in self._places.items()}

@@ -216,3 +216,30 @@ def test_attention_with_dropout_is_that_of_torch_and_runs_for_users_and_their_re
         each = torch.func.vmap(torch.func.vmap(drop, randomness="different"), randomness="different")
         same = [part[:1, :1].expand(2, 3, *part.shape[2:]) for part in (query, key, value)]
         assert len(each(*same).flatten(0, 1).unique(dim=0)) == 6
+
+
+class Spectral(nn.Module):
+    """Multiplies frequencies by complex weights, which are pairs of real parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.weights, self.last = (
+            nn.Parameter(torch.zeros(1)),
+            nn.Parameter(torch.randn(4, 1, 2)),
+            nn.Linear(6, 2),
+        )
+
+    def forward(self, x):
+        return self.last(
+            torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.weights)[:, 0], 6) + self.shift
+        )
+
+
+@pytest.mark.parametrize("local", [LocalTraining(0.1), LocalTraining(0.1, 8, 2)])
+def test_parameters_are_pairs_at_even_places_as_complex_numbers_need(local):
+    task = Task(Spectral().double(), cross_entropy())
+    x, y, user = ragged([2, 1, 3, 5], 0, (6,))
+    start = task.initial(0)
+    assert task.size % 2
+    expected = looped(task, start, x, y, user, local, 3)
+    assert_equal_updates(updates(task, start, x, y, user, local, 3), expected, 1e-9)

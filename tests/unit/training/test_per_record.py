@@ -61,6 +61,11 @@ def ask_for_tensors(net: Any, x: Tensor) -> Tensor:
     return net.b(net.a(x))
 
 
+def unbind(net: Any, x: Tensor) -> Tensor:
+    one, two = net.a(x).view(x.shape[0], 2, 4).permute(1, 0, 2).unbind(0)
+    return net.b(torch.cat([one, two], 1))
+
+
 MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "mean behind a gate at 0": lambda net, x: net.b((h := net.a(x)) + net.gate * h.mean(0)),
     "attention": lambda net, x: net.b((h := net.a(x)) + net.gate * ((h @ h.transpose(0, 1)).softmax(-1) @ h)),
@@ -90,6 +95,11 @@ MIXED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "the first record": lambda net, x: net.b(net.a(x) + net.a(x)[0:1]),
     "two letters": lambda net, x: net.b(torch.einsum("nd,md->nd", net.a(x), net.a(x))),
     "transposed": lambda net, x: net.b(net.a(x).permute(1, 0).softmax(-1).permute(1, 0)),
+    "a part of a record": lambda net, x: net.b(
+        net.a(x) + net.a(x).view(-1, 2, 4).permute(1, 0, 2).unbind(1)[0].reshape(1, 8)
+    ),
+    "a sum of parts": lambda net, x: net.b(net.a(x) + net.a(x).view(-1, 2, 4).permute(1, 0, 2).sum(1).view(1, 8)),
+    "third": lambda net, x: net.b(net.a(x) + net.a(x).view(-1, 2, 4).permute(1, 2, 0)[0].sum()),
     "records as places": lambda net, x: net.b(F.avg_pool1d(net.a(x).transpose(0, 1), 3, 1, 1).transpose(0, 1)),
     "records as channels": lambda net, x: net.b(F.conv1d(net.a(x), torch.ones(2, 2, 1))),
     "padded with a record": lambda net, x: net.b(F.pad(net.a(x), (0, 0, 1, 0))[:-1]),
@@ -116,6 +126,10 @@ APART: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "mean of a record": lambda net, x: net.b(net.a(x - x.mean(-1, keepdim=True))),
     "attention in a record": lambda net, x: net.b(
         F.scaled_dot_product_attention(*[net.a(x).view(x.shape[0], 1, 2, 4)] * 3).flatten(1)
+    ),
+    "parts": unbind,
+    "parts by place": lambda net, x: net.b(
+        torch.cat([net.a(x).view(-1, 2, 4).permute(1, 0, 2)[place] for place in (0, 1)], 1)
     ),
     "columns": lambda net, x: net.b(torch.stack([net.a(x)[:, place] for place in range(8)], 1)[..., :8]),
     "a choice": lambda net, x: net.b(torch.where(net.a(x) > 0, net.a(x), net.top)),
