@@ -267,7 +267,6 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
     assert made.status == 0, made.err
     public = coordinator / "c" / "public"
     assert not any("secret" in path.read_text() for path in public.rglob("*.*"))
-    (coordinator / "c" / "requests").mkdir()
     for name in ("server", "north", "south"):
         done = silodp("deploy", "keys", name, "--out", places[name] / "home", "--json")
         assert done.status == 0, done.err

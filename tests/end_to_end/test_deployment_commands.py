@@ -42,7 +42,6 @@ def drafted(silodp: Silodp, tmp_path: Path) -> Path:
     made = silodp("deploy", "init", tmp_path / "one.toml", "--out", folder)
     assert made.status == 0, made.err
     assert "warning" not in made.err
-    (folder / "requests").mkdir()
     for name in NAMES:
         done = silodp("deploy", "keys", name, "--out", tmp_path / name, "--json")
         shutil.copy(done.json["request"], folder / "requests")

@@ -78,7 +78,6 @@ class Consortia:
         """Make the keys of a party in its folder, and send the request."""
         made = self.silodp("deploy", "keys", name, "--out", self.home(name), "--json", *options)
         assert made.status == 0, made.err
-        (self.folder / out / "requests").mkdir(exist_ok=True)
         shutil.copy(made.json["request"], self.folder / out / "requests")
 
     def seal(self, out: str, *options: str) -> Consortium:

@@ -300,12 +300,13 @@ def _hint_at_setting(error: click.ClickException) -> str:
         return ""
     if not {"config", "set_"} <= {option.name for option in error.ctx.command.params}:
         return ""
+    end = "" if error.format_message().endswith("?") else "."
     if error.option_name in ("--epsilon", "--target-epsilon"):
         return (
-            ". The noise for an ε is computed by 'silodp plan CONFIG.toml --target-epsilon NUMBER': set "
+            f"{end} The noise for an ε is computed by 'silodp plan CONFIG.toml --target-epsilon NUMBER': set "
             "method.noise_multiplier to it; budget.epsilon ends a run before it spends more."
         )
-    return ". A setting of the configuration is given by --set KEY=VALUE."
+    return f"{end} A setting of the configuration is given by --set KEY=VALUE."
 
 
 def _see_help(error: click.ClickException) -> str:

@@ -74,7 +74,14 @@ def init(
     resolved = load_config(config, set_ or ())
     if local:
         resolved.dataset.check_files(resolved.arguments)
-    from silodp.deploy.setup import copy_requests, draft_public, find_free_port, find_list_doubts, make_local
+    from silodp.deploy.setup import (
+        REQUESTS,
+        copy_requests,
+        draft_public,
+        find_free_port,
+        find_list_doubts,
+        make_local,
+    )
 
     # A local consortium is for tests, where a seed makes runs comparable. Elsewhere it gives the noise away.
     if resolved.config.seed is not None and not local:
@@ -110,9 +117,10 @@ def init(
         if after is not None:
             lines.append("Parties of the earlier consortium keep their keys and their folders.")
         if asked:
+            (out / REQUESTS).mkdir(exist_ok=True)
             lines.append("These parties run this command, and send you the request file that it writes:")
             lines += [f"  {format_command('deploy', 'keys', name)}" for name in asked]
-            lines.append(f"Put the requests into {out / 'requests'}.")
+            lines.append(f"Put the requests into {out / REQUESTS}.")
         lines.append(f"Then run: {format_command('deploy', 'seal', out)} --host NAME")
     show(result, as_json, lines)
 

@@ -51,7 +51,7 @@ _HEADS: dict[SkillCode, str] = {
     "order_only": "The model orders records better than chance, but its probabilities are",
     "unclear": "The model is not clearly better than a constant prediction",
     "worse": "The model is worse than a constant prediction",
-    "equal": "The model predicts the same for everybody",
+    "equal": "The model predicts almost the same for everybody",
 }
 
 
