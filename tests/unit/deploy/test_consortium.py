@@ -125,7 +125,7 @@ def test_a_folder_that_was_changed_is_refused(
     "changes",
     [
         {"format": True},
-        {"format": 1},
+        {"format": 2},
         {"port": 0},
         {"port": 70_000},
         {"port": True},
