@@ -16,7 +16,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-nvflare test-frameworks test-containers test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks house results pages errors commands wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -109,13 +109,13 @@ wheel: $(INSTALLED)
 	cd build/wheel && bin/silodp --version && bin/silodp demo --out demo
 
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
-pages: errors listings
+pages: errors commands
 
 errors: $(INSTALLED)
 	$(BIN)/python -c 'from silodp.errors import list_codes; print(list_codes(), end="")' > docs/errors.md
 
-listings: $(INSTALLED)
-	$(BIN)/python docs/listings.py
+commands: $(INSTALLED)
+	$(BIN)/python docs/list_commands.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(CHECK)

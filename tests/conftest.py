@@ -23,12 +23,6 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-wording", action="store_true", help="write tests/snapshots/wording.txt anew from the source"
-    )
-
-
 _BACKGROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
 UNDRAWN = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{_BACKGROUND}</svg>'
 """What stands for a picture where a test is not about pictures."""

@@ -380,18 +380,12 @@ def load(
     directory = Path(directory)
     check_type("model", model, (nn.Module, type(None)), "the module that was trained")
     description = ModelDescription.read(directory / DESCRIPTION)
-    if not description.is_sealed:
-        _log.warning(
-            "%s is of an earlier version of silodp, without a digest of itself: a number in it that was changed would "
-            "not be noticed",
-            directory / DESCRIPTION,
-        )
     # The description has the digests of the files: each is compared with it before it is used.
     stated = _read_file(directory / GUARANTEE)
     summary, guarantees = read_guarantees(directory)
-    description.check_run(summary.get("run"), directory / GUARANTEE)
+    description.check_run(summary["run"], directory / GUARANTEE)
     description.check_content(stated, directory / GUARANTEE)
-    if description.is_sealed and (directory / CARD).exists():
+    if (directory / CARD).exists():
         check_card(directory / CARD, (directory / DESCRIPTION).read_bytes())
     tensors = _read_tensors(directory / WEIGHTS, description)
     if model is not None:
@@ -416,7 +410,7 @@ def load(
             "buffers outside its state that differ from those of the run: make them with persistent=True, or compute "
             "them from constants"
         )
-    elif description.attributes not in (None, digest_attributes(network)):
+    elif description.attributes != digest_attributes(network):
         problem = (
             "numbers in plain attributes that differ from those of the run: build it with the same numbers, or keep "
             "them in buffers (register_buffer), which the run stores with the model"

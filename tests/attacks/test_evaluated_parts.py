@@ -333,8 +333,8 @@ def test_settings_that_do_not_fit():
         Evaluation("local", by_silo=True)
 
 
-def test_evaluations_without_parts_keep_their_names():
-    """Runs of earlier versions hold these texts in their digests."""
+def test_evaluations_without_parts_do_not_name_them():
+    """Runs hold these texts in their digests."""
     assert repr(make()) == (
         "Evaluation(across='sums', every=None, noise_multiplier=0.7, epsilon=None, clip=1.0, bins=10, times=())"
     )

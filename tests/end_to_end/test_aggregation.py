@@ -28,6 +28,7 @@ from silodp.runtime.train import run, train
 from silodp_experiments.compare import compare_methods
 from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
+from support.rewriting import rebind
 
 ROOT = Path(__file__).parents[2]
 METHOD = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.01}}
@@ -473,12 +474,7 @@ def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: P
     Path("a/metrics.jsonl").write_text(
         "".join(json.dumps({k: v for k, v in row.items() if k != "bytes"}) + "\n" for row in rows)
     )
-    # A run of an earlier version: its ledger does not bind files.
-    ledger = Path("a/checkpoint/ledger.jsonl")
-    charges = [line for line in ledger.read_text().splitlines(True) if '"files"' not in line]
-    ledger.write_text("".join(charges))
-    Path("a/model.json").unlink()
-    assert silodp("report", "a").status == 0
+    assert silodp("report", rebind(Path("a"))).status == 0
     assert "to the silos</th>" not in Path("a/report.html").read_text()
 
 
@@ -490,16 +486,14 @@ def test_the_guarantee_names_the_aggregator_of_a_run_from_python(silodp: Silodp,
     said = json.loads(Path("a/guarantee.json").read_text())
 
     def page(aggregator: Any) -> str:
-        named = {key: value for key, value in said.items() if key != "aggregator"}
-        if aggregator is not None:
-            named["aggregator"] = aggregator
-        Path("a/guarantee.json").write_text(json.dumps(named))
+        Path("a/guarantee.json").write_text(json.dumps(said | {"aggregator": aggregator}))
         assert silodp("report", "a").status == 0
         return Path("a/report.html").read_text()
 
-    assert "Who saw what" not in page(None)
     assert "<code>masked</code>" in page({"name": "masked", "min_silos": 2})
-    assert "Who saw what" not in page({"name": "of a later version"})
+    for wrong in (None, [], {"name": "of a later version"}, {"name": "masked", "size": 2}):
+        Path("a/guarantee.json").write_text(json.dumps(said | {"aggregator": wrong}))
+        assert_sentence(silodp("report", "a"), code="report.damaged")
 
 
 @pytest.mark.parametrize("aggregator", [maker() for maker in AGGREGATORS.values()], ids=list(AGGREGATORS))

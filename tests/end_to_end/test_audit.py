@@ -16,7 +16,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, RevealedSample
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
-from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
+from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, SiloHeader
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.cli.main import main
 from silodp.config.build import build_aggregator
@@ -24,6 +24,7 @@ from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER, audit_run
 from silodp.report.page import write_report
 from support.commands import Silodp, assert_sentence
+from support.rewriting import read_ledger, summarize_run, write_ledger
 
 ROUNDS = 7
 EVENTS: dict[Adversary, Event] = {
@@ -33,12 +34,7 @@ EVENTS: dict[Adversary, Event] = {
 }
 BUDGET = Budget(epsilon=4.0, delta=1e-5)
 SUBJECT = LedgerHeader("uldp-avg", "UldpAvg()", "user", "plain", secret=True)
-SUMMARY = {
-    "method": "uldp-avg",
-    "settings": "UldpAvg()",
-    "aggregator": {"name": "plain"},
-    "stopped": "rounds",
-}
+SUMMARY = summarize_run(method="uldp-avg", settings="UldpAvg()", rounds=ROUNDS)
 PLAIN = build_aggregator("plain", {})
 
 
@@ -49,6 +45,7 @@ def directory(tmp_path: Path) -> Path:
     with Ledger(tmp_path / LEDGER, 1e-5, "pld", BUDGET, run="it", subject=SUBJECT) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, EVENTS)
+        ledger.record_files({})
         made = [promise(a, None if a == "silo" else ledger.epsilon(a)) for a in ADVERSARIES]
     rows = [{"round": r, "loss": 1 / (r + 1), "metrics": {}, "epsilon": {}} for r in range(ROUNDS + 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -142,16 +139,18 @@ def test_an_adversary_that_was_never_charged_is_promised_nothing(tmp_path: Path)
     with Ledger(tmp_path / LEDGER, 1e-5, run="it", subject=SUBJECT) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, {"released": EVENTS["released"]})
-    said = Guarantee.from_dict(promise("server", 3.0))
+    said = [Guarantee.from_dict(promise(one, None)) for one in ("released", "silo")]
+    said.append(Guarantee.from_dict(promise("server", 3.0)))
     with pytest.raises(SilodpError, match="no charge against that adversary"):
-        audit_run(tmp_path, [said], SUMMARY, PLAIN)
+        audit_run(tmp_path, said[::-1], SUMMARY | {"private": False}, PLAIN)
 
 
 def test_a_run_of_no_rounds_has_spent_nothing(tmp_path: Path) -> None:
     (tmp_path / LEDGER).parent.mkdir()
-    Ledger(tmp_path / LEDGER, 1e-5, run="it", subject=SUBJECT).close()
-    said = Guarantee.from_dict(promise("server", 0.0) | {"rounds": 0})
-    found = audit_run(tmp_path, [said], SUMMARY, PLAIN)
+    with Ledger(tmp_path / LEDGER, 1e-5, run="it", subject=SUBJECT) as ledger:
+        ledger.record_files({})
+    said = Guarantee.from_dict(promise("released", 0.0) | {"rounds": 0})
+    found = audit_run(tmp_path, [said], SUMMARY | {"rounds": 0}, PLAIN)
     assert found is not None
     assert (found.rounds, found.budget) == (0, None)
 
@@ -231,7 +230,7 @@ def test_a_guarantee_about_something_else_is_refused(
         ({"method": "uldp-avg"}, "method = uldp-avg, and the ledger says ddp"),
         ({"settings": "Ddp(noise_multiplier=9)"}, "settings = Ddp(noise_multiplier=9), and the ledger says"),
         ({"aggregator": {"name": "masked"}}, "aggregator = masked, and the ledger says plain"),
-        ({"aggregator": {"name": "best"}}, "aggregator = None, and the ledger says plain"),
+        ({"aggregator": {"name": "best"}}, "names an aggregator that cannot be read"),
     ],
 )
 def test_a_run_of_another_kind_is_refused(
@@ -282,14 +281,23 @@ def _run(directory: Path) -> str:
     return str(json.loads((directory / LEDGER).read_text().splitlines()[0])["run"])
 
 
-def test_a_ledger_of_an_earlier_version_is_one_sentence(directory: Path) -> None:
+def test_a_ledger_that_is_not_a_servers_is_one_sentence(directory: Path) -> None:
     (directory / LEDGER).unlink()
-    with Ledger(directory / LEDGER, 1e-5, "pld", BUDGET, run="it") as ledger:
+    with Ledger(directory / LEDGER, 1e-5, "pld", BUDGET, run="it", silo=SiloHeader("user")) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, EVENTS)
-    with pytest.raises(SilodpError, match="an earlier version of silodp") as error:
+    with pytest.raises(SilodpError, match="does not name the method and the unit") as error:
         write_report(directory)
-    assert "\n" not in str(error.value)
+    assert error.value.code == "ledger.damaged"
+
+
+@pytest.mark.parametrize("format_", [2, True, "1", None])
+def test_a_ledger_of_another_format_is_refused(directory: Path, format_: Any) -> None:
+    header, *lines = read_ledger(directory / LEDGER)
+    write_ledger(directory / LEDGER, [header | {"format": format_}, *lines])
+    with pytest.raises(SilodpError) as error:
+        write_report(directory)
+    assert error.value.code == "ledger.version"
 
 
 @pytest.mark.parametrize(

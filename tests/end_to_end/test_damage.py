@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 
-from end_to_end.test_rederive import as_the_first_version_left_it
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
 from silodp.errors import CODES, SilodpError
 from silodp.report.page import write_report
-from silodp.report.rederive import EARLIER
 from silodp.report.run_record import read_run
 from support.commands import CONFIG, Silodp, assert_sentence
-from support.earlier import unbind
+from support.rewriting import rebind
 
 DEEP = "[" * 100_000
 ROUNDS = 4
@@ -43,7 +41,7 @@ def directory(finished: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     copied = shutil.copytree(finished, tmp_path / "run")
     os.utime(copied / "guarantee.json")
-    return unbind(copied)
+    return Path(copied)
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -52,6 +50,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 
 def write_rows(directory: Path, rows: list[Any]) -> None:
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rebind(directory)
 
 
 def code_of(act: Callable[[], object]) -> str:
@@ -127,7 +126,8 @@ def test_a_line_that_a_crash_cut_off_is_of_a_round_to_be_repeated(directory: Pat
 
 def test_a_row_of_a_round_to_be_repeated_is_dropped(directory: Path) -> None:
     before = rows_of(directory)
-    write_rows(directory, [*before, {"round": 5, "loss": 1e9}])
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "loss": 1e9}\n')
     resume(directory, "rounds=5")
     assert rows_of(directory)[:5] == before
     assert rows_of(directory)[5]["loss"] < 10
@@ -233,7 +233,7 @@ def test_rows_stand_once_and_in_order(directory: Path, how: str) -> None:
 
 def test_more_epsilon_may_be_claimed_than_was_charged(directory: Path) -> None:
     rows = rows_of(directory)
-    rows[1]["epsilon"]["released"] *= 1 + 1e-5  # an earlier version's coarser grid
+    rows[1]["epsilon"]["released"] *= 1 + 1e-5  # of a coarser grid
     rows[2]["epsilon"] = {}
     write_rows(directory, rows)
     write_report(directory)
@@ -312,7 +312,7 @@ def test_no_value_of_a_guarantee_breaks_the_report(directory: Path) -> None:
                 inner = inner[key]
             inner[place[-1]] = junk
             path.write_text(json.dumps(changed))
-            found.append(outcome_of(directory))
+            found.append(outcome_of(rebind(directory)))
     assert set(found) == {"read", "report.damaged", "report.contradicted"}
     assert len(found) > 600
     assert found.count("read") < len(found) / 5
@@ -352,7 +352,7 @@ def test_with_a_damaged_config_the_rest_is_shown_and_what_is_not_checked_is_said
     silodp: Silodp, directory: Path, content: bytes
 ) -> None:
     (directory / "config.toml").write_bytes(content)
-    outcome = silodp("report", directory)
+    outcome = silodp("report", rebind(directory))
     assert (outcome.status, outcome.err) == (0, "")
     assert "Not checked: assumptions" in outcome.out
 
@@ -363,47 +363,28 @@ def test_a_config_of_another_run_is_refused(directory: Path) -> None:
     assert code_of(lambda: write_report(directory)) == "report.contradicted"
 
 
-# --- directories of an earlier version ----------------------------------------------------------------------
-
-FIRST = (
-    "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
-    "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
-    "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of floating-point "
-    "noise, and what rounding in a shared computation may tell, are not excluded",
-    "the run's directory was never copied or restored and continued twice",
-)
-"""What every guarantee assumed at commit 9d96a47."""
-
-
-def test_a_directory_of_the_first_version_is_read(silodp: Silodp, directory: Path) -> None:
-    path = directory / "guarantee.json"
-    said = json.loads(path.read_text())
-    assert (said.pop("format"), said.pop("simulation")) == (4, True)
-    for guarantee in said["guarantees"]:
-        guarantee["assumptions"] = [*FIRST, "the server does not collude with a silo"]
-        guarantee.setdefault("any_dropouts", None)
-    path.write_text(json.dumps(said))
-    assert code_of(lambda: write_report(directory)) == "report.contradicted", (
-        "the ledger says which version it was"
-    )
-    as_the_first_version_left_it(directory, silos=5, lost_in=-1, accountant="pld")
-    outcome = silodp("report", directory)
-    assert outcome.status == 0, outcome.err
-    assert f"Not checked: {EARLIER}" in outcome.out
-    page = (directory / "report.html").read_text()
-    assert "This run was a simulation in one process." in page
-    assert FIRST[0] in page
-    said["guarantees"][0]["epsilon"] *= 0.99  # what was charged is checked as ever
-    path.write_text(json.dumps(said))
-    assert code_of(lambda: write_report(directory)) == "report.contradicted"
-    for later in (2, 3):
-        path.write_text(json.dumps({**said, "format": later}))
-        assert code_of(lambda: write_report(directory)) == "report.contradicted"
-
-
-def test_in_this_version_an_assumption_may_not_be_left_out(directory: Path) -> None:
+def test_an_assumption_may_not_be_left_out(directory: Path) -> None:
     path = directory / "guarantee.json"
     said = json.loads(path.read_text())
     del said["guarantees"][1]["assumptions"][0]
     path.write_text(json.dumps(said))
-    assert code_of(lambda: write_report(directory)) == "report.contradicted"
+    assert code_of(lambda: write_report(rebind(directory))) == "report.contradicted"
+
+
+@pytest.mark.parametrize("format_", [None, True, 2, 4, "1"])
+def test_a_guarantee_of_another_format_is_refused(directory: Path, format_: Any) -> None:
+    path = directory / "guarantee.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": format_}))
+    assert code_of(lambda: write_report(rebind(directory))) == "report.damaged"
+
+
+def test_every_entry_of_a_guarantee_is_required(directory: Path) -> None:
+    path = directory / "guarantee.json"
+    said = json.loads(path.read_text())
+    for name in said.keys() - {"starts"}:
+        path.write_text(json.dumps({key: value for key, value in said.items() if key != name}))
+        assert code_of(lambda: write_report(rebind(directory))) == "report.damaged", name
+    for name in said["guarantees"][0]:
+        one = {key: value for key, value in said["guarantees"][0].items() if key != name}
+        path.write_text(json.dumps(said | {"guarantees": [one, *said["guarantees"][1:]]}))
+        assert code_of(lambda: write_report(rebind(directory))) == "report.damaged", name

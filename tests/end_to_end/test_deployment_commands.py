@@ -314,7 +314,7 @@ def test_what_all_runs_have_spent_is_told_with_what_it_assumes() -> None:
                 "certificates": rule,
             }
             assert told in format_spent(spent)[-1]
-    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0})
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={"server": 1.0}, certificates=[])
     assert "only if the runs were fixed beforehand" in policy.to_toml()
 
 

@@ -16,6 +16,7 @@ import pytest
 from silodp.report.evaluation import find_evaluation, find_limits
 from silodp.training.counts import Estimate
 from support.commands import Silodp, assert_sentence
+from support.refusals import refused
 
 HEAD = """
 rounds = 3
@@ -184,3 +185,10 @@ def test_a_plan_states_the_counts_of_all_parts(silodp: Silodp, config: Path) -> 
     assert silos == pytest.approx(
         [planned["noise_std"] * np.sqrt(2)] * 3, rel=1e-4
     )  # added up over two silos
+
+
+@pytest.mark.parametrize("content", [{"counts": "many"}, {}, [1], "x"])
+def test_an_evaluation_that_cannot_be_read_is_refused_and_not_left_out(content: object) -> None:
+    assert find_evaluation([{"round": 1, "evaluation": None}]) is None
+    with refused("run.metrics_damaged"):
+        find_evaluation([{"round": 1, "evaluation": content}])

@@ -27,6 +27,7 @@ from silodp.config.resolve import load_config
 from silodp.runtime.train import Result, train
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
+from support.rewriting import edit_description
 
 PUBLIC = ("model.json", "model.safetensors", "guarantee.json")
 HEAD = """
@@ -383,19 +384,8 @@ def test_files_that_do_not_belong_together_are_refused(trained: Any, tmp_path: P
         (bundle / name).rmdir()
         (bundle / name).write_bytes(kept)
     assert silodp.load(bundle).guarantees["released"].epsilon is not None
-    # Earlier versions wrote no digest of the guarantee: then the id of the run tells.
-    edit(bundle / "model.json", lambda fields: fields.pop("guarantee"))
-    assert silodp.load(bundle).guarantees["released"].epsilon is not None
     (bundle / "guarantee.json").write_bytes((tmp_path / "second" / "guarantee.json").read_bytes())
     refuse("bundle.mixed", bundle)
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    """Change a description; one of an earlier version has no digest that shows it."""
-    fields = json.loads(path.read_text()) | {"format": 1}
-    fields.pop("digest", None)
-    change(fields)
-    path.write_text(json.dumps(fields))
 
 
 def test_a_description_that_lies_is_refused(trained: Any, tmp_path: Path) -> None:
@@ -404,7 +394,8 @@ def test_a_description_that_lies_is_refused(trained: Any, tmp_path: Path) -> Non
 
     changes: list[tuple[str, Callable[[Any], None]]] = [
         ("bundle.damaged", swap_columns),
-        ("bundle.damaged", lambda f: f.update(format=3)),
+        ("bundle.damaged", lambda f: f.update(format=2)),
+        ("bundle.damaged", lambda f: f.update(format=True)),
         ("bundle.damaged", lambda f: f["inputs"].update(users="/etc/hostname")),
         ("bundle.damaged", lambda f: f["architecture"].update(source="pickle")),
         ("bundle.damaged", lambda f: f["architecture"].update(source="module", module="")),
@@ -416,7 +407,7 @@ def test_a_description_that_lies_is_refused(trained: Any, tmp_path: Path) -> Non
     ]
     for number, (code, change) in enumerate(changes):
         bundle = take_bundle(tmp_path / "run", tmp_path / f"bundle-{number}")
-        edit(bundle / "model.json", change)
+        edit_description(bundle / "model.json", change)
         refuse(code, bundle)
 
 
@@ -535,14 +526,12 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     refuse("bundle.mixed", bundle)
     shutil.copy(tmp_path / "run" / "guarantee.json", bundle)
     assert silodp.load(bundle).guarantees["released"].rounds == 4
-    description = json.loads((bundle / "model.json").read_text())
-    for name in ("digest", "guarantee", "attributes", "predicts_labels", "silo_settings"):
-        del description[name]  # as earlier versions wrote it
-    description["format"] = 1
-    for had, silent in ((False, 0), (True, 6)):
-        (bundle / "model.json").write_text(json.dumps({**description, "has_readers": had}))
-        assert len(silodp.load(bundle).description.silo_settings) == silent
-    (bundle / "model.json").write_text(json.dumps({**description, "silo_settings": "decimal"}))
+    whole = (bundle / "model.json").read_text()
+    for name in json.loads(whole).keys() - {"digest"}:
+        edit_description(bundle / "model.json", lambda fields, name=name: fields.pop(name))
+        refuse("bundle.damaged", bundle)
+        (bundle / "model.json").write_text(whole)
+    edit_description(bundle / "model.json", lambda fields: fields.update(silo_settings="decimal"))
     refuse("bundle.damaged", bundle)
 
 

@@ -16,24 +16,13 @@ from test_budgets_table import PERSONAL, USERS, tables
 from test_edges import TABLES
 from test_record_methods import DDP
 
-from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import (
-    DROPOUTS,
-    DROPOUTS_WITHOUT_SAMPLES,
-    HELD_OUT,
-    NOT_COVERED,
-    OTHER_CODE,
-    format_epsilon,
-)
-from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
 from silodp.accounting.views import ADVERSARIES
 from silodp.cli.main import main
-from silodp.config.resolve import load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
-from silodp.report.audit import UNBOUND, AuditResult
-from silodp.report.rederive import _EARLIER_WORDS
+from silodp.report.audit import AuditResult
 from silodp.report.run_record import read_run
 from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_files import RUN_SPEC
@@ -43,9 +32,9 @@ from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
 from silodp.wire.transport import SIGNED_BYTES, DeliveryFailure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
-from support.earlier import read_ledger, unbind, write_ledger
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused as refused_with
+from support.rewriting import rebind
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
@@ -86,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture
 def copy(runs: Ran, tmp_path: Path) -> Ran:
     def copied(kind: str) -> Path:
-        return unbind(Path(shutil.copytree(runs(kind), tmp_path / "run")))
+        return Path(shutil.copytree(runs(kind), tmp_path / "run"))
 
     return copied
 
@@ -99,6 +88,7 @@ def told(directory: Path) -> list[dict[str, Any]]:
 def tell(directory: Path, guarantees: list[dict[str, Any]], **summary: Any) -> None:
     path = directory / "guarantee.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantees": guarantees} | summary))
+    rebind(directory)
 
 
 def audit(directory: Path) -> AuditResult:
@@ -123,17 +113,6 @@ def test_all_of_an_untouched_run_is_borne_out(runs: Ran, kind: str) -> None:
     assert audit(runs(kind)).unchecked == ()
 
 
-def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy: Ran) -> None:
-    directory = copy("masked")
-    path = directory / "config.toml"
-    path.write_text(path.read_text().replace("[aggregation]\n", '[aggregation]\ndevice = "cpu"\n', 1))
-    assert 'device = "cpu"' in path.read_text()
-    assert audit(directory).unchecked == (UNBOUND,)
-    with pytest.raises(SilodpError) as error:
-        load_config(path)
-    assert (error.value.code, error.value.field) == ("config.unknown_field", "aggregation.device")
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if "coins" in kind else ()) for kind in KINDS]
 )
@@ -153,20 +132,6 @@ def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
     assert all((OTHER_CODE in said["assumptions"]) == (kind == "own code") for said in whole)
 
 
-def test_earlier_words_of_a_text_are_read(copy: Ran) -> None:
-    directory = copy("persons")
-    whole = told(directory)
-    found = [now for now, _ in _EARLIER_WORDS if now in json.dumps(whole, ensure_ascii=False)]
-    assert NOT_COVERED[2] in found
-    assert len(found) > 1
-    for now, earlier in _EARLIER_WORDS:
-        for said in whole:
-            for name in ("assumptions", "not_covered"):
-                said[name] = [text.replace(now, earlier) for text in said[name]]
-    tell(directory, whole)
-    audit(directory)
-
-
 @pytest.mark.parametrize("text", NOT_COVERED)
 def test_nothing_that_is_not_covered_can_be_left_out(copy: Ran, text: str) -> None:
     directory = copy("persons")
@@ -179,7 +144,7 @@ def test_nothing_that_is_not_covered_can_be_left_out(copy: Ran, text: str) -> No
         rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
         nothing = [row | {"loss": None, "metrics": {}} for row in rows]
         (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nothing))
-        audit(directory)
+        audit(rebind(directory))
 
 
 @pytest.mark.parametrize("kind", ["persons", "records", pytest.param("coins", marks=pytest.mark.slow)])
@@ -236,7 +201,7 @@ def test_what_holds_under_weaker_assumptions_cannot_be_changed(copy: Ran) -> Non
             tell(directory, [*whole[:place], said | {"linkage": changed}, *whole[place + 1 :]])
             refused(directory, f"against '{ADVERSARIES[place]}' it says linkage = ")
     tell(directory, whole)
-    assert audit(directory).unchecked == (UNBOUND,)
+    assert audit(directory).unchecked == ()
 
 
 def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None:
@@ -244,14 +209,14 @@ def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None
     assert rederive.JOINED not in audit(directory).unchecked
     for path in (directory / "checkpoint" / "server").glob("*clients"):
         path.unlink()
-    assert audit(directory).unchecked == (rederive.JOINED, UNBOUND)
+    assert audit(directory).unchecked == (rederive.JOINED,)
 
 
 def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
     directory = copy("seeded coins")
     for path in (directory / "checkpoint" / "server").iterdir():
         path.unlink()
-    assert audit(directory).unchecked == (UNBOUND,)
+    assert audit(directory).unchecked == ()
 
 
 def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
@@ -313,8 +278,9 @@ def test_a_configuration_of_another_run_is_refused(copy: Ran, old: str, new: str
     path = directory / "config.toml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
+    rebind(directory)
     if says == "cannot be read":
-        unchecked, _ = audit(directory).unchecked
+        (unchecked,) = audit(directory).unchecked
         assert "config.toml cannot be read: aggregation.min_silos" in unchecked
         return
     refused(directory, says)
@@ -339,18 +305,17 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     done = silodp("report", directory)
     left = "assumptions, claims, and charges of units with privacy budgets (there is no config.toml)"
     shown = done.out.splitlines()
-    unchecked = [f"Not checked: {what}." for what in (left, UNBOUND)]
-    assert shown[:3] == ["The guarantees and the metrics agree with the ledger.", *unchecked]
+    assert shown[:2] == ["The guarantees and the metrics agree with the ledger.", f"Not checked: {left}."]
     written = [f"Report: {directory / 'report.html'}", f"Model card: {directory / 'MODEL_CARD.md'}"]
     assert shown[-2:] == written
-    assert [line.partition(":")[0] for line in shown[3:-2]] == [
+    assert [line.partition(":")[0] for line in shown[2:-2]] == [
         "Against whoever sees the models",
         "Against the server",
         "Against another silo",
         "The model predicts better than a constant",
         "Not attacked",
     ]
-    assert silodp("report", directory, "--json").json["not_checked"] == [left, UNBOUND]
+    assert silodp("report", directory, "--json").json["not_checked"] == [left]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
     (directory / "checkpoint" / "ledger.jsonl").unlink()
     gone = silodp("report", directory).out.splitlines()
@@ -371,12 +336,14 @@ def test_the_specification_is_the_one_that_was_run(copy: Ran) -> None:
     stored = json.loads(path.read_text())
     for change in ({"digest": "0" * 64}, {"seed": None}, {"data": stored["data"] | {"users": 7}}):
         path.write_text(json.dumps(stored | change))
-        refused(directory, "is not the specification of this run")
-    path.write_text(json.dumps(stored["data"]))
-    with refused_with("report.damaged"):
-        read_run(directory)
+        refused(rebind(directory), "is not the specification of this run")
+    for damage in (stored["data"], stored | {"format": True}, stored | {"format": 2}):
+        path.write_text(json.dumps(damage))
+        with refused_with("report.damaged"):
+            read_run(rebind(directory))
     path.unlink()
-    assert audit(directory).unchecked == (rederive.EARLIER, UNBOUND)
+    with refused_with("report.missing"):
+        read_run(rebind(directory))
 
 
 def test_a_specification_made_again_for_other_data_is_not_the_checkpoints(copy: Ran) -> None:
@@ -386,7 +353,7 @@ def test_a_specification_made_again_for_other_data_is_not_the_checkpoints(copy: 
     del stored["data"]["index_digest"]
     stored["digest"] = digest_again(stored | {"data": {**stored["data"], "index_digest": ""}})
     path.write_text(json.dumps(stored | {"data": {**stored["data"], "index_digest": ""}}))
-    refused(directory, "its digest")
+    refused(rebind(directory), "its digest")
 
 
 def digest_again(stored: dict[str, Any]) -> str:
@@ -437,47 +404,10 @@ def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) 
     assert_sentence(silodp("report", directory), "contradicted by the run's ledger and config.toml", "'silo'")
 
 
-OLD_WORDING = {
-    text: "silos and server follow the protocol, and whether a silo drops out does not depend on its records"
-    for text in (DROPOUTS, DROPOUTS_WITHOUT_SAMPLES)
-}
-
-
-def as_the_first_version_left_it(
-    directory: Path, silos: int, lost_in: int, accountant: Accountant = "rdp"
-) -> None:
-    """Rewrite a run's files as the first version wrote them: no accounting, older words, a whole clip per release."""
-    ledger = directory / "checkpoint" / "ledger.jsonl"
-    unbind(directory)
-    entries = read_ledger(ledger)
-    for fields in entries:
-        if "subject" in fields:
-            assert fields["subject"]["accounting"] == ACCOUNTING
-            fields["subject"]["accounting"] = 1
-        elif fields["kind"] == "charge" and fields["round"] == lost_in:
-            for name in ("released", "server"):
-                event = fields["events"][name]
-                event["noise_multiplier"] *= (silos - 1) / silos
-                event["units"] = fields["events"]["silo"]["units"] * silos + 4
-    write_ledger(ledger, entries)
-    whole = told(directory)
-    opened = Ledger(ledger, 1e-5, accountant, run=entries[0]["run"])
-    with opened as kept:
-        for said in whole:
-            said["assumptions"] = [OLD_WORDING.get(text, text) for text in said["assumptions"]]
-            said["epsilon"] = kept.epsilon(said["adversary"])
-            del said["any_dropouts"], said["sample_known"], said["linkage"]
-        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        for row in rows:
-            row["epsilon"] = {name: kept.epsilon_by_round(name)[row["round"]] for name in row["epsilon"]}
-        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tell(directory, whole)
-
-
-def test_a_run_of_the_first_version_is_read_and_goes_on(
+def test_what_holds_with_any_dropouts_cannot_be_changed(
     silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One silo of five dropped out of round 2: that version charged a whole clip, and this one charges 4/5 of it."""
+    """One silo of five drops out of round 2."""
     ask = InProcess.ask
 
     def loses(self: InProcess, requests: Any, timeout: float | None = None) -> Any:
@@ -500,20 +430,3 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
     tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
     refused(directory, "against 'released' it says any_dropouts = ")
-    old = [OLD_WORDING.get(text, text) for text in whole[0]["assumptions"]]
-    tell(directory, [whole[0] | {"assumptions": old}, *whole[1:]])
-    refused(directory, "against 'released' it says nothing of what it assumes")
-    tell(directory, whole)
-
-    as_the_first_version_left_it(directory, silos=5, lost_in=1)
-    assert audit(directory).unchecked == (rederive.EARLIER, UNBOUND)
-    assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
-    less = told(directory)
-    tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
-    refused(directory, "and the ledger's rounds cost")
-    tell(directory, less)
-    assert (
-        silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
-    )
-    assert audit(directory).unchecked == (rederive.EARLIER,)  # it has written its files again
-    assert told(directory)[0]["rounds"] == 4

@@ -19,7 +19,6 @@ import math
 import platform
 import re
 import sys
-import tarfile
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -438,25 +437,6 @@ def layout_of(data: bytes) -> str:
     return " ".join([message["kind"], *sorted(message["fields"]), *layout]).replace(", ", ",")
 
 
-def stored(name: str) -> dict[str, Any]:
-    """What is read from a run directory that an earlier version wrote, and how the run goes on from there.
-
-    The directories are never made anew: `earlier` is of commit 9d96a47, the others are of commit e1ea5bb.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place) / "run"
-        with tarfile.open(HERE / "stored" / f"{name}.tar.xz") as packed:
-            # Python 3.11 has it from 3.11.4 on; an earlier one ignores the attribute, and the archives are our own.
-            packed.extraction_filter = getattr(tarfile, "data_filter", None)
-            packed.extractall(place)
-        found = {"report": reported(directory), "kept": kept_of(directory)}
-        if (directory / "checkpoint" / "state.safetensors").exists():
-            status, out = silodp("run", directory, "--resume", "--set", "rounds=3", "--json")
-            found["resumed"] = {"error": code_of(out)} if status else kept_of(directory)
-            found["report of the resumed"] = reported(directory)
-        return found
-
-
 # --- Python ---
 
 
@@ -599,7 +579,7 @@ NUMBERS = ("epsilon", "loss", "projection", "model")
 """The keys of numbers that are stored; of all others only digests are."""
 MOST = 3
 """How many numbers are stored of a case."""
-SECTIONED = frozenset(("runs", "resumed", "stored", "python"))
+SECTIONED = frozenset(("runs", "resumed", "python"))
 """Parts with two digests for each section of a case; the other parts have two for each case."""
 
 
@@ -724,7 +704,6 @@ PARTS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "table": (("averaged models",), averaged),
     "python": (tuple(PYTHON), lambda name: PYTHON[name]()),
     "errors": (tuple(cases.MISTAKES), mistaken),
-    "stored": (tuple(sorted(path.name.split(".")[0] for path in (HERE / "stored").glob("*.tar.xz"))), stored),
 }
 
 

@@ -218,6 +218,16 @@ def test_silos_that_meet_tell_a_wrong_key_from_an_altered_message():
         session.decrypt("south", bytes(48), "test")
 
 
+@pytest.mark.parametrize("format_", [0, 2, True])
+def test_a_checkpoint_of_another_format_is_refused(format_, tmp_path, monkeypatch):
+    with monkeypatch.context() as writing:
+        writing.setattr("silodp.runtime.checkpoint.FORMAT", format_)
+        content = encode_checkpoint(Checkpoint("run", "print", 1, torch.zeros(2)))
+    save_checkpoint(tmp_path / "state", content)
+    with refused("checkpoint.format"):
+        load_checkpoint(tmp_path / "state", "print")
+
+
 def test_files_tell_damage_from_another_configuration(tmp_path):
     path = tmp_path / "state"
     with refused("run.nothing_to_resume") as caught:

@@ -31,11 +31,11 @@ from silodp.accounting.events import Event, count_kinds, event_from_dict, event_
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_unsound
 from silodp.settings import Delta, Epsilon, check_choice, check_value
 from silodp.text import pluralize
 
-FORMAT = 2
+FORMAT = 1
 _WAIT_SECONDS = 60.0
 """How long a line waits for another process that writes one."""
 
@@ -542,7 +542,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         header = parse_json(file.readline())
         fields = {name: header[name] for name in ("format", "cohort", "delta", "limits", "certificates")}
         if (
-            fields["format"] != FORMAT
+            not is_format(fields["format"], FORMAT)
             or not set(fields["limits"]) <= set(ADVERSARIES)
             or not fields["limits"]
         ):

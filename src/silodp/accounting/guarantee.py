@@ -8,13 +8,8 @@ from typing import Any
 
 from silodp.accounting.views import Adversary, Unit, View
 
-FORMAT = 4
-"""Version of guarantee.json.
-
-4: the fields "weighted" and "sampled", and other words in assumptions (`report.rederive` knows the earlier ones).
-3: the fields "sample_known" and "linkage", and assumptions on samples that silos draw. 2: assumptions worded as below,
-and the field "simulation". 1, or no "format": assumptions worded as at commit 9d96a47.
-"""
+FORMAT = 1
+"""Of guarantee.json."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,15 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Guarantee:
-        """Return the guarantee of fields that `to_dict` made."""
+        """Return the guarantee of fields that `to_dict` made.
+
+        Raises:
+            ValueError, TypeError: They are no such fields.
+        """
+        if fields.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError("not the fields of a guarantee")
         lists = {
-            name: tuple(fields.get(name, ()))
+            name: tuple(fields[name])
             for name in ("assumptions", "not_covered", "persons", "groups", "claims", "linkage")
         }
         # JSON has no tuples, and a guarantee read from a file must equal one that is derived again.

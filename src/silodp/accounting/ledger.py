@@ -38,22 +38,10 @@ from silodp.accounting.events import (
 from silodp.accounting.progress import Answer, Progress
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_unsound
 from silodp.settings import Delta, Epsilon, Named, Settings, check_value
 
-FORMAT = 2
-
-ACCOUNTING = 3
-"""Version of the rules that turn a run into events.
-
-Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), `rpdp-filter` spends the exact
-Gaussian limit (1: the limit at one Rényi order), and a silo that does not see the coin is charged
-a `SampledReplacement` (1: a sampled release of twice the shift).
-
-Since 3, silos draw the sample of users, so that the server is charged a `PoissonSampled` (2: a `RevealedSample`), and
-`uldp-group` splits k over the silos (2: any k records of a person, wherever they are).
-"""
-
+FORMAT = 1
 
 _MAX_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
 """Disclosure (TV) that is assumed where a ledger with integer noise does not state it: the largest of `lattice`."""
@@ -84,7 +72,6 @@ class LedgerHeader:
         unit: Who is protected, "user" or "record"; None without privacy.
         aggregator: The name of the aggregator.
         secret: Whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
-        accounting: The version of the rules that the ledger was begun with (`ACCOUNTING`).
     """
 
     method: str
@@ -92,7 +79,6 @@ class LedgerHeader:
     unit: Unit | None
     aggregator: str
     secret: bool
-    accounting: int = ACCOUNTING
 
 
 @dataclass(frozen=True)
@@ -187,7 +173,7 @@ class Ledger:
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
         kept = _read_header(path)
-        self.subject = _choose_subject(kept, subject)
+        self.subject = _read_subject(kept) if subject is None else subject
         self.silo = _read_silo(kept) if silo is None else silo
         self.disclosure = _read_disclosure(path, kept) if kept else disclosure
         self.progress = Progress()
@@ -403,8 +389,7 @@ class Ledger:
         """Return a bound of what the ciphertexts of the run disclose (a total variation); 0 where there are none."""
         if self.disclosure is not None:
             return self.disclosure.get(adversary, 0.0)
-        # A file of an earlier version, or of a simulation: ciphertexts hold integers, whose noise "pld" does not
-        # account for.
+        # The file of a server or of a simulation: ciphertexts hold integers, whose noise "pld" does not account for.
         has_integers = not all(map(find_accountant("pld").supports, self._counts[adversary]))
         return _MAX_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
@@ -570,7 +555,7 @@ def reopen_ledger(
         version = header["format"]
         budget = None if header["budget"] is None else Budget(**header["budget"])
         delta, accountant, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
-    if version != FORMAT:
+    if not is_format(version, FORMAT):
         raise SilodpError(
             f"ledger {path} has format {version}, and this silodp reads {FORMAT}: use the version of silodp that wrote "
             "it; of a silo, begin with a new folder, and the ε that the old ledgers leave.",
@@ -579,16 +564,11 @@ def reopen_ledger(
     return Ledger(path, delta, find(accountant), budget, run=run, is_open=is_open)
 
 
-def _choose_subject(header: Mapping[str, Any], subject: LedgerHeader | None) -> LedgerHeader | None:
-    """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
-    try:
-        kept = LedgerHeader(**header["subject"])
-    except (KeyError, TypeError):
-        return subject
-    # Only the version of the rules may differ; anything else is refused when the header is compared.
-    if subject is None or replace(subject, accounting=kept.accounting) == kept:
-        return kept
-    return subject
+def _read_subject(header: Mapping[str, Any]) -> LedgerHeader | None:
+    """Return what a file states of its events; None where it does not, as the ledger of a silo."""
+    with suppress(KeyError, TypeError):
+        return LedgerHeader(**header["subject"])
+    return None
 
 
 def _read_silo(header: Mapping[str, Any]) -> SiloHeader | None:

@@ -159,12 +159,10 @@ class RunSpec:
     @property
     def ledger_header(self) -> LedgerHeader:
         """What the events of the run's ledger are about."""
-        from silodp.accounting.ledger import ACCOUNTING, LedgerHeader
+        from silodp.accounting.ledger import LedgerHeader
 
         method = self.method
-        return LedgerHeader(
-            method.name, repr(method), method.unit, self.aggregator.name, self.is_secret, ACCOUNTING
-        )
+        return LedgerHeader(method.name, repr(method), method.unit, self.aggregator.name, self.is_secret)
 
     # --- identity ---
 

@@ -129,8 +129,4 @@ def load_settings(path: Path) -> RunSettings:
     Raises:
         SilodpError: it is missing, not TOML, or has a setting that does not fit.
     """
-    values = read_toml(path)
-    if isinstance(values.get("aggregation"), dict):
-        # Earlier versions had this setting, on which no result depends; a new configuration with it is refused.
-        values["aggregation"].pop("device", None)
-    return resolve_settings(parse_config({"name": path.stem, **values}, path.parent))
+    return resolve_settings(parse_config({"name": path.stem, **read_toml(path)}, path.parent))

@@ -109,7 +109,6 @@ class PublicData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
-        # Runs from before there were these facts keep their digests, and so do runs without them.
         absent = {name for name in _LATER_FACTS if not getattr(self, name)}
         facts = {
             name: list(value) if isinstance(value, tuple) else value

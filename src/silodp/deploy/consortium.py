@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from silodp.training.task import Task
 
 CONFIG, DATA, SPEC, ROSTER = "config.toml", "data.json", "run_spec.json", "roster.json"
-FORMAT = 2
+FORMAT = 1
 """Of roster.json."""
 _NAME = re.compile(r"\w[\w .-]{0,99}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

@@ -1,7 +1,7 @@
 """ε of all runs of one silo together: by its ledgers, beside the limits of its policy.
 
 By a filter (`accounting/filters.py`) the limits hold however later runs are chosen after seeing earlier models.
-Policies of earlier versions have none: what they compose is a limit for runs that were fixed beforehand.
+Without one, what they compose is a limit for runs that were fixed beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.cohort import Counts, encode_charges
-from silodp.accounting.events import Event, count_kinds, explain_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.filters import Filter
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
@@ -136,14 +136,9 @@ class LifetimeLedger:
         """Return how often each event was charged in all runs; None where nothing is promised of them together."""
         # Equal events of all runs are counted together: the accountant composes each kind once, not once per run.
         counts = Counter[Event](more or {})
-        of_runs = [ledger.counts(adversary) for ledger in self.runs.values()]
-        for found in of_runs:
-            counts += found
-        if any(explain_not_private(event) is not None for event in counts):
-            return None
-        if sum(any(map(count_kinds, found)) for found in of_runs) > 1:
-            return None  # ledgers of an earlier version, which do not say which kind of unit is this silo's
-        return counts
+        for ledger in self.runs.values():
+            counts += ledger.counts(adversary)
+        return None if any(explain_not_private(event) is not None for event in counts) else counts
 
     def _sum_disclosure(self, adversary: Adversary, run: str = "") -> float:
         """Return the total variation that the ciphertexts of all runs disclose, that of an uncharged `run` included."""

@@ -48,8 +48,7 @@ class Policy(BaseModel):
             as the folder's first run. The operator answers for that.
         lifetime_epsilon: The largest ε that all runs of this silo together may spend, by adversary.
         certificates: Those of the filter by which these limits hold even if later runs are chosen after seeing models
-            ("plan", "gaussian", "order-A"); an empty list, as in policies of earlier versions: the limits hold for runs
-            that were fixed beforehand.
+            ("plan", "gaussian", "order-A"); an empty list: the limits hold for runs that were fixed beforehand.
         methods: Names of the methods that are allowed; an empty list allows all.
         aggregators: Names of the aggregators that are allowed; an empty list allows all.
         evaluation: Kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums",
@@ -84,7 +83,7 @@ class Policy(BaseModel):
     index: str = ""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
-    certificates: list[str] = []
+    certificates: list[str]
     persons: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = []
     methods: list[str] = []
     aggregators: list[str] = []

@@ -29,11 +29,10 @@ from silodp.deploy.sockets import ServerSocket, SocketOptions
 from silodp.deploy.status import STATUS, StatusFile, read_status
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.parsing import UNSOUND, parse_json
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.runtime.run_directory import RunDirectory, hold_lock
-from silodp.runtime.run_files import LEDGER, RUN_SPEC, MetricsRow
+from silodp.runtime.run_files import LEDGER, MetricsRow
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
@@ -139,17 +138,10 @@ def _read_progress(directory: Path) -> dict[str, Any]:
         return {"round": ledger.rounds, "epsilon": {name: ledger.epsilon(name) for name in ADVERSARIES}}
 
 
-def _lead_to_run(folder: Path, directory: Path, spec_digest: str) -> None:
-    """Have `run` lead to the folder of a run; the one run of an earlier version moves to its place among the others."""
+def _lead_to_run(folder: Path, directory: Path) -> None:
+    """Have `run` lead to the folder of a run."""
     link = folder / RUN
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if link.is_dir() and not link.is_symlink():
-        try:
-            digest = str(parse_json((link / RUN_SPEC).read_bytes())["digest"])
-        except (OSError, *UNSOUND):
-            digest = ""  # it was killed before it was set up
-        # An earlier version did not note the public folder. The same run is not begun again: that would cost ε.
-        link.rename(directory if digest == spec_digest else folder / RUNS / f"earlier-{digest[:16]}")
     # A link cannot be changed in place: a new one is renamed over it, so `run` leads somewhere at every moment.
     new = folder / f"{RUN}.partial"
     new.unlink(missing_ok=True)
@@ -244,7 +236,7 @@ def serve(
             _make_mailbox(folder, consortium, listen, answer_timeout, known, monitor, describe)
         )
         status.seconds_since_seen, status.answers = mailbox.seconds_since_seen, mailbox.answers
-        _lead_to_run(folder, directory, spec.digest)
+        _lead_to_run(folder, directory)
         # A courier at a socket says nothing about the public folder that a silo has.
         transport = (
             mailbox

@@ -53,21 +53,6 @@ def count_honest_shares(view: View) -> int:
     return min(honest, view.shares_in_sum)
 
 
-_RENAMED = {
-    "weights_problem": "check_weights",
-    "state_problem": "check_state",
-    "read_sum": "split_sum",
-} | dict.fromkeys(
-    (
-        *("budget_unit", "budget_adversary", "max_rounds", "budgeted_rounds", "event_for_largest_budget"),
-        *("budget_report", "record_accounts", "count_infeasible", "retires_after"),
-        *("event_at_sampling", "sampling_curve"),
-    ),
-    "budgets",
-)
-"""Earlier names of members on which a guarantee rests, each with what takes its place."""
-
-
 @dataclass(frozen=True)
 class LocalContext:
     """All that a silo's part of one round depends on.
@@ -314,18 +299,6 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
         return self
 
     # --- Not to be overridden ---
-
-    def __init_subclass__(cls) -> None:
-        """Refuse a class that was written for earlier names of members: nothing would ask for its overrides.
-
-        Raises:
-            TypeError: the class, or one that it is derived from, defines such a name.
-        """
-        super().__init_subclass__()
-        for base in (base for base in cls.__mro__ if not base.__module__.startswith("silodp.")):
-            defined = vars(base).keys() | vars(base).get("__annotations__", {}).keys()
-            for name in sorted(defined & _RENAMED.keys()):
-                raise TypeError(f"{base.__name__}.{name} has no effect any more: define {_RENAMED[name]}.")
 
     def __post_init__(self) -> None:
         """Check all settings, and those of the server's step also where they are no fields."""

@@ -32,10 +32,6 @@ from silodp.report.rederive import JOINED, find_contradiction, is_covered, reder
 from silodp.runtime.run_files import CONFIG, GUARANTEE, LEDGER, METRICS, MetricsRow, find_changed_file
 from silodp.text import pluralize
 
-UNBOUND = (
-    "whether model, guarantee, metrics and config.toml are those that the run wrote (an earlier version of silodp "
-    "wrote no digests of them)"
-)
 _MAX_EXACT = 200
 """Rows of metrics.jsonl whose ε is computed exactly; a thousand would take a minute."""
 
@@ -61,7 +57,7 @@ def audit_run(
     directory: Path,
     guarantees: Iterable[Guarantee],
     summary: Mapping[str, Any],
-    aggregator: AggregatorRecord | None,
+    aggregator: AggregatorRecord,
     rows: Sequence[MetricsRow] | None = None,
 ) -> AuditResult | None:
     """Compare the guarantees and metrics of a run with its ledger.
@@ -70,7 +66,7 @@ def audit_run(
         directory: The directory of the run.
         guarantees: The guarantees of guarantee.json.
         summary: Everything in guarantee.json.
-        aggregator: The one that guarantee.json names, if any.
+        aggregator: The one that guarantee.json names.
         rows: The rows of metrics.jsonl; None leaves them out.
 
     Returns:
@@ -79,31 +75,31 @@ def audit_run(
     Raises:
         SilodpError: a guarantee has a smaller ε than was charged, another δ, accountant, number of rounds, method,
             aggregator, unit or kind of noise, lacks an assumption or an entry of what is not covered, or has other
-            budgets or claims; a row of metrics.jsonl is missing or has a smaller ε than was charged; config.toml is
-            of another run; or the ledger is damaged, in use, or of an earlier version.
+            budgets or claims; a row of metrics.jsonl is missing or has a smaller ε than was charged; a file is of
+            another run or is not the one that the run wrote; or the ledger is damaged, in use, or of another format.
     """
     path = directory / LEDGER
     if not path.exists():
         return None
     with _open_ledger(path) as ledger:
-        if ledger.subject is None:
+        header = ledger.subject
+        if header is None:
             raise SilodpError(
-                f"ledger {path} does not name the method and the unit: an earlier version of silodp wrote it; make "
-                "the report with that version, or run again.",
-                code="ledger.version",
+                f"ledger {path} does not name the method and the unit, so it is not that of a server: restore the "
+                "newest ledger of the run.",
+                code="ledger.damaged",
             )
         guarantees = tuple(guarantees)
-        wrong = _compare_run(summary, aggregator, ledger.subject, ledger)
+        wrong = _compare_run(summary, aggregator, header, ledger)
         promised = {guarantee.adversary: guarantee.private for guarantee in guarantees}
-        if wrong is None and summary.get("private", promised.get("released")) != promised.get("released"):
+        if wrong is None and summary["private"] != promised["released"]:
             wrong = f"it says private = {summary['private']} of the run, and not of its released model"
         _refuse(wrong, directory / GUARANTEE, _BY_LEDGER)
-        again, charges = rederive_guarantees(directory, aggregator, ledger), ledger.to_counts()
-        delta_share = aggregator.delta_share if aggregator else 1.0
+        again, charges = rederive_guarantees(directory, aggregator, ledger, header), ledger.to_counts()
         measured = any(row.get("loss") is not None for row in rows or ())
         for guarantee in guarantees:
             known = again.guarantees.get(guarantee.adversary)
-            derived = _take_from_ledger(guarantee, known, ledger.subject, charges, delta_share, measured)
+            derived = _take_from_ledger(guarantee, known, header, charges, aggregator.delta_share, measured)
             unknown = ("realized",) if JOINED in again.unchecked else ()
             wrong = find_contradiction(guarantee, derived, unknown)
             by = _BY_LEDGER if known is None else f"{_BY_LEDGER} and config.toml"
@@ -114,10 +110,16 @@ def audit_run(
                 wrong = _compare_rows(rows, ledger)
             _refuse(wrong, directory / METRICS, _BY_LEDGER)
         # Last, as an edited file is better named with what it states wrongly than with its digest.
-        changed = None if ledger.files is None else find_changed_file(directory, ledger.files, rows)
+        if ledger.files is None:
+            raise SilodpError(
+                f"{directory / GUARANTEE} was written at the end of a run, and the last line of the run's ledger says "
+                "nothing of it: resume the run, which writes both again, or restore the newest ledger.",
+                code="report.contradicted",
+            )
+        changed = find_changed_file(directory, ledger.files, rows)
         if changed is not None:
             _refuse("by the digest in its ledger", directory / changed, "not the file that the run wrote")
-        unchecked = (*again.unchecked, *((UNBOUND,) if ledger.files is None else ()))
+        unchecked = again.unchecked
         if _is_unknown(ledger):
             name = ledger.accountant.name
             unchecked = (f"every ε (the accountant '{name}' is not part of silodp)", *unchecked)
@@ -238,16 +240,14 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
 
 
 def _compare_run(
-    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, header: LedgerHeader, ledger: Ledger
+    summary: Mapping[str, Any], aggregator: AggregatorRecord, header: LedgerHeader, ledger: Ledger
 ) -> str | None:
-    named = None if aggregator is None else aggregator.name
     for name, claimed, known in (
-        ("method", summary.get("method"), header.method),
-        ("settings", summary.get("settings"), header.settings),
-        ("aggregator", named, header.aggregator),
-        ("rounds", summary.get("rounds", ledger.rounds), ledger.rounds),
-        # Files of earlier versions name no run.
-        ("run", summary.get("run", ledger.run), ledger.run),
+        ("method", summary["method"], header.method),
+        ("settings", summary["settings"], header.settings),
+        ("aggregator", aggregator.name, header.aggregator),
+        ("rounds", summary["rounds"], ledger.rounds),
+        ("run", summary["run"], ledger.run),
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"

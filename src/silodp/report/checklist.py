@@ -187,7 +187,7 @@ def write_checklist(path: Path, statements: Sequence[Statement], run: str) -> No
     Args:
         path: The file to write.
         statements: Of the report.
-        run: The id of the run; "" for one of an earlier version.
+        run: The id of the run.
 
     Raises:
         SilodpError: there is such a file (report.exists), or no statement (report.checklist).

@@ -64,7 +64,7 @@ class CohortRecord:
         return found
 
 
-def read_cohort(directory: Path, run: str | None) -> CohortRecord | None:
+def read_cohort(directory: Path, run: str) -> CohortRecord | None:
     """Read DIR/cohort.json; None where it is not there.
 
     Args:
@@ -82,7 +82,7 @@ def read_cohort(directory: Path, run: str | None) -> CohortRecord | None:
         if not is_format(fields["format"], FORMAT):
             raise ValueError("format")
         record = TypeAdapter(CohortRecord).validate_python(fields)
-    if run is not None and record.run != run:
+    if record.run != run:
         raise SilodpError(
             f"{path} is of another run than {directory}: restore that of this run.",
             code="report.contradicted",

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from silodp.parsing import refuse_unsound
 from silodp.report.formatting import find_interval, format_measure
 from silodp.training.counts import Estimate
 
@@ -140,16 +141,20 @@ class NoisyEvaluation:
 
 
 def find_evaluation(rows: Sequence[MetricsRow]) -> NoisyEvaluation | None:
-    """Return the last evaluation by sums; None where there is none, or the rows do not hold one.
+    """Return the last evaluation by sums; None where there is none.
 
     It need not be that of the last round: an evaluation costs ε, so there are few.
+
+    Raises:
+        SilodpError: A row holds something else (code run.metrics_damaged).
     """
     for row in reversed(rows):
         found = row.get("evaluation")
-        if isinstance(found, dict):
-            try:
+        if found is not None:
+            with refuse_unsound(
+                f"the evaluation after round {row['round']} in metrics.jsonl cannot be read: restore the file from a "
+                "copy.",
+                code="run.metrics_damaged",
+            ):
                 return TypeAdapter(NoisyEvaluation).validate_python({**found, "round": row["round"]})
-            except ValidationError:
-                # It is of another version: a page shows the metrics of the row all the same.
-                return None
     return None

@@ -58,7 +58,7 @@ class Facts:
         run: The files of the run, checked against its ledger.
         card: What the owner declares in [card] of config.toml.
         spec: The public constants of run_spec.json; {} where there is no such file.
-        model: The description of the model; None for a run of a version that wrote none.
+        model: The description of the model; None for a run that releases none.
         has_readable_config: Whether config.toml is TOML; where it is not, `card` is empty.
     """
 
@@ -126,7 +126,7 @@ class Facts:
             declared = parse_toml(self.run.config or "")["method"]
             return ", ".join([declared.pop("name"), *_list_settings(declared)])
         except UNSOUND:
-            return str(self.run.summary.get("settings", "unknown"))
+            return str(self.run.summary["settings"])
 
     @property
     def loss(self) -> str | None:

@@ -89,6 +89,6 @@ def _list_caveats(facts: Facts) -> list[str]:
         found.append(
             "Not for release: the noise came from a fixed seed. The ε are those of the same run with secret noise."
         )
-    if facts.private and facts.run.summary.get("simulation", True):
+    if facts.private and facts.run.summary["simulation"]:
         found.append(f"A simulation: whoever ran it could read every record. {IF_DEPLOYED}")
     return found

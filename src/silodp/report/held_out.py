@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ class Part:
     of: str
     name: str
     records: int
-    persons: int = 0  # files of earlier versions lack it
-    metrics: dict[str, FiniteFloat] = field(kw_only=True)
+    persons: int
+    metrics: dict[str, FiniteFloat]
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class HeldOut:
     """
 
     round: int
-    persons: int = 0  # files of earlier versions lack it
-    parts: tuple[Part, ...] = field(kw_only=True)
+    persons: int
+    parts: tuple[Part, ...]
     classes: tuple[str, ...] = ()
     confusion: tuple[tuple[float, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()

@@ -57,7 +57,7 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         run: Its files, where they have been read.
 
     Returns:
-        The path of the card; None for a run that releases no model, or of a version that kept no description of it.
+        The path of the card; None for a run that releases no model.
 
     Raises:
         SilodpError: a file is damaged, guarantee and model are of different runs, or a setting of [card] is wrong.
@@ -71,14 +71,12 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
 
 
 def compose_card(directory: Path, run: RunRecord | None = None) -> str | None:
-    """Return the text of the card; None for a run of a version that kept no description of its model."""
+    """Return the text of the card; None for a run that releases no model."""
     facts, held_out = collect_facts(directory, run), read_held_out(directory)
     run, description = facts.run, facts.model
     if description is None:
         return None
-    # Earlier versions did not state the run in guarantee.json.
-    stated = run.summary.get("run", description.run)
-    description.check_run(stated, directory / GUARANTEE)
+    description.check_run(run.id, directory / GUARANTEE)
     try:
         declared = _list_declared(description, facts.card)
     except SilodpError as error:

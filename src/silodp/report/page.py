@@ -209,12 +209,8 @@ def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], li
 
 
 def _list_visibility(run: RunRecord) -> tuple[Visibility, ...]:
-    """Return who saw what, by the aggregator; () where it is not known, or a plug-in's author states nothing."""
-    if run.aggregator is None:
-        return ()
-    # Runs of earlier versions do not state whether they had weights or samples.
-    weighted, sampled = (run.summary.get(name, True) for name in ("weighted", "sampled"))
-    return run.aggregator.list_visibility(weighted, sampled)
+    """Return who saw what, by the aggregator; () where a plug-in's author states nothing."""
+    return run.aggregator.list_visibility(run.summary["weighted"], run.summary["sampled"])
 
 
 def _list_not_covered(facts: Facts) -> list[str]:

@@ -9,36 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
-from silodp.accounting.guarantee import (
-    DROPOUTS,
-    DROPOUTS_WITHOUT_SAMPLES,
-    NOT_COVERED,
-    SERVER_CHOOSES_HOMES,
-    SERVER_FOLLOWS,
-    SUM_AND_SAMPLE_UNSEEN,
-    SUM_UNSEEN,
-    UNTIMED,
-    Guarantee,
-)
-from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.accounting.views import Adversary
 from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
-from silodp.aggregators.run_spec import ModelSpec
+from silodp.aggregators.run_spec import FORMAT, ModelSpec
 from silodp.config.plugins import refuse_plugins
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.evaluation import HELD_OUT_COUNTS, KNOWN_BY_ONE_ID
-from silodp.parsing import parse_json, refuse_unsound
+from silodp.parsing import is_format, parse_json, refuse_unsound
 from silodp.runtime.checkpoint import (
     COMPLETED_ROUNDS_KEY,
     Participation,
@@ -52,33 +41,6 @@ from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
 
 _ALL = "assumptions, claims, and charges of units with privacy budgets"
-EARLIER = (
-    "assumptions, and whether each round cost what its settings imply (an earlier version of silodp with other texts "
-    "and charges began the run)"
-)
-_EARLIER_WORDS = (
-    (
-        NOT_COVERED[2],
-        "how long rounds took and how many updates were not finite, which metrics.jsonl and the report tell",
-    ),
-    (
-        "nobody attacks the low bits of the noise, which is drawn and added in floating point",
-        "noise is drawn and added in floating point: attacks on the low bits of floating-point noise are not excluded",
-    ),
-    (DROPOUTS_WITHOUT_SAMPLES, DROPOUTS),
-    (SUM_UNSEEN, SUM_AND_SAMPLE_UNSEEN),
-    (SERVER_CHOOSES_HOMES, SERVER_FOLLOWS),
-    (UNTIMED, "how long a silo takes may tell how many persons have records in it"),
-    ("the server is not malicious", "against a malicious server no ε is promised"),
-    *(
-        (
-            text,
-            f"{text}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics",
-        )
-        for text in (KNOWN_BY_ONE_ID, HELD_OUT_COUNTS)
-    ),
-)
-"""Words of texts, and what files of earlier versions have in their place, which says as much or more."""
 _TOLERANCE = 1e-6
 """Relative difference of two ε that another machine may cause; a report shows three figures, rounded up."""
 
@@ -99,19 +61,23 @@ class Rederived:
 
 
 @refuse_plugins()
-def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, ledger: Ledger) -> Rederived:
+def rederive_guarantees(
+    directory: Path, aggregator: AggregatorRecord, ledger: Ledger, header: LedgerHeader
+) -> Rederived:
     """Derive the guarantees of a run again.
 
     Args:
         directory: The directory of the run.
         aggregator: The aggregator, as guarantee.json names it.
         ledger: The ledger of the run, open.
+        header: What it says that its charges are about.
 
     Returns:
         The guarantees, and the parts that cannot be derived.
 
     Raises:
-        SilodpError: config.toml or run_spec.json is of another run, or the ledger is older than the server store.
+        SilodpError: config.toml or run_spec.json is of another run, the latter is missing or damaged, or the ledger is
+            older than the server store.
     """
     # First: an old copy of a ledger states less than was spent, and agrees with an old copy of everything else.
     _check_age(directory, ledger)
@@ -122,13 +88,9 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         settings = load_settings(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
-    wrong = _config_mismatch(settings, aggregator, ledger)
+    wrong = _config_mismatch(settings, aggregator, ledger, header)
     if wrong is not None:
         raise _contradicted(path, wrong)
-    header = ledger.subject
-    if not (directory / RUN_SPEC).exists() or (header is not None and header.accounting < ACCOUNTING):
-        # The rules of its version may differ from these; ε is compared with the ledger all the same.
-        return Rederived({}, (EARLIER,))
     try:
         spec = _read_spec(directory / RUN_SPEC, settings, ledger)
         wrong = _find_other_cost(spec, ledger)
@@ -178,22 +140,23 @@ def _open_store(directory: Path) -> Store:
     return DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
 
 
-def _config_mismatch(settings: RunSettings, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
+def _config_mismatch(
+    settings: RunSettings, named: AggregatorRecord, ledger: Ledger, header: LedgerHeader
+) -> str | None:
     """Return how a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
-    header, aggregator, config = ledger.subject, settings.aggregator, settings.config
+    aggregator, config = settings.aggregator, settings.config
     used = ledger.accountant.name
     for name, claimed, known in (
-        ("method", repr(settings.method), header and header.settings),
+        ("method", repr(settings.method), header.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
         # An accountant outside silodp is not compared: a report does not run its code, which alone knows its name.
         ("accountant", config.accountant if config.accountant in ACCOUNTANTS else used, used),
-        ("seed", "none" if config.seed is None else "set", "none" if header and header.secret else "set"),
+        ("seed", "none" if config.seed is None else "set", "none" if header.secret else "set"),
     ):
         if claimed != known:
             return f"by it {name} = {claimed}, and by the ledger {known}"
     if AggregatorRecord.from_aggregator(aggregator) != named:
-        stored = None if named is None else named.to_dict()
-        return f"by it aggregator = {aggregator}, and by guarantee.json {stored}"
+        return f"by it aggregator = {aggregator}, and by guarantee.json {named.to_dict()}"
     return None
 
 
@@ -201,15 +164,22 @@ def _read_spec(path: Path, settings: RunSettings, ledger: Ledger) -> RunSpec:
     """Return the specification of the run, with method and aggregator built from the configuration.
 
     Raises:
-        SilodpError: the file is damaged, or the configuration is of another run.
+        SilodpError: the file is missing or damaged, or the configuration is of another run.
     """
+    if not path.exists():
+        raise SilodpError(
+            f"{path} is missing: restore it from a copy, or resume the run, which writes it again.",
+            code="report.missing",
+        )
     with refuse_unsound(f"{path} is damaged: restore it from a copy.", code="report.damaged"):
         stored = parse_json(path.read_bytes())
+        if not is_format(stored["format"], FORMAT):
+            raise ValueError("another format")
         model = ModelSpec(**stored["model"], other_code=bool(stored.get("other_code", False)))
         data, tested = PublicData.from_dict(stored["data"]), bool(stored["tested"])
         spec = settings.assemble_spec(data, model, tested=tested)
         spec = replace(spec, accountant=ledger.accountant, run=ledger.run)
-        # Through JSON, as the stored one: it turns tuples into lists. A later version may store further keys.
+        # Through JSON, as the stored one: it turns tuples into lists. The file has more than the run's identity.
         mine = json.loads(json.dumps(spec.to_dict()))
         theirs = {key: stored[key] for key in mine}
     other = next((key for key in mine if mine[key] != theirs[key]), None)
@@ -336,7 +306,7 @@ def _compare_epsilons(stated: Guarantee, derived: Guarantee) -> str | None:
     for name, holds in (
         ("any_dropouts", stated.any_dropouts is None or _covers(stated.any_dropouts, derived.any_dropouts)),
         ("sample_known", is_same(stated.sample_known, derived.sample_known)),
-        ("linkage", _is_linkage_covered(stated.linkage, derived.linkage)),
+        ("linkage", is_same(stated.linkage, derived.linkage)),
         ("claims", is_same(stated.claims, derived.claims)),
     ):
         if not holds:
@@ -363,31 +333,16 @@ def _covers(stated: float | None, derived: float | None) -> bool:
     return stated == derived or (stated is not None and derived is not None and is_covered(stated, derived))
 
 
-def _is_linkage_covered(stated: Sequence[Mapping[str, Any]], derived: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether no stated ε is smaller; earlier versions had larger ones for a record under another id."""
-    return len(stated) == len(derived) and all(
-        is_same({**one, "epsilon": None}, {**other, "epsilon": None})
-        and _covers(one["epsilon"], other["epsilon"])
-        for one, other in zip(stated, derived, strict=True)
-    )
-
-
 def _compare_texts(stated: Guarantee, derived: Guarantee) -> str | None:
     # Where nothing is promised, nothing has to be assumed.
     if stated.epsilon is not None:
         for text in derived.assumptions:
-            if not _is_stated(text, stated.assumptions):
+            if text not in stated.assumptions:
                 return f"nothing of what it assumes: {text}"
     for text in derived.not_covered:
-        if not _is_stated(text, stated.not_covered):
+        if text not in stated.not_covered:
             return f"nothing of what is not covered: {text}"
     return None
-
-
-def _is_stated(text: str, stated: Collection[str]) -> bool:
-    """Return whether a text is among those stated, in its own words or in earlier ones."""
-    earlier = (text.replace(now, before) for now, before in _EARLIER_WORDS if now in text)
-    return text in stated or any(one in stated for one in earlier)
 
 
 def _compare_groups(stated: Guarantee, derived: Guarantee, unknown: Collection[str]) -> str | None:

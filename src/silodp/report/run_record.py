@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter
 
 from silodp._lazy import find_version
-from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.guarantee import FORMAT, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
@@ -24,9 +24,9 @@ from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
-from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
+from silodp.parsing import UNSOUND, is_format, parse_json, parse_toml, refuse_unsound
 from silodp.report.attacks import AttackRecord, read_attack
-from silodp.report.audit import UNBOUND, AuditResult, audit_run
+from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
@@ -98,13 +98,13 @@ class RunRecord:
         summary: Everything in guarantee.json.
         guarantees: The guarantees, by adversary.
         config: Text of config.toml; None where there is none.
-        aggregator: None where no file names it.
+        aggregator: How the silos' updates were added up.
         model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
         allocation: Records per person, private; None where they were not kept.
         doubts: Sentences on keys of persons, weights and the loss, private; () where none were kept.
         audit: Result of the comparison with the ledger; None where there is no ledger.
         budget: Privacy budget of the run, if any.
-        finished: When the run ended, by guarantee.json; None where an earlier version wrote it.
+        finished: When the run ended, by guarantee.json.
         attack: What `silodp attack` measured; None where nobody attacked the run.
         cohort: What all runs on the same people had spent; None for a run that is counted in no cohort.
     """
@@ -113,20 +113,20 @@ class RunRecord:
     summary: dict[str, Any]
     guarantees: dict[Adversary, Guarantee]
     config: str | None
-    aggregator: AggregatorRecord | None
+    aggregator: AggregatorRecord
     model_digest: str | None
     allocation: Allocation | None
     audit: AuditResult | None
     budget: Budget | None
-    finished: datetime | None
+    finished: datetime
     doubts: tuple[str, ...] = ()
     attack: AttackRecord | None = None
     cohort: CohortRecord | None = None
 
     @property
     def id(self) -> str:
-        """The id of the run; "" for one of an earlier version."""
-        return str(self.summary.get("run", ""))
+        """The id of the run."""
+        return str(self.summary["run"])
 
     @property
     def attacks(self) -> Mapping[Adversary, MembershipAttack]:
@@ -151,9 +151,9 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
     summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = _read_bytes(config).decode(errors="replace") if config.exists() else None
-    aggregator = _read_aggregator(summary, settings)
+    aggregator = _read_aggregator(directory / GUARANTEE, summary)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
-    _check_model(directory, audit)
+    _check_model(directory)
     # The δ of the budget in the ledger may be less: it accounts for the noise alone, and a page shows the whole δ.
     delta = guarantees["released"].delta
     budget = audit.budget if audit else _read_budget(settings, delta)
@@ -168,28 +168,19 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
         allocation=read_private(directory, ALLOCATION, Allocation),
         audit=audit,
         budget=replace(budget, delta=delta) if audit and budget else budget,
-        finished=datetime.fromisoformat(summary["finished"]) if "finished" in summary else None,
+        finished=datetime.fromisoformat(summary["finished"]),
         doubts=doubts.doubts if doubts else (),
         attack=read_attack(directory, guarantees) if with_attack else None,
-        cohort=read_cohort(directory, summary.get("run")),
+        cohort=read_cohort(directory, summary["run"]),
     )
 
 
-def _check_model(directory: Path, audit: AuditResult | None) -> None:
-    """Refuse model, description and guarantee that do not belong together.
-
-    The ledger of a finished run has their digests, unless earlier versions wrote all of them.
-    """
+def _check_model(directory: Path) -> None:
+    """Refuse model, description and guarantee that do not belong together, also where there is no ledger."""
     path = directory / DESCRIPTION
     if not path.exists():
         return
     description = ModelDescription.read(path)
-    if audit is not None and UNBOUND in audit.unchecked and description.is_sealed:
-        raise SilodpError(
-            f"{path} was written at the end of a run, and the last line of the run's ledger says nothing of it: resume "
-            "the run, which writes both again, or restore the newest ledger.",
-            code="report.contradicted",
-        )
     # The description states the digests of both, so files of two runs, or of two moments of one run, are found.
     for name in (GUARANTEE, WEIGHTS):
         if (directory / name).exists():
@@ -231,35 +222,32 @@ def _check_directory(directory: Path) -> None:
 
 
 def _check_summary(summary: Mapping[str, Any]) -> None:
-    """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
-
-    "simulation" is missing in files of format 1, whose runs all were simulations, "weighted" and "sampled" in those
-    before format 4, and "finished" in those that an earlier version wrote.
-    """
-    texts = [summary.get(name, "") for name in ("method", "settings", "stopped", "evaluation")]
-    answers = (summary.get(name, True) for name in ("simulation", "weighted", "sampled"))
-    if not all(isinstance(text, str) for text in texts) or not all(type(one) is bool for one in answers):
+    """Raise ValueError or KeyError if the entries of guarantee.json about the whole run cannot be shown."""
+    texts = [
+        *(summary[name] for name in ("method", "settings", "stopped", "run")),
+        summary.get("evaluation", ""),
+    ]
+    answers = (summary[name] for name in ("simulation", "weighted", "sampled", "private"))
+    if (
+        not is_format(summary["format"], FORMAT)
+        or not all(isinstance(text, str) for text in texts)
+        or not all(type(one) is bool for one in answers)
+        or type(summary["rounds"]) is not int
+        or datetime.fromisoformat(summary["finished"]).utcoffset() != timedelta(0)
+    ):
         raise ValueError
-    if "finished" in summary and datetime.fromisoformat(summary["finished"]).utcoffset() != timedelta(0):
-        raise ValueError
 
 
-def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord | None:
-    """Return the aggregator that guarantee.json names, {"name": ..., its settings}; else that of config.toml."""
-    try:
-        named = dict(summary["aggregator"]) if "aggregator" in summary else None
+def _read_aggregator(path: Path, summary: dict[str, Any]) -> AggregatorRecord:
+    """Return the aggregator that guarantee.json names, {"name": ..., its settings}."""
+    with refuse_unsound(
+        f"{path} names an aggregator that cannot be read: restore it, or run again.", code="report.damaged"
+    ):
+        named = dict(summary["aggregator"].items())  # a list has no items
         # A plug-in's settings cannot be read without its code, so what follows from them is stored with it.
-        if named is not None and "class" in named:
+        if "class" in named:
             return AggregatorRecord.from_dict(named)
-        if named is not None:
-            return AggregatorRecord.from_aggregator(build_aggregator(named.pop("name"), named))
-        if config is not None:
-            values = parse_toml(config)
-            aggregator = build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
-            return AggregatorRecord.from_aggregator(aggregator)
-    except UNSOUND:
-        pass  # of another version; its ledger is compared all the same
-    return None
+        return AggregatorRecord.from_aggregator(build_aggregator(named.pop("name"), named))
 
 
 def _read_budget(config: str | None, delta: float) -> Budget | None:

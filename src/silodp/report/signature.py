@@ -165,7 +165,7 @@ class Signature:
     """The content of a signature, without the bytes that prove it.
 
     Attributes:
-        run: The id of the run; "" for one of an earlier version.
+        run: The id of the run.
         name: Who signed, as they call themselves.
         role: As what.
         time: When, by the clock of their machine, as 2026-11-26T08:30:00Z.

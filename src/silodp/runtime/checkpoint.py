@@ -20,7 +20,7 @@ from safetensors import SafetensorError, deserialize
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
 from silodp.methods.server_optimizer import start_state
-from silodp.parsing import UNSOUND, parse_json
+from silodp.parsing import UNSOUND, is_format, parse_json
 from silodp.text import pluralize
 from silodp.wire.files import read_sealed, write_sealed
 from silodp.wire.messages import Message
@@ -36,15 +36,8 @@ if TYPE_CHECKING:  # a report, which reads the fingerprint, does not import torc
 
 _METHOD = "method/"
 """Prefix of the names of the method's arrays; those of the server optimizer have none."""
-FORMAT = 6
-"""The format that is written, and the only one that is read.
-
-6: the ledger lists completed rounds, and the answers of silos;
-5: silos draw the sample of users, and choose their part of a person's records;
-4: stores have a namespace for each round, the server optimizer and the method a state;
-3: silos have a gate and a ledger;
-2: the server forgets past rounds.
-"""
+FORMAT = 1
+"""Of a checkpoint."""
 
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
@@ -186,7 +179,7 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     header = _read_header(data, path)
     tensors = load(data)
     # Before the fingerprint, which other versions compute in another way.
-    if header["format"] != FORMAT:
+    if not is_format(header["format"], FORMAT):
         raise SilodpError(
             f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: continue with the version "
             "of silodp that began the run, or begin a new run, which adds its ε to that of this run.",

@@ -126,8 +126,7 @@ class Evaluator:
         number, _, before = numbers.get(f"{_BEGUN}{rounds}", "").partition(" ")
         if number and (before == model or self._store.round(int(number)).get("clients") is None):
             return int(number)  # the same model, or nothing was asked
-        results = sum(name.startswith(_RESULT) for name in store.names())  # earlier versions kept no numbers
-        return max([results, *(int(kept.split()[0]) + 1 for kept in numbers.values() if kept)])
+        return max((int(kept.split()[0]) + 1 for kept in numbers.values()), default=0)
 
     def measure(self, rounds: int, params: Tensor, is_last: bool) -> MetricsRow:
         """Evaluate a model if it is due; the same model after the same rounds is evaluated and charged once.

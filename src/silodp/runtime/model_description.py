@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -23,7 +23,6 @@ from pydantic import ConfigDict, Field, FiniteFloat, StrictBool, TypeAdapter
 
 from silodp._lazy import find_version
 from silodp.data.public import LabelKind
-from silodp.data.tables.columns import SETTINGS
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, is_format, parse_json
@@ -35,12 +34,13 @@ if TYPE_CHECKING:  # a report, which reads descriptions, does not import torch
     from silodp.aggregators.run_spec import RunSpec
     from silodp.training.task import Task
 
-FORMAT = 2
-"""Of model.json. 2: the field "digest" of all others; 1: without it."""
+FORMAT = 1
+"""Of model.json."""
 DESCRIPTION, WEIGHTS, CODE, CARD = "model.json", "model.safetensors", "model.py", "MODEL_CARD.md"
 """Files in the directory of a run; model.py only where the architecture is a user's file."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_Digest = Annotated[str, Field(pattern=f"^{_SHA256.pattern}$")]
 _Scaling = tuple[FiniteFloat, Annotated[FiniteFloat, Field(gt=0)]]
 """Center and spread of a label of numbers."""
 
@@ -80,8 +80,7 @@ class ModelDescription:
         architecture: Where the model came from.
         tensors: The tensors of model.safetensors, by name.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
-        attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
-            versions lack this and those below.
+        attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any.
         predicts_labels: Whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
         guarantee: SHA-256 (hex) of guarantee.json.
         silo_settings: Names of the reader's settings that silos had for themselves, for tables written in other ways.
@@ -89,7 +88,6 @@ class ModelDescription:
         versions: The versions of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled, one pair for each of several; None
             where they were not.
-        is_sealed: Whether the file has a digest of itself, which was checked; False for earlier versions.
         targets: Number of labels of a record, where it has several.
         label_shape: Places of a record that have a class each; () where it has one.
     """
@@ -105,17 +103,16 @@ class ModelDescription:
     inputs: Mapping[str, Any] | None
     architecture: Architecture
     tensors: Mapping[str, StoredTensor]
-    weights: Annotated[str, Field(pattern=f"^{_SHA256.pattern}$")]
-    unsaved: str = ""
-    attributes: str | None = None
-    predicts_labels: StrictBool = True
-    guarantee: str | None = None
-    silo_settings: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    label_typical: _Scaling | tuple[_Scaling, ...] | None = None
-    is_sealed: bool = True
-    targets: Annotated[int, Field(strict=True, ge=2)] | None = None
-    label_shape: tuple[Annotated[int, Field(strict=True, ge=1)], ...] = ()
+    weights: _Digest
+    unsaved: str
+    attributes: str
+    predicts_labels: StrictBool
+    guarantee: _Digest
+    silo_settings: tuple[str, ...]
+    versions: Mapping[str, str]
+    label_typical: _Scaling | tuple[_Scaling, ...] | None
+    targets: Annotated[int, Field(strict=True, ge=2)] | None
+    label_shape: tuple[Annotated[int, Field(strict=True, ge=1)], ...]
 
     @classmethod
     def of_run(
@@ -170,17 +167,12 @@ class ModelDescription:
 
     def to_json(self) -> str:
         """Return the content of model.json."""
-        # A key that earlier versions did not write is left out where it says nothing, so that files stay the same.
         fields = {
             "format": FORMAT,
             **vars(self),
             "architecture": self.architecture.to_dict(),
             "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
         }
-        del fields["is_sealed"]
-        for name in ("targets", "label_shape"):
-            if not fields[name]:  # a record has one label
-                del fields[name]
         return json.dumps(fields | {"digest": _digest(fields)}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -192,13 +184,9 @@ class ModelDescription:
         """
         try:
             fields = parse_json(path.read_bytes())
-            # JSON's true is equal to 1 in Python.
-            if not is_format(fields["format"], 1, FORMAT):
-                raise ValueError("another format")
-            is_sealed = fields["format"] != 1
-            if is_sealed and fields.pop("digest") != _digest(fields):
-                raise ValueError("another digest")
-            return cls._from_fields({**fields, "is_sealed": is_sealed})
+            if not is_format(fields["format"], FORMAT) or fields.pop("digest") != _digest(fields):
+                raise ValueError("another format, or another digest")
+            return cls._from_fields(fields)
         except FileNotFoundError:
             raise SilodpError(
                 f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
@@ -215,7 +203,7 @@ class ModelDescription:
         """Refuse the guarantee of another run.
 
         Args:
-            stated: The id of the run in the guarantee; None where it states none.
+            stated: The id of the run in the guarantee.
             path: The path of the guarantee.
 
         Raises:
@@ -238,7 +226,7 @@ class ModelDescription:
             SilodpError: It is another file (code bundle.mixed).
         """
         stated = self.weights if path.name == WEIGHTS else self.guarantee
-        if stated not in (None, hashlib.sha256(content).hexdigest()):
+        if stated != hashlib.sha256(content).hexdigest():
             raise SilodpError(
                 f"{path} is not the file that {DESCRIPTION} describes, so it is of another run, of other rounds, or "
                 "was changed: copy all files of one run again.",
@@ -248,9 +236,6 @@ class ModelDescription:
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> ModelDescription:
         del fields["format"]
-        # An earlier version kept no names of settings, only whether there were any: then it may be all of them.
-        if fields.pop("has_readers", False):
-            fields["silo_settings"] = list(SETTINGS)
         known = {one.name for one in dataclasses.fields(Architecture)}
         found = TypeAdapter(cls).validate_python(fields)
         source, labels, targets = found.architecture, found.labels, found.targets

@@ -78,7 +78,7 @@ class CountTable(Settings):
     classes: int = 2
     bins: Annotated[int, Whole(2, limit=1000)] = 10
     times: tuple[float, ...] = ()
-    # A run has it among the facts of its data, and evaluations of earlier versions keep their digests.
+    # A run has it among the facts of its data, and so in its digest.
     spread: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.cohort import Cohort, CohortRun, create_cohort
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, WorstOf
 from support.refusals import refused
+from support.rewriting import read_ledger, write_ledger
 
 DELTA = 1e-5
 EASY, HARD = Gaussian(20.0), Gaussian(4.0)
@@ -181,6 +182,14 @@ def test_a_file_that_is_replaced_by_an_older_copy_while_it_is_used_is_refused(pa
     path.write_bytes(old)
     with refused("ledger.damaged"):
         cohort.reserve(make_run("c"))
+
+
+@pytest.mark.parametrize("format_", [0, 2, True])
+def test_a_file_of_another_format_is_refused(path: Path, format_: Any) -> None:
+    (header,) = read_ledger(path)
+    write_ledger(path, [header | {"format": format_}])
+    with refused("ledger.damaged"):
+        Cohort(path)
 
 
 def test_a_file_that_is_missing_or_damaged_is_refused(path: Path, tmp_path: Path) -> None:

@@ -1157,7 +1157,7 @@ def test_a_silo_names_its_layouts_of_dates(tmp_path):
         np.testing.assert_allclose(nord, [33 / 183 - 1, -1], atol=1e-6)
         np.testing.assert_allclose(west, [33 / 183 - 1, 59 / 183 - 1], atol=1e-6)
     schema = config.table_schema
-    assert "dates" not in schema.describe_inputs()["reader"]  # earlier versions read models without it
+    assert "dates" not in schema.describe_inputs()["reader"]  # it is empty there
     for dates in ({"dai": "%Y"}, {"day in": "%d.%m."}, {"ill": "%d.%m.%Y"}, "%d.%m.%Y"):
         with refused("data.schema"):
             replace(schema, readers={"west": {"dates": dates}})

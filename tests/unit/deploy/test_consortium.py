@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, WorstOf
+from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled
 from silodp.accounting.filters import DEFAULT_CERTIFICATES, Filter
 from silodp.accounting.ledger import Budget, Ledger, SiloHeader, reopen_ledger
 from silodp.accounting.views import ADVERSARIES
@@ -116,7 +116,7 @@ def test_a_folder_that_was_changed_is_refused(public: Path, file: str, old: str,
     "changes",
     [
         {"format": True},
-        {"format": 1},
+        {"format": 2},
         {"port": 0},
         {"port": 70_000},
         {"port": True},
@@ -268,7 +268,7 @@ def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
     expected = compute_epsilon(Counter({Gaussian(5.0): 3, Gaussian(4.0): 3}).items(), 1e-5, "pld")
     assert lifetime.epsilon("released") == pytest.approx(expected, rel=1e-9)
     assert lifetime.epsilon("released", {Gaussian(1.0): 1}) > expected
-    # Their ledgers say nothing of ciphertexts, as those of earlier versions, and noise on numbers had none.
+    # Their ledgers say nothing of ciphertexts, and noise on numbers had none.
     assert lifetime.epsilon("server") == lifetime.epsilon("released")
     events = {name: Gaussian(5.0) for name in ("released", "server", "silo")}
     assert "'silo'" in (lifetime.find_exceeded(events) or "")
@@ -282,21 +282,6 @@ def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
         again = LifetimeLedger(1e-5, limits, {"1": one, "2": two})
         assert again.epsilon("released") == pytest.approx(expected, rel=1e-9)
         assert (two.delta, two.accountant.name, two.budget) == (1e-6, "rdp", Budget(3.0, 1e-6))
-
-
-def test_ledgers_that_do_not_say_which_records_are_the_silos_have_no_sum(tmp_path: Path) -> None:
-    """As earlier versions wrote them: the i-th kind of one run need not be the i-th of another."""
-    runs = {}
-    for run, noise in (("1", (5.0, 50.0)), ("2", (50.0, 5.0))):
-        runs[run] = Ledger(None, 1e-5, "pld", run=run)
-        both = WorstOf(tuple(Gaussian(sigma) for sigma in noise))
-        runs[run].charge(0, 0, {name: both for name in ("released", "server", "silo")})
-    for run, ledger in runs.items():
-        alone = LifetimeLedger(1e-5, {}, {run: ledger}).epsilon("server")
-        assert alone == pytest.approx(compute_epsilon([(Gaussian(5.0), 1)], 1e-5, "pld"))
-    lifetime = LifetimeLedger(1e-5, {"server": 99.0}, runs)
-    assert lifetime.epsilon("server") is None
-    assert lifetime.find_exceeded({"server": Gaussian(5.0)}) is not None
 
 
 def test_the_limit_that_accept_writes_is_what_the_whole_run_costs(public: Path) -> None:
@@ -374,7 +359,11 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
 
 def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     policy = Policy(
-        accepted=["a" * 64], data="t.csv", lifetime_epsilon={"released": 3.5}, columns=['"ä" = 1']
+        accepted=["a" * 64],
+        data="t.csv",
+        lifetime_epsilon={"released": 3.5},
+        certificates=[],
+        columns=['"ä" = 1'],
     )
     path = tmp_path / "policy.toml"
     path.write_text(policy.to_toml())
@@ -752,23 +741,8 @@ def test_an_appended_line_is_its_own(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("stored", "place"), [("same", "runs/new"), ("other", "runs/earlier-other"), (None, "runs/earlier-")]
-)
-def test_the_run_of_an_earlier_version_stays_and_is_not_begun_again(
-    stored: str | None, place: str, tmp_path: Path
-) -> None:
-    """An earlier version had one run in a server's folder. To begin it again would cost ε once more."""
-    old = tmp_path / "run"
-    (old / "checkpoint").mkdir(parents=True)
-    (old / "checkpoint" / "ledger.jsonl").write_text("what was spent")
-    if stored is not None:
-        (old / "run_spec.json").write_text(json.dumps({"digest": stored}))
-    for _ in range(2):  # a server that is started again finds the link
-        _lead_to_run(tmp_path, tmp_path / "runs" / "new", "same")
-        assert (tmp_path / "run").resolve() == tmp_path / "runs" / "new"
-        assert (tmp_path / place / "checkpoint" / "ledger.jsonl").read_text() == "what was spent"
-    _lead_to_run(tmp_path, tmp_path / "runs" / "next", "same")
-    assert (tmp_path / "run").resolve() == tmp_path / "runs" / "next"
-    assert (tmp_path / place / "checkpoint" / "ledger.jsonl").exists()
+def test_run_leads_to_the_newest_run(tmp_path: Path) -> None:
+    for name in ("first", "first", "next"):  # a server that is started again finds the link
+        _lead_to_run(tmp_path, tmp_path / "runs" / name)
+        assert (tmp_path / "run").resolve() == tmp_path / "runs" / name
     assert list((tmp_path / "run").iterdir()) == []

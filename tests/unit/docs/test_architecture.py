@@ -1,7 +1,8 @@
-"""docs/architecture.md agrees with the code: its listings, the places it names, and the order of its three walks."""
+"""docs/architecture.md agrees with the code: the places it names, and the order of its three walks."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -16,7 +17,6 @@ from support.commands import Silodp
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src" / "silodp"
 PAGE = ROOT / "docs" / "architecture.md"
-ADDITIONS = ROOT / "docs" / "additions.md"
 PLACE = re.compile(r"\b((?:\w+/)+\w+\.py)(?::([\w.]*\w))?")
 TABLE = """id,age,weight,sick,part
 p1,30,70,0,train
@@ -47,8 +47,8 @@ learning_rate = 0.1
 
 
 @pytest.fixture(scope="module")
-def listings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("listings", ROOT / "docs" / "listings.py")
+def commands() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("list_commands", ROOT / "docs" / "list_commands.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,50 +56,28 @@ def listings() -> ModuleType:
     return module
 
 
-def own_text() -> str:
-    """Return the page without its generated listings."""
-    return re.sub(r"<!-- listing: .*?<!-- end -->", "", PAGE.read_text(), flags=re.DOTALL)
-
-
 def walks() -> list[list[str]]:
     """Return the functions of each diagram in the section "Three walks"."""
-    section = own_text().partition("\n## Three walks\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("\n## Three walks\n")[2].partition("\n## ")[0]
     return [
         [f"{file}:{name}" for file, name in PLACE.findall(block)]
         for block in re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     ]
 
 
-# --- listings ---
+# --- commands ---
 
 
-def test_the_listings_are_those_of_the_source(listings: ModuleType) -> None:
-    for page in listings.PAGES:
-        text = page.read_text()
-        assert text.count("<!-- listing: ") == text.count("<!-- end -->") > 0
-        assert listings.fill_listings(text) == text, f"{page.name} is older than the source: run make pages"
-
-
-def test_every_package_has_a_row(listings: ModuleType) -> None:
-    order, _ = listings.read_import_rules()
-    packages = {f"silodp.{path.parent.name}" for path in SOURCE.glob("*/__init__.py")}
-    modules = {f"silodp.{name}" for name in ("bundle", "tracking", "parsing", "settings", "errors", "text")}
-    assert packages == set(order) - modules
-
-
-def test_the_import_rules_are_read_with_their_exceptions(listings: ModuleType) -> None:
-    order, allowed = listings.read_import_rules()
-    assert allowed["silodp.data"] == ["silodp.parsing", "silodp.settings", "silodp.errors", "silodp.text"]
-    assert "silodp.methods" not in allowed["silodp.wire"]
-    assert "silodp.wire" not in allowed["silodp.methods"]
-    assert allowed["silodp.cli"] == order[1:]
+def test_the_page_of_commands_is_that_of_the_source(commands: ModuleType) -> None:
+    text = commands.PAGE.read_text()
+    assert commands.fill_page(text) == text, "older than the source: run make pages"
 
 
 def test_the_page_of_commands_has_every_command_with_every_option(
-    listings: ModuleType, silodp: Silodp
+    commands: ModuleType, silodp: Silodp
 ) -> None:
     """Compared with what `--help` prints, which another part of click writes."""
-    shown = listings.format_commands()
+    shown = commands.format_commands()
     sections = dict(re.findall(r"^### `silodp (.+?)`\n(.*?)(?=^### |\Z)", shown, re.MULTILINE | re.DOTALL))
     assert {"run", "plan", "data list", "deploy init", "table averaged-models"} <= sections.keys()
     for command, section in sections.items():
@@ -111,26 +89,32 @@ def test_the_page_of_commands_has_every_command_with_every_option(
     assert "computing and sending count. Default: 300.0, at least 1.0." in sections["server"]
 
 
-def test_a_listing_of_nothing_is_refused(listings: ModuleType) -> None:
-    with pytest.raises(ValueError, match="not known"):
-        listings.format_listing("poems")
-
-
 # --- places ---
 
 
-def test_every_file_and_function_that_the_pages_name_exists(listings: ModuleType) -> None:
-    text = own_text() + ADDITIONS.read_text()
-    found = [place for place in PLACE.findall(text) if not place[0].startswith(("tests/", "docs/"))]
-    assert len(found) > 80
-    missing = [file for file, _ in found if not (SOURCE / file).is_file()]
-    assert not missing, f"files that the pages name are not in src/silodp: {missing}"
-    missing = [
-        f"{file}:{name}"
-        for file, name in found
-        if name and name not in listings.list_functions(SOURCE / file)
+def list_functions(path: Path) -> set[str]:
+    """Return the qualified names of all functions and classes of a file, and of those inside them."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                found.add(prefix + inner.name)
+                visit(inner, f"{prefix}{inner.name}." if isinstance(inner, ast.ClassDef) else prefix)
+
+    visit(ast.parse(path.read_text()), "")
+    return found
+
+
+def test_every_file_and_function_that_the_page_names_exists() -> None:
+    found = [
+        place for place in PLACE.findall(PAGE.read_text()) if not place[0].startswith(("tests/", "docs/"))
     ]
-    assert not missing, f"functions that the pages name do not exist: {missing}"
+    assert len(found) > 60
+    missing = [file for file, _ in found if not (SOURCE / file).is_file()]
+    assert not missing, f"files that the page names are not in src/silodp: {missing}"
+    missing = [f"{file}:{name}" for file, name in found if name and name not in list_functions(SOURCE / file)]
+    assert not missing, f"functions that the page names do not exist: {missing}"
 
 
 # --- walks ---

@@ -324,20 +324,6 @@ def test_a_configuration_refers_to_plug_ins_of_a_file():
         build_method("uldp-avg", {**fields, "server_optimizer": {"name": resolved["name"]}}, "method")
 
 
-@pytest.mark.parametrize(
-    "earlier",
-    ["state_problem", "weights_problem", "read_sum", "max_rounds", "budget_report", "retires_after"],
-)
-def test_a_class_written_for_earlier_names_is_refused_and_not_ignored(earlier):
-    """A check of the server's state, or a limit of rounds, that nobody asks for would be no protection."""
-    with pytest.raises(TypeError, match=earlier):
-        type("Old", (UldpAvg,), {earlier: None})
-    with pytest.raises(TypeError, match=earlier):  # also from a class beside it
-        type("Old", (type("Checks", (), {earlier: None}), UldpAvg), {})
-    with pytest.raises(TypeError, match=earlier):
-        type("Old", (UldpAvg,), {"__annotations__": {earlier: "int"}})
-
-
 @pytest.mark.parametrize(("field", "values"), {
     "noise_multiplier": (-1.0, math.nan, math.inf, 1e9, "x", True),
     "clip": (-1.0, 0.0, math.nan, math.inf),

@@ -360,7 +360,7 @@ def test_noisy_sums_go_before_private_records_and_places_have_no_steps() -> None
         for b, (no, yes) in enumerate(zip(*counts, strict=True))
         if no + yes
     ]
-    private = find_decisions(None, HeldOut(1, parts=(), calibration=tuple(bins)))
+    private = find_decisions(None, HeldOut(1, 400, parts=(), calibration=tuple(bins)))
     assert private is not None
     assert not private.is_covered
     for one, other in zip(covered.thresholds, private.thresholds, strict=True):

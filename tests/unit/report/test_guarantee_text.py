@@ -22,6 +22,7 @@ from silodp.report.figures import render_svg, save_figure
 from silodp.report.guarantee_text import CLAIMED, format_guarantees, get_charge, is_exceeded
 from silodp.report.page import write_report
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling, plot_spending
+from support.rewriting import summarize_run
 
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
@@ -81,6 +82,7 @@ def directory(tmp_path: Path) -> Path:
     with Ledger(tmp_path / LEDGER, DELTA, "pld", run="it", subject=subject) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, events)
+        ledger.record_files({})
         made = [said(adversary, ledger.epsilon(adversary)) for adversary in ADVERSARIES]
     rows = [{"round": r, "loss": 1 / (r + 1), "metrics": {}, "epsilon": {}} for r in range(ROUNDS + 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -107,9 +109,9 @@ def said(adversary: Any, spent: float | None) -> Guarantee:
 
 
 def write(directory: Path, made: list[Guarantee], **changes: Any) -> None:
-    summary = {"method": "ddp", "settings": "Ddp()", "aggregator": {"name": "plain"}, "stopped": "rounds"}
     fields = [one.to_dict() | changes for one in made]
-    (directory / "guarantee.json").write_text(json.dumps({**summary, "guarantees": fields}))
+    summary = summarize_run(method="ddp", settings="Ddp()", rounds=ROUNDS, guarantees=fields)
+    (directory / "guarantee.json").write_text(json.dumps(summary))
 
 
 def changed(directory: Path, **changes: Any) -> None:

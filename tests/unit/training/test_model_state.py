@@ -450,7 +450,7 @@ def test_other_attributes_may_differ_between_machines(value):
     assert Task(nn.Sequential(nn.Linear(3, 2), nn.GELU()), cross_entropy()).constants_digest == ""
 
 
-def test_the_digest_of_buffers_is_that_of_earlier_versions():
+def test_the_digest_of_buffers_is_of_their_name_shape_type_and_values():
     task = Task(Buffered(torch.arange(3.0)), cross_entropy())
     data = b"values (3,) <f4" + np.arange(3, dtype="<f4").tobytes()
     assert task.constants_digest == hashlib.sha256(data).hexdigest()

@@ -41,7 +41,7 @@ from silodp.report.statistics.estimates import (
 )
 from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE, MetricsRow
 
-FORMAT = 2
+FORMAT = 1
 """Of statistics.json."""
 
 
@@ -223,7 +223,7 @@ def _describe_release(run: RunRecord, release: Release, sections: Sequence[Secti
     released = run.guarantees["released"]
     return {
         "format": FORMAT,
-        "run": run.summary.get("run"),
+        "run": run.id,
         "counted": release.counted,
         "silos": release.silos,
         "records_in_full": release.records_in_full,
