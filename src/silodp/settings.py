@@ -35,7 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from silodp.errors import SilodpError
-from silodp.text import join_names, name_class, shorten
+from silodp.text import is_own, join_names, name_class, shorten
 
 __all__ = [
     "Clip",
@@ -198,7 +198,7 @@ def check_is_dataclass(kind: type) -> None:
     for base in kind.__mro__:
         declared = vars(base).get("__annotations__", {})
         names = [name for name, hint in declared.items() if "ClassVar" not in str(hint)]
-        is_plugin = issubclass(base, Settings) and not base.__module__.startswith("silodp.")
+        is_plugin = issubclass(base, Settings) and not is_own(base)
         if is_plugin and names and "__dataclass_params__" not in vars(base):
             raise SilodpError(
                 f"{name_class(base)} declares the setting {names[0]} and is no frozen dataclass, so that nothing could "

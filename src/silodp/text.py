@@ -1,4 +1,4 @@
-"""Parts of sentences for users: shortened values, other programs' messages, numbers with their nouns, close names."""
+"""Parts of sentences for users: shortened values, messages of others, numbers with nouns, close names, whose code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from reprlib import Repr
 
 MAX_REASON_CHARACTERS = 200
 """Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
+_OURS = frozenset({"silodp", "silodp_checks", "silodp_experiments", "silodp_trackers"})
+"""The packages of this repository."""
 
 
 def describe_exception(error: BaseException) -> str:
@@ -43,6 +45,21 @@ def join_names(names: Iterable[str], word: str = "and") -> str:
 def name_extra(extra: str) -> str:
     """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
     return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
+
+
+def name_package(named: object) -> str:
+    """Return the top-level package where a class or function was defined; "" where it names none."""
+    return str(getattr(named, "__module__", "")).partition(".")[0]
+
+
+def is_own(named: object) -> bool:
+    """Return whether a class or function is defined in a package of this repository."""
+    return name_package(named) in _OURS
+
+
+def is_own_module(name: str) -> bool:
+    """Return whether a module is of a package of this repository."""
+    return name.partition(".")[0] in _OURS
 
 
 def name_class(kind: type) -> str:

@@ -39,7 +39,7 @@ from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
 from silodp.runtime.workers import Workers, open_pool
 from silodp.settings import Whole
-from silodp.text import join_names, pluralize
+from silodp.text import is_own_module, join_names, pluralize
 from silodp.training.task import Task
 from silodp.wire.files import write_durably
 from silodp_experiments.compare_page import format_table, render_comparison
@@ -206,7 +206,7 @@ def _digest_code(task: TaskSection, spec: RunSpec) -> list[str]:
     parts = (*_list_parts(spec.method), spec.aggregator, spec.accountant)
     for module in sorted({type(part).__module__ for part in parts}):
         file = getattr(sys.modules.get(module), "__file__", None)
-        if file is not None and module.partition(".")[0] != "silodp":
+        if file is not None and not is_own_module(module):
             contents.append(Path(file).read_bytes())
     return [hashlib.sha256(content).hexdigest() for content in contents]
 

@@ -23,6 +23,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.methods.roles import FederationSize
+from silodp.text import is_own
 
 if TYPE_CHECKING:
     from silodp.accounting.ledger import Budget, LedgerHeader
@@ -245,7 +246,7 @@ class RunSpec:
     @property
     def has_plugins(self) -> bool:
         """Whether the method or the aggregator is code from outside silodp."""
-        return not all(type(part).__module__.startswith("silodp.") for part in (self.method, self.aggregator))
+        return not all(is_own(type(part)) for part in (self.method, self.aggregator))
 
     @cached_property
     def varies_by_round(self) -> bool:

@@ -24,7 +24,7 @@ from silodp.config.plugins import check_own_name, find_plugin
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
 from silodp.settings import read_hints
-from silodp.text import join_names, name_class, shorten, suggest_name
+from silodp.text import is_own, join_names, name_class, shorten, suggest_name
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -188,7 +188,7 @@ def _check_names(maker: Callable[..., Any], values: Mapping[str, Any], what: str
 def _is_own_constant(kind: type, name: str) -> bool:
     """Return whether a name is an attribute that a class outside silodp has and no class of silodp above it."""
     homes = [base for base in kind.__mro__ if name in vars(base)]
-    return bool(homes) and not any(base.__module__.startswith("silodp.") for base in homes)
+    return bool(homes) and not any(map(is_own, homes))
 
 
 def get_fields(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -19,12 +19,10 @@ from typing import Any, TypeVar
 from silodp._lazy import Registry
 from silodp.errors import SilodpError, lookup
 from silodp.settings import Settings, check_is_dataclass
-from silodp.text import describe_exception, first_line, name_class, suggest_name
+from silodp.text import describe_exception, first_line, is_own, is_own_module, name_class, suggest_name
 
 T = TypeVar("T")
 
-_OWN = ("silodp.", "silodp_experiments.")
-"""Beginnings of the names of modules with the parts of this distribution."""
 _DEFINED = {
     "task.model": "function",
     "task.loss": "loss",
@@ -146,22 +144,18 @@ def find_failed_plugin(error: BaseException) -> str | None:
     before: FrameType | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # The code that runs counts, not the class alone: a plug-in inherits most of what it does.
-        if not _is_own(frame):
+        if not is_own_module(str(frame.f_globals.get("__name__"))):
             owner = frame.f_locals.get("self")
             kind = next((kind for kind, bases in kinds.items() if isinstance(owner, bases)), None)
             # The two sides of an aggregator are of no common class; a loader is a function.
             if kind is None and hasattr(owner, "total" if hasattr(owner, "set_up") else "group_secret"):
                 kind = "aggregator"
-            if kind is not None and not type(owner).__module__.startswith(_OWN):
+            if kind is not None and not is_own(type(owner)):
                 found = f"the {kind} {name_class(type(owner))}"
             elif before is not None and before.f_code is Dataset.load.__code__:
                 found = f"the data set {Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"
         before = frame
     return found
-
-
-def _is_own(frame: FrameType) -> bool:
-    return f"{frame.f_globals.get('__name__')}.".startswith(_OWN)
 
 
 def import_reference(reference: str, where: str) -> Any:

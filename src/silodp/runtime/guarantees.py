@@ -24,6 +24,7 @@ from silodp.accounting.guarantee import (
 )
 from silodp.accounting.views import Adversary, View
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
+from silodp.text import is_own
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
@@ -209,8 +210,7 @@ class DerivedGuarantee:
         asks_server = draws or spec.method.needs_counts
         protocol = [one for one in spec.aggregator.assumptions if asks_server or one != SERVER_FOLLOWS]
         # Code from outside silodp is an assumption: silodp's tests do not cover it.
-        is_own = type(self.charges.accountant).__module__.startswith("silodp.")
-        has_plugin = spec.has_plugins or not is_own
+        has_plugin = spec.has_plugins or not is_own(type(self.charges.accountant))
         return (
             *common,
             *((ASSUMES_INDEX_BY_PROFILE,) if by_profile else ()),

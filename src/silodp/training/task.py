@@ -19,6 +19,7 @@ from silodp.accounting.views import Unit
 from silodp.data.inputs import get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError
 from silodp.settings import check_type
+from silodp.text import name_package
 from silodp.training import model_state
 from silodp.training._loss_copies import copy_loss
 from silodp.training.gradients import (
@@ -183,7 +184,7 @@ class Task:
             if "forward" in vars(module) or any(vars(module)[hook] for hook in hooks):
                 return True
             code += [type(module), *filter(callable, vars(module).values())]
-        origins = {str(getattr(one, "__module__", "")).partition(".")[0] for one in code}
+        origins = set(map(name_package, code))
         return not origins <= _KNOWN_CODE
 
     def initial(self, seed: int | None) -> Tensor:
