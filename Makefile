@@ -93,6 +93,7 @@ benchmarks: $(DEVELOPED)
 # How large the code is, and how much of it a command enters or imports: a table to look at, without limits.
 house: $(DEVELOPED)
 	$(BIN)/python benchmarks/house.py
+	$(BIN)/python benchmarks/budgets.py
 
 # Every training run of docs/results.md that has no line yet in benchmarks/results; ONLY=heart for a part, ARGS=--list for
 # what is missing and its cost, ARGS=--tables to write the tables. SILODP_DATA is the folder of the data sets.
