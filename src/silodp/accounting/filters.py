@@ -23,6 +23,7 @@ from silodp.accounting.rdp import sum_steps
 from silodp.accounting.steps import Steps, flatten_per_unit
 from silodp.accounting.views import Adversary
 from silodp.errors import SilodpError
+from silodp.settings import Delta, check_value
 from silodp.text import shorten
 
 PLAN, GAUSSIAN, ORDER = "plan", "gaussian", "order-"
@@ -59,6 +60,7 @@ class Filter:
     plan: Mapping[Event, int] | None = None
 
     def __post_init__(self) -> None:
+        check_value("delta", self.delta, Delta)
         if not self.certificates or len(set(self.certificates)) < len(self.certificates):
             raise _certificate_error(self.certificates, "name one or more, each once")
         for name in self.certificates:

@@ -229,3 +229,9 @@ def test_certificates_are_checked(certificates) -> None:
     with refused("argument.value") as caught:
         Filter(DELTA, certificates)
     assert caught.value.field == "certificates"
+
+
+@pytest.mark.parametrize("delta", [math.nan, 0.0, 1.0, 2.0, -1.0])
+def test_a_delta_that_is_none_is_refused(delta: float) -> None:
+    with refused("argument.value"):
+        Filter(delta)
