@@ -93,9 +93,8 @@ def measure() -> dict[str, dict[str, int]]:
     from silodp.errors import CODES
 
     source = ROOT / "src"
-    tokens = {
-        package.name: count_tokens(package) for package in sorted(source.glob("silodp*")) if package.is_dir()
-    }
+    packages = sorted(path.parent for path in source.glob("*/__init__.py"))
+    tokens = {package.name: count_tokens(package) for package in packages}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         "tokens": {**tokens, "all": sum(tokens.values()), "tests": count_tokens(ROOT / "tests")},
