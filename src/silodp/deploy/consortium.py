@@ -356,7 +356,8 @@ class Consortium:
             stated = parse_json(read_facts(self.folder / SPEC))
             if not is_format(stated["format"], SPEC_FORMAT):
                 raise ValueError("format")
-            return str(stated.get("digest")), ModelSpec(**stated["model"])
+            other_code = bool(stated.get("other_code", False))
+            return str(stated.get("digest")), ModelSpec(**stated["model"], other_code=other_code)
         except (OSError, *UNSOUND) as error:
             raise refuse_public(f"{self.folder / SPEC} cannot be read") from error
 
