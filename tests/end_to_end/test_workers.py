@@ -292,10 +292,12 @@ def test_blocks_add_up_to_the_whole(monkeypatch, aggregator):
     monkeypatch.setitem(
         RUNS, "one step", {"method": {**AVG, "local": {"learning_rate": 0.05}}, "aggregator": aggregator}
     )
+    people = FederationSize(silos=3, users=60)
+    assert len(cut_blocks(UldpAvg(5.0, 0.1), people)) > 1
     blocks = train("one step")
     monkeypatch.setattr(local_work, "_PERSONS", 60)
+    assert cut_blocks(UldpAvg(5.0, 0.1), people) == (None,)
     whole = train("one step")
-    assert digest(blocks) != digest(whole) or aggregator == "masked"
     torch.testing.assert_close(blocks.params, whole.params, rtol=0, atol=1e-6)
     assert whole.params.abs().max() > 0.01
 
