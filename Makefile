@@ -90,7 +90,7 @@ docs: $(DOCUMENTED)
 benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
 
-# How large the code is, and how much of it a command enters or imports: a table to look at, without limits.
+# How large the code is, and how much of it a command enters or imports; what is above budgets.toml is an error.
 house: $(DEVELOPED)
 	$(BIN)/python benchmarks/house.py
 	$(BIN)/python benchmarks/budgets.py

@@ -9,57 +9,22 @@ matter.
 
 from __future__ import annotations
 
-import ast
-import io
 import re
-import subprocess
 import sys
-import tokenize
 import tomllib
 from pathlib import Path
 
 import tomli_w
 
+from house import EPSILON, EXPORTED, IMPORTED, ROOT, list_tokens, run_python
 from timing import show_help
 
-ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = ROOT / "budgets.toml"
-_SKIPPED = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-_IMPORTED = """
-import sys
-from silodp.cli import main
-try:
-    main.main(["epsilon", "--method", "uldp-avg", "--rounds", "10", "--noise-multiplier", "5"])
-except SystemExit as ended:
-    ended.code and sys.exit(ended.code)
-    print(sum(name.split(".")[0].startswith("silodp") for name in sys.modules), file=sys.stderr)
-"""
 
 
 def count_tokens(folder: Path) -> int:
     """Return the number of tokens of the Python files in a folder, without comments and docstrings."""
-    return sum(_count_tokens(path.read_text()) for path in folder.rglob("*.py"))
-
-
-def _count_tokens(text: str) -> int:
-    tokens = [
-        token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in _SKIPPED
-    ]
-    docstrings = {
-        (node.lineno, node.col_offset)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    }
-    return sum(token.start not in docstrings for token in tokens)
+    return sum(len(list_tokens(path.read_text())) for path in folder.rglob("*.py"))
 
 
 def count_words(paths: list[Path]) -> int:
@@ -70,22 +35,6 @@ def count_words(paths: list[Path]) -> int:
 def count_options() -> int:
     """Return the number of options of all commands, by the generated page of commands."""
     return len(re.findall(r"^\| <code>--", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE))
-
-
-def count_modules() -> int:
-    """Return how many modules of ours `silodp epsilon` imports."""
-    done = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True)
-    return int(done.stderr.splitlines()[-1])
-
-
-def count_exports(source: Path) -> int:
-    """Return the number of names in all lists `__all__`."""
-    found = 0
-    for path in source.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                found += len(ast.literal_eval(node.value))
-    return found
 
 
 def measure() -> dict[str, dict[str, int]]:
@@ -105,8 +54,8 @@ def measure() -> dict[str, dict[str, int]]:
         "numbers": {
             "dependencies": len(project["dependencies"]),
             "error_codes": len(CODES),
-            "exports": count_exports(source),
-            "modules_of_epsilon": count_modules(),
+            "exports": int(run_python(source, EXPORTED)[0]),
+            "modules_of_epsilon": int(run_python(source, IMPORTED, *EPSILON)[0]),
             "options": count_options(),
         },
     }

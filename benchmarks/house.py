@@ -102,8 +102,8 @@ def count_comments(text: str) -> int:
     return sum(token.type == tokenize.COMMENT and token.line.lstrip().startswith("#") for token in tokens)
 
 
-def count_code(text: str) -> int:
-    """Return the number of lines that hold code: no docstrings, comments or blank lines."""
+def list_tokens(text: str) -> list[tokenize.TokenInfo]:
+    """Return the tokens of a module, without comments and docstrings."""
     skipped = (
         tokenize.COMMENT,
         tokenize.NL,
@@ -112,17 +112,21 @@ def count_code(text: str) -> int:
         tokenize.DEDENT,
         tokenize.ENDMARKER,
     )
+    # A string that is a statement: the docstring of a module, class or function, or the text below a constant.
+    docstrings = {
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    held = {row for t in tokens if t.type not in skipped for row in range(t.start[0], t.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
-        # a string that is a statement: the docstring of a module, class or function, or the text below a constant
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            held -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(held)
+    return [token for token in tokens if token.type not in skipped and token.start[0] not in docstrings]
+
+
+def count_code(text: str) -> int:
+    """Return the number of lines that hold code: no docstrings, comments or blank lines."""
+    return len({row for token in list_tokens(text) for row in range(token.start[0], token.end[0] + 1)})
 
 
 def take_shares(values: list[bool]) -> str:
