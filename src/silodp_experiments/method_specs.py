@@ -105,9 +105,8 @@ def _parse_spec(resolved: ResolvedRun, text: str) -> MethodSpec:
 
     method = build_with(inherited)
     # Any number of users would do: only whether the two scales are the same function of S and U matters.
-    people = FederationSize(
-        len(resolved.silos) or 2, users=3
-    )  # without silos it is refused later, by the data
+    # A run without silos is refused later, where its data are read.
+    people = FederationSize(len(resolved.silos) or 2, users=3)
     same_scale = method.server_scale(people) == resolved.method.server_scale(people)
     if "server_learning_rate" not in given and not same_scale:
         # A rate has a meaning only with its scale: 20 on 1/(U·S) is not 20 on 1/S.

@@ -42,7 +42,7 @@ _MAX_REACH = 100.0
 Beyond it, one step costs an ε in the thousands and the grid of the accountant overflows: nothing is promised.
 """
 _MOST_NOISE = 1e75
-"""Noise above this is taken for it: its fourth power is still a number."""
+"""More noise than this is counted as this much, whose fourth power is still a number."""
 
 
 def flatten_per_unit(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -> list[Steps | None]:
@@ -236,7 +236,7 @@ def _simplify_release(event: Additive) -> Additive | None:
                 _check(event.dimension >= 1, "dimension", event.dimension, "1 or more")
             if sigma == math.inf:
                 return None
-            # Less noise bounds more, and σ⁴ stays a number.
+            # Less noise costs more, so the bound holds.
             return replace(event, noise_multiplier=_MOST_NOISE) if sigma > _MOST_NOISE else event
         case CorrelatedReleases(Gaussian() as one, Gaussian() | Skellam() as other):
             first, second = _simplify_release(one), _simplify_release(other)

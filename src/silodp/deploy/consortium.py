@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -327,7 +327,7 @@ class Consortium:
         """
         spec = self._derive_stated(self._stated[1])
         # Its digest would do for programs; people read the rest.
-        if parse_json(read_facts(self.folder / SPEC)) != parse_json(spec.to_json().encode()):
+        if self._stated[0] != parse_json(spec.to_json()):
             raise refuse_public(
                 f"{self.folder / SPEC} states other settings than {CONFIG} leads to, under the digest of these"
             )
@@ -350,21 +350,21 @@ class Consortium:
         return self._derive_stated(self.task)
 
     @cached_property
-    def _stated(self) -> tuple[str, ModelSpec]:
-        """The digest and the model that run_spec.json states."""
+    def _stated(self) -> tuple[dict[str, Any], ModelSpec]:
+        """Everything that run_spec.json states, and the model of it."""
         try:
             stated = parse_json(read_facts(self.folder / SPEC))
             if not is_format(stated["format"], SPEC_FORMAT):
                 raise ValueError("format")
             other_code = bool(stated.get("other_code", False))
-            return str(stated.get("digest")), ModelSpec(**stated["model"], other_code=other_code)
+            return stated, ModelSpec(**stated["model"], other_code=other_code)
         except (OSError, *UNSOUND) as error:
             raise refuse_public(f"{self.folder / SPEC} cannot be read") from error
 
     def _derive_stated(self, task: Task | ModelSpec) -> RunSpec:
         with refuse_plugins(_NO_CODE):
             spec = self.resolved.prepare(self.data, task)
-        stated, _ = self._stated
+        stated = str(self._stated[0].get("digest"))
         if spec.digest != stated:
             raise SilodpError(
                 f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "

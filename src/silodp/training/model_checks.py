@@ -27,7 +27,7 @@ from silodp.training.snapshots import Snapshot, are_same
 # How far a loss or its gradient may move, relative to the largest: kernels may sum in another order.
 _TOLERANCE = 1e-4
 _MAX_DRAWS = 10  # runs of random layers, until every parameter has had a gradient
-_SCALES = (1.0, 300.0)  # of outputs: what a loss does with outliers, too
+SCALES = (1.0, 300.0)  # of numbers at which gradients of many at once are compared, outliers too
 _EXAMPLES = 8  # records of an example that are looked at
 # Rows that are added to a batch, to see whether a loss depends on them.
 _PADDINGS = (1, 3)
@@ -114,7 +114,7 @@ def inspect_loss(model: nn.Module, loss: Loss, x: Any, y: Tensor, classes: int |
             "loss.counts_masked_records",
         )
     _inspect_labels(loss, outputs, y)
-    for scale in _SCALES:
+    for scale in SCALES:
         _inspect_many(loss, scale * outputs.detach(), y)
 
 

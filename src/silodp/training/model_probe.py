@@ -31,7 +31,7 @@ from silodp.training.gradients import (
     is_looped,
 )
 from silodp.training.losses import Loss
-from silodp.training.model_checks import run_layers, take_records
+from silodp.training.model_checks import SCALES, run_layers, take_records
 from silodp.training.model_state import model_error
 from silodp.training.model_structure import describe_layer
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
@@ -67,8 +67,6 @@ _WEIGHTED: tuple[tuple[int, float | None, bool, tuple[int, ...]], ...] = (
     (3, 1e3, False, (0,)),
     (16, None, True, (-1,)),
 )
-# The magnitudes of numbers at which gradients of many at once are compared: what a model does with outliers, too.
-_SCALES = (1.0, 300.0)
 
 
 class Probe:
@@ -168,7 +166,7 @@ class Probe:
             with ReplaceFunctions(_CONSTANT) if self._random[True] else nullcontext():
                 if self._random[True] and self._draws_still(params, x):
                     return
-                for scale in _SCALES:
+                for scale in SCALES:
                     for unit, builder in builders.items():
                         if is_looped(builder):  # it computes what was compared above
                             continue
@@ -521,13 +519,15 @@ def _silence(model: nn.Module) -> list[dict[str, float]]:
 @contextmanager
 def _set_attributes(model: nn.Module, values: Sequence[Mapping[str, float]]) -> Iterator[None]:
     """Let the layers of a model have other attributes."""
-    layers = list(model.modules())
-    before = [{key: getattr(layer, key) for key in own} for layer, own in zip(layers, values, strict=True)]
-    for given in (values, before):
-        for layer, own in zip(layers, given, strict=True):
+    pairs = list(zip(model.modules(), values, strict=True))
+    before = [{key: getattr(layer, key) for key in own} for layer, own in pairs]
+    for layer, own in pairs:
+        vars(layer).update(own)
+    try:
+        yield
+    finally:
+        for (layer, _), own in zip(pairs, before, strict=True):
             vars(layer).update(own)
-        if given is values:
-            yield
 
 
 def _return_first(first: Tensor, *_: Any, **__: Any) -> Tensor:

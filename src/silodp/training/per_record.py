@@ -422,13 +422,10 @@ def _check_constant(name: str, node: fx.Node) -> Any:
 def _check_size(name: str, node: fx.Node) -> None:
     """Raise unless a number is a multiple of that of records, whatever this is: 1 + n // 600 is constant only here."""
     args: Sequence[Any] = node.args
-    divisor = 1
-    size = node.meta["values"]
+    size, divisor = node.meta["values"], 1
     if name == "floordiv" and isinstance(args[0], fx.Node) and isinstance(args[1], int) and args[1] > 0:
-        size, divisor = (
-            args[0].meta["values"],
-            args[1],
-        )  # a quotient without remainder, for any number of records
+        # A quotient that has no remainder, for any number of records.
+        size, divisor = args[0].meta["values"], args[1]
     elif name != "mul":
         raise _NotProven("the number of records is used")
     factor = size[0] // _COUNTS[0]

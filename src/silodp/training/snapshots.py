@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from silodp.errors import SilodpError
+from silodp.text import name_package
 
 # They hold nothing that changes, or what is not the model's own.
 _OPAQUE = Number | str | bytes | np.generic | Enum | ModuleType | logging.Logger | None
@@ -120,7 +121,7 @@ class Snapshot:
             self._visit_all(name, {part: getattr(value, part, None) for part in parts})
         elif isinstance(value, FunctionType):
             self._visit_function(name, value)
-        elif _name_package(type(value)) != "torch" or type(value).__module__.startswith(_OF_TORCH):
+        elif name_package(type(value)) != "torch" or type(value).__module__.startswith(_OF_TORCH):
             self._visit_attributes(name, value)
             if _has_other_state(value):
                 self._keep(name, partial(_read_state, value))
@@ -130,7 +131,7 @@ class Snapshot:
     def _visit_attributes(self, name: str, value: object) -> None:
         """Keep the attributes of an object, of its slots and of its class."""
         if attributes := getattr(value, "__dict__", None):
-            computed = _list_computed(type(value)) if _name_package(type(value)) == "torch" else ()
+            computed = _list_computed(type(value)) if name_package(type(value)) == "torch" else ()
             read = partial(_leave_out, attributes, computed) if computed else partial(_return, attributes)
             self._keep(name, read, read())
         self._visit_slots(name, value)
@@ -145,7 +146,7 @@ class Snapshot:
         self._keep(name, read, _leave_out(attributes, (*left, *_NAMELESS)))
 
     def _visit_function(self, name: str, function: FunctionType) -> None:
-        if _name_package(function) == "torch":
+        if name_package(function) == "torch":
             return
         if cells := dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._keep(name, partial(_read_cells, cells))
@@ -161,7 +162,7 @@ class Snapshot:
     def _visit_class(self, kind: type) -> None:
         """Keep the attributes of a class, and of those that it is derived from."""
         for one in (*kind.__mro__, *type.mro(type(kind))):
-            if _name_package(one) not in _TRUSTED and one not in self._classes:
+            if name_package(one) not in _TRUSTED and one not in self._classes:
                 self._classes.add(one)
                 self._keep(one.__qualname__, partial(_return, vars(one)), vars(one))
 
@@ -254,7 +255,7 @@ def _leave_out(parts: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 
 def _list_slots(kind: type) -> tuple[str, ...]:
     """Return the names of the slots of a class that its author has given it."""
-    given = [vars(one).get("__slots__", ()) for one in kind.__mro__ if _name_package(one) not in _TRUSTED]
+    given = [vars(one).get("__slots__", ()) for one in kind.__mro__ if name_package(one) not in _TRUSTED]
     names = [name for slots in given for name in ((slots,) if isinstance(slots, str) else slots)]
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
@@ -294,8 +295,3 @@ def _read_state(value: object) -> tuple[Any, ...]:
     except Exception:  # whatever the class raises: no model can be copied that holds it
         return ()
     return tuple(parts[1:]) if isinstance(parts, tuple) else ()
-
-
-def _name_package(named: object) -> str:
-    """Return the first part of the name of the module where a class or function was defined."""
-    return str(getattr(named, "__module__", "")).partition(".")[0]
