@@ -6,8 +6,14 @@ A command that needs no torch and no pandas, which take seconds, does not import
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from silodp.errors import SilodpError
+from silodp.text import is_own_module, name_extra
 
 T = TypeVar("T")
 
@@ -18,49 +24,107 @@ def load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """The parts of one kind (methods, aggregators) that silodp has, by name; a part is imported when it is first used.
+def load_extension(extra: str, name: str) -> Any:
+    """Import a function of an extension package.
 
-    An installed distribution can add parts by an entry point in the group "silodp.KIND". They are code outside silodp,
-    so they are no items of this mapping: `find_reference` translates their names into references "package.module:Name",
-    which are imported in one place (`silodp.config.plugins.import_reference`) or refused there. The names of silodp's
-    own parts stand in a table and not in entry points: they cannot be taken by another distribution, they hold in a
-    checkout that is not installed, and an unused table costs no search of the installed distributions.
+    Args:
+        extra: The package without "silodp_", for example "audit": `pip install 'silodp[audit]'` installs it.
+        name: "module:function" in the package.
+
+    Raises:
+        SilodpError: `extension.missing`: the package is not installed.
+    """
+    package = f"silodp_{extra}"
+    # Asked before it is imported: an ImportError inside an installed package is a fault, and must be seen.
+    if importlib.util.find_spec(package) is None:
+        raise SilodpError(
+            f"this needs the package silodp-{extra}, which is not installed: {name_extra(extra)}.",
+            code="extension.missing",
+        )
+    return load(f"{package}.{name}")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The parts of one kind (methods, aggregators) by name; a part is imported when it is first used.
+
+    Those of the core stand in a table. An installed distribution adds parts by an entry point in the group
+    "silodp.KIND". The parts of our extension packages are items of this mapping, like those of the core; others are
+    code of strangers and no items: `find_reference` translates their names into references "package.module:Name",
+    which are imported in one place (`silodp.config.plugins.import_reference`) or refused there. No distribution can
+    take a name of the core's table, and a name in it costs no search of the installed distributions.
 
     Args:
         kind: The kind of the parts, for example "methods".
-        places: "package.module:name" by the name of the part.
+        places: "package.module:name" of the core's parts, by the name of the part.
     """
 
     def __init__(self, kind: str, places: Mapping[str, str]) -> None:
-        self.kind, self.places = kind, dict(places)
+        self.kind, self._core = kind, dict(places)
+
+    @property
+    def places(self) -> dict[str, str]:
+        """ "package.module:name" of the core's parts and those of our extension packages, by name."""
+        added = {name: place for name, place in self._find_installed().items() if is_own_module(place)}
+        return {**added, **self._core} if added else self._core
+
+    @property
+    def references(self) -> dict[str, str]:
+        """ "package.module:name" of the parts that distributions of strangers add, by name."""
+        own = {name.replace("_", "-") for name in self}
+        found = self._find_installed().items()
+        return {name: place for name, place in found if name.replace("_", "-") not in own}
+
+    def _find_installed(self) -> Mapping[str, str]:
+        return _read_entry_points(f"silodp.{self.kind}", tuple(sys.path))
+
+    def _find_place(self, name: str) -> str | None:
+        return self._core.get(name) or self.places.get(name)
 
     def __getitem__(self, name: str) -> T:
-        return cast(T, load(self.places[name]))
+        place = self._find_place(name)
+        if place is None:
+            raise KeyError(name)
+        return cast(T, load(place))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        yield from self._core
+        yield from (name for name in self.places if name not in self._core)
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __contains__(self, name: object) -> bool:
         # Mapping would take the part out, and thereby import it.
-        return name in self.places
+        return isinstance(name, str) and self._find_place(name) is not None
 
     def find_reference(self, name: str) -> str | None:
-        """Return "package.module:Name" of a part that an installed distribution adds under this name; None: none does.
+        """Return "package.module:Name" of a part that a stranger's distribution adds under this name; None: none does.
 
-        Nothing is imported. A name of silodp's own, with "-" or with "_", is never looked up there.
+        Nothing is imported. A name of our own, with "-" or with "_", is never looked up there.
         """
-        # An installed distribution must not take the place of a part whose guarantees are proven.
-        if any(own.replace("_", "-") == name.replace("_", "-") for own in self):
+        # An installed distribution must not take the place of a part whose guarantees are proven; of the core's
+        # table none is searched for.
+        if any(own.replace("_", "-") == name.replace("_", "-") for own in self._core):
             return None
-        # Imported where it is used: it takes a twentieth of a second, and few names are not silodp's own.
-        from importlib.metadata import entry_points
+        return self.references.get(name)
 
-        found = entry_points(group=f"silodp.{self.kind}", name=name)
-        return next((point.value for point in found), None)
+
+@lru_cache(maxsize=32)
+def _read_entry_points(group: str, path: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the entry points of a group, by name; our own packages come before those of strangers.
+
+    Args:
+        group: The group.
+        path: `sys.path`, so that what is found is looked up again where it changes.
+    """
+    # Imported where it is used: it takes a twentieth of a second, and few names are not of the core.
+    from importlib.metadata import entry_points
+
+    found = sorted(entry_points(group=group), key=lambda point: (not is_own_module(point.module), point.name))
+    places: dict[str, str] = {}
+    for point in found:
+        places.setdefault(point.name, point.value)
+    return places
 
 
 def export_lazily(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

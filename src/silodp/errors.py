@@ -141,6 +141,7 @@ CODES: dict[str, str] = {
     "evaluation.target": "a plan is asked for a target ε that the evaluations of the run cost alone",
     "evaluation.times": "evaluation by sums of counts needs public edges between survival times",
     "evaluation.unit": "evaluation by sums of counts is not proven for the unit of this method",
+    "extension.missing": "what is asked for is in an extension package that is not installed",
     "gate.allotment": "a silo refused user weights that the method cannot have computed",
     "gate.answered": "a silo has answered another request under the same kind, round and attempt",
     "gate.attempt": "a silo was asked to repeat an attempt with another request",

@@ -10,7 +10,9 @@ from reprlib import Repr
 
 MAX_REASON_CHARACTERS = 200
 """Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
-_OURS = frozenset({"silodp", "silodp_checks", "silodp_experiments", "silodp_trackers"})
+EXTENSIONS = ("analytics", "audit", "budgets", "deploy", "experiments", "integrations", "private")
+"""The extension packages of this repository: each is a distribution silodp-NAME with the package silodp_NAME."""
+_OURS = frozenset({"silodp", "silodp_checks", "silodp_trackers", *(f"silodp_{name}" for name in EXTENSIONS)})
 """The packages of this repository."""
 
 
@@ -58,8 +60,8 @@ def is_own(named: object) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Return whether a module is of a package of this repository."""
-    return name.partition(".")[0] in _OURS
+    """Return whether a module, or "module:name", is of a package of this repository."""
+    return name.partition(":")[0].partition(".")[0] in _OURS
 
 
 def name_class(kind: type) -> str:

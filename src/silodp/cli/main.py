@@ -86,7 +86,7 @@ class _Commands(Mapping[str, click.Command]):
         if name in self._own:
             return self._own[name]
         # Typer makes commands only of what is registered in an app, so each gets one of its own.
-        found = COMMANDS[name]
+        found = COMMANDS[name] if name in COMMANDS else load(COMMANDS.references[name])
         home = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             # `epsilon` is an app for the sake of its own class of command: it is the command, and no group of them.
@@ -97,10 +97,10 @@ class _Commands(Mapping[str, click.Command]):
         return typer.main.get_group(home).commands[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from (*self._own, *COMMANDS)
+        yield from (*self._own, *COMMANDS, *COMMANDS.references)
 
     def __len__(self) -> int:
-        return len(self._own) + len(COMMANDS)
+        return sum(1 for _ in self)
 
 
 class _CommandGroup(typer.core.TyperGroup):

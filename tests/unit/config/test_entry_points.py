@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from silodp._lazy import Registry
+from silodp._lazy import Registry, load_extension
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.config.plugins import find_plugin
 from silodp.config.resolve import ResolvedRun, resolve
@@ -76,3 +78,51 @@ def test_parts_are_listed_without_an_import() -> None:
     with pytest.raises(KeyError):
         unknown["c"]
     assert all(AGGREGATORS[name].name == name for name in AGGREGATORS)
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str) -> None:
+    about = folder / "extension-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: extension\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_a_part_of_an_extension_package_is_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "silodp_budgets"
+    package.mkdir()
+    (package / "__init__.py").write_text("found = 5\n")
+    parts: Registry[Any] = Registry("methods", {"a": "math:pi"})
+    assert "other" not in parts
+    _install(
+        tmp_path, monkeypatch, "[silodp.methods]\nother = silodp_budgets:found\na = silodp_budgets:found\n"
+    )
+    monkeypatch.delitem(sys.modules, "silodp_budgets", raising=False)
+    assert {"a", "other"} <= {*parts}
+    assert parts["other"] == 5
+    assert parts["a"] == math.pi  # a name of the core stays the core's
+    assert parts.find_reference("other") is None
+    sys.modules.pop("silodp_budgets", None)
+
+
+def test_a_stranger_takes_no_name_of_an_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    _install(first, monkeypatch, "[silodp.methods]\npart-a = silodp_budgets:found\n")
+    about = second / "stranger-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[silodp.methods]\npart-a = zzz:A\npart_a = zzz:A\nnew = zzz:A\n")
+    monkeypatch.syspath_prepend(second)
+    parts: Registry[Any] = Registry("methods", {})
+    assert parts.places["part-a"] == "silodp_budgets:found"
+    assert parts.find_reference("part-a") is None
+    assert parts.find_reference("part_a") is None
+    assert parts.find_reference("new") == "zzz:A"
+
+
+def test_an_extension_that_is_not_installed_is_named() -> None:
+    with refused("extension.missing") as caught:
+        load_extension("nothing", "module:name")
+    assert "silodp[nothing]" in str(caught.value)
