@@ -39,7 +39,7 @@ from results_job import Job, Table
 from results_piece import CURVE, ROOT, Line, Piece, pieces_of, try_piece
 
 if TYPE_CHECKING:
-    from silodp.runtime.workers import Workers
+    from silodp.runtime.executor import Executor
 
 JOBS = [
     *results_users.QUICK,
@@ -94,7 +94,7 @@ def run_missing(
     folder: Path = LINES,
     at_most: float = math.inf,
     seeds: int | None = None,
-    workers: Workers | None = None,
+    executor: Executor | None = None,
 ) -> int:
     """Run every piece that has no line; return how many failed.
 
@@ -103,16 +103,16 @@ def run_missing(
         folder: of the lines.
         at_most: leave out pieces that take more seconds.
         seeds: only the first seeds of each method; None: all.
-        workers: where the pieces are computed, one in each; None: here, one after the other.
+        executor: where the pieces are computed; None: here, one after the other.
     """
-    from silodp.runtime.workers import open_pool
+    from silodp.runtime.executor import THIS_PROCESS
 
     failed, missing = 0, _find_missing(jobs, folder, at_most, seeds)
     first = next(missing, None)
     if first is None:
         print("nothing is missing")
         return 0
-    with open_pool(workers) as pool:
+    with (executor or THIS_PROCESS).open_pool() as pool:
         for piece, out, line, problem in pool(try_piece, (), chain([first], missing)):
             name = f"{piece.job.name}: {piece.label}, seed {piece.seed}"
             if line is None:
@@ -274,13 +274,13 @@ def main() -> None:
         PAGE.write_text(write_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         from silodp.errors import SilodpError
-        from silodp.runtime.workers import Workers
+        from silodp.runtime.executor import make_executor
 
         try:
             if arguments.workers is None and arguments.cluster is not None:
                 parser.error("--cluster needs --workers")
-            workers = None if arguments.workers is None else Workers(arguments.workers, arguments.cluster)
-            failed = run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds, workers=workers)
+            executor = make_executor(arguments.workers, cluster=arguments.cluster)
+            failed = run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds, executor=executor)
         except SilodpError as error:
             sys.exit(f"error: {error} [{error.code}]")
         if failed:

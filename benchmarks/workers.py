@@ -21,10 +21,10 @@ import silodp
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.resolve import load_config
 from silodp.methods import UldpAvg
+from silodp.runtime.executor import make_executor
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
-from silodp.runtime.workers import Workers
 from silodp.training import binary_cross_entropy
 from silodp.training.models import logistic
 from timing import show_help
@@ -113,7 +113,7 @@ def main() -> None:
 
         started = time.perf_counter()
         result = run(
-            spec, Simulation(federation, task, Workers(count) if count else None), on_round=measure,
+            spec, Simulation(federation, task, make_executor(count or None)), on_round=measure,
             evaluate_every=spec.rounds,
         )  # fmt: skip
         whole = time.perf_counter() - started

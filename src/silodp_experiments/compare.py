@@ -34,10 +34,10 @@ from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.report.held_out import measure_skill_of
 from silodp.report.skill import Skill, average_skills
+from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
-from silodp.runtime.workers import Workers, open_pool
 from silodp.settings import Whole
 from silodp.text import is_own_module, join_names, pluralize
 from silodp.training.task import Task
@@ -56,7 +56,7 @@ def compare_methods(
     seeds: int,
     out: str | Path,
     on_progress: Progress | None = None,
-    workers: Workers | None = None,
+    executor: Executor = THIS_PROCESS,
 ) -> Fields:
     """Run every method with every seed, and write the comparison to a directory.
 
@@ -72,7 +72,7 @@ def compare_methods(
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
             method, settings, model, data, seed and the files of code that the configuration names are the same).
         on_progress: a `Progress`, called after every run.
-        workers: where the runs are computed, one in each; None: here, one after the other.
+        executor: where the runs are computed.
 
     Returns:
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
@@ -132,7 +132,7 @@ def compare_methods(
             note(kept, "  (finished before)")
     items = {name: spec for name, (_, spec) in zip(names, wanted, strict=True) if name not in found}
     shared = federation, task, resolved.config.evaluate_every
-    with open_pool(workers if items else None) as pool:
+    with (executor if items else THIS_PROCESS).open_pool() as pool:
         for done in pool(_train, shared, items.items()):
             content = json.dumps(done, ensure_ascii=False).encode()
             write_durably(_find_file(out, done["fingerprint"]), content)

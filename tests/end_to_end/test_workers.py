@@ -15,9 +15,11 @@ import psutil
 import pytest
 import torch
 
+from silodp._lazy import Registry
 from silodp.config.resolve import parse_config, resolve
 from silodp.methods import FederationSize, UldpAvg
-from silodp.runtime import local_work
+from silodp.runtime import executor, local_work
+from silodp.runtime.executor import THIS_PROCESS
 from silodp.runtime.local_work import cut_blocks
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
@@ -74,13 +76,13 @@ def address():
     made.shutdown()
 
 
-def train(name, workers=None, **more):
+def train(name, where=THIS_PROCESS, **more):
     """Train with a seed; return the result."""
     values = {"name": "x", "rounds": 3, "seed": 3, "delta": 1e-3, **RUNS[name]}
     resolved = resolve(parse_config({**values, "data": {"source": "embedded", "users": 60, "silos": 3}}))
     federation = resolved.load_federation()
     task = resolved.build_task(federation)
-    return run(resolved.prepare(federation, task), Simulation(federation, task, workers), **more)
+    return run(resolved.prepare(federation, task), Simulation(federation, task, where), **more)
 
 
 def digest(result):
@@ -276,6 +278,9 @@ def test_what_is_missing_is_told(tmp_path, silodp, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     told = silodp(*command, "--workers", 2)
     assert_sentence(told, "pip install 'silodp[ray]'", code="workers.not_installed")
+    monkeypatch.setattr(executor, "EXECUTORS", Registry("executors.of.nobody", {}))
+    told = silodp(*command, "--workers", 2)
+    assert_sentence(told, "pip install 'silodp[integrations]'", code="extension.missing")
 
 
 @pytest.mark.slow

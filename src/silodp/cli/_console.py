@@ -27,7 +27,7 @@ from silodp.errors import DISK_FULL, SilodpError, name_file
 from silodp.text import describe_exception
 
 if TYPE_CHECKING:
-    from silodp.runtime.workers import Workers
+    from silodp.runtime.executor import Executor
 
 
 class Names(click.ParamType):
@@ -379,8 +379,8 @@ def _describe_unexpected(error: BaseException) -> CommandFailure:
     )
 
 
-def make_workers(count: int | None, cluster: str | None, gpus: float | None) -> Workers | None:
-    """Return the workers that options ask for; None where they ask for none.
+def make_workers(count: int | None, cluster: str | None, gpus: float | None) -> Executor:
+    """Return the workers that options ask for; this process where they ask for none.
 
     Raises:
         SilodpError: Their number is missing, or a setting is outside its range.
@@ -391,11 +391,9 @@ def make_workers(count: int | None, cluster: str | None, gpus: float | None) -> 
             code="argument.missing",
             field="workers",
         )
-    if count is None:
-        return None
+    from silodp.runtime.executor import make_executor
     from silodp.settings import Whole
 
-    Whole().check("count", count)  # before torch is imported, which takes seconds
-    from silodp.runtime.workers import Workers
-
-    return Workers(count, cluster, 0.0 if gpus is None else gpus)
+    if count is not None:
+        Whole().check("count", count)  # before torch is imported, which takes seconds
+    return make_executor(count, cluster=cluster, gpus=gpus)

@@ -46,7 +46,7 @@ from silodp.errors import SilodpError
 if TYPE_CHECKING:
     from silodp.config.resolve import ResolvedRun
     from silodp.config.schema import RunConfig
-    from silodp.runtime.workers import Workers
+    from silodp.runtime.executor import Executor
 
 # With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
 typer.core.HAS_RICH = False
@@ -261,13 +261,13 @@ def _train(
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
     cohort: Path | None = None,
-    workers: Workers | None = None,
+    executor: Executor | None = None,
 ) -> None:
     resolved.dataset.check_files(resolved.arguments)
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():
-        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, workers)
+        summary = run_config(resolved, directory, resume, trackers, log_private, cohort, executor)
     show(summary, as_json, format_summary(summary))
 
 

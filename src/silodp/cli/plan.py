@@ -34,7 +34,7 @@ from silodp.text import pluralize
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.config.resolve import ResolvedRun
-    from silodp.runtime.workers import Workers
+    from silodp.runtime.executor import Executor
 
 
 def plan(
@@ -177,7 +177,7 @@ def _tune(
     target: float,
     guess: tuple[float, float | None],
     give_up: Sequence[str],
-    workers: Workers | None,
+    executor: Executor,
 ) -> tuple[dict[str, Any], list[str]]:
     """Choose settings for a target ε; return the result, and its lines."""
     import torch
@@ -201,7 +201,7 @@ def _tune(
         guess=settings,
         on_progress=_make_progress(),
         give_up=adversaries,
-        workers=workers,
+        executor=executor,
     )
     return result, format_tuning(result)
 

@@ -34,12 +34,12 @@ from silodp.report.page import write_report
 from silodp.report.run_record import Allocation, format_versions, keep_allocation, keep_doubts, read_run
 from silodp.report.skill import read_skill
 from silodp.runtime.cohort import CohortPlace
+from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.guarantees import delta_warning
 from silodp.runtime.prepare import find_doubts
 from silodp.runtime.run_files import CONFIG, METRICS, list_signatures, read_metrics
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
-from silodp.runtime.workers import Workers
 from silodp.text import format_duration, pluralize
 from silodp.tracking import describe_round, open_trackers, print_progress
 from silodp.training.task import Task
@@ -56,7 +56,7 @@ def run_config(
     trackers: Sequence[str] = (),
     log_private: bool | None = None,
     cohort: Path | None = None,
-    workers: Workers | None = None,
+    executor: Executor | None = None,
 ) -> dict[str, Any]:
     """Train as configured, and write model, guarantee, metrics and report.
 
@@ -69,7 +69,7 @@ def run_config(
         trackers: Trackers as NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
         log_private: Whether trackers log what no ε covers; None: only if their target is on this machine.
         cohort: The file of the cohort in which the run is counted; None counts it nowhere.
-        workers: Processes that compute for the silos; None: this process does.
+        executor: Where the silos' parts are computed; None: in this process.
 
     Returns:
         A JSON-ready summary.
@@ -81,7 +81,9 @@ def run_config(
     # Whether there was another run before this one began: its rounds are not to be continued by this configuration.
     existed = (directory / CONFIG).exists() and not resume
     try:
-        return _run_config(resolved, directory, resume, trackers, log_private, cohort, workers)
+        return _run_config(
+            resolved, directory, resume, trackers, log_private, cohort, executor or THIS_PROCESS
+        )
     except KeyboardInterrupt:
         raise Interrupted(_describe_interruption(directory, existed)) from None
 
@@ -139,7 +141,7 @@ def _run_config(
     trackers: Sequence[str],
     log_private: bool | None,
     cohort: Path | None,
-    workers: Workers | None,
+    executor: Executor,
 ) -> dict[str, Any]:
     config, method = resolved.config, resolved.method
     _check_before_reading(resolved)
@@ -167,7 +169,7 @@ def _run_config(
             spec = resolved.prepare(federation, task)
             result = run(
                 spec,
-                Simulation(federation, task, workers),
+                Simulation(federation, task, executor),
                 out=directory,
                 resume=resume,
                 evaluate_every=config.evaluate_every,

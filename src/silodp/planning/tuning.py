@@ -32,7 +32,7 @@ from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import SyntheticSettings, draw_federation
 from silodp.report.formatting import make_environment
-from silodp.runtime.workers import Pool, Workers, open_pool
+from silodp.runtime.executor import THIS_PROCESS, Executor, Pool
 from silodp.settings import check_choice
 from silodp.text import join_names, pluralize
 from silodp.training.metrics import ERRORS
@@ -115,7 +115,7 @@ def tune(
     federations: int = FEDERATIONS,
     on_progress: Callable[[int, int], None] | None = None,
     give_up: Sequence[Adversary] = (),
-    workers: Workers | None = None,
+    executor: Executor = THIS_PROCESS,
 ) -> dict[str, Any]:
     """Choose T, σ, step, weighting, local epochs and model size for a target ε.
 
@@ -135,7 +135,7 @@ def tune(
         federations: how many are drawn, at least 2.
         on_progress: called with the number of trainings done and planned.
         give_up: adversaries against whom the settings need no ε.
-        workers: where candidates are trained, one in each; None: here, one after the other.
+        executor: where candidates are trained.
 
     Returns:
         JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "left_out", the configured settings of the
@@ -164,7 +164,7 @@ def tune(
         check_choice("give_up", adversary, ADVERSARIES)
     options = resolved.config.task.loss_options or {}
     guess = replace(guess or SyntheticSettings(), typical_time=float(options.get("typical_time", 1.0)))
-    with open_pool(workers) as pool:
+    with executor.open_pool() as pool:
         return _Tuner(resolved, spec, target, guess, federations, on_progress, give_up, pool).run()
 
 

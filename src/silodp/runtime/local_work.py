@@ -1,6 +1,6 @@
 """A silo's part of a release: what it depends on, and the blocks of persons in which it is computed.
 
-    Silo -> LocalWork -> run: of this process (`LocalRecords.run`), or of workers (`runtime.workers`)
+    Silo -> LocalWork -> run: of this process (`LocalRecords.run`), or of another executor (`runtime.executor`)
                      -> LocalRecords.update, block by block -> Method.local_update
 
 Blocks follow from public settings alone, so the bits of a model do not depend on where they are computed.

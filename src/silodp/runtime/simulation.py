@@ -15,10 +15,10 @@ from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import make_silo, measure_records
+from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.silo import make_ledger
-from silodp.runtime.workers import Workers
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, Store, get_or_make
 from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
@@ -74,12 +74,12 @@ class Simulation:
     Attributes:
         federation: The tables of the silos, and the held-out records.
         task: The model, its loss and its metrics.
-        workers: Where the silos' parts are computed; None: in this process.
+        executor: Where the silos' parts are computed.
     """
 
     federation: Federation
     task: Task
-    workers: Workers | None = None
+    executor: Executor = THIS_PROCESS
     is_simulation: ClassVar[bool] = True
 
     @property
@@ -98,9 +98,7 @@ class Simulation:
         pins = {name: identity.public for name, identity in identities.items()}
         # An error from here on closes every ledger that is open by then, and ends the workers.
         with ExitStack() as opened:
-            workers = None
-            if self.workers is not None:
-                workers = opened.enter_context(self.workers.open(self.federation, self.task, spec))
+            executor = opened.enter_context(self.executor.open(self.federation, self.task, spec))
             silos = [
                 make_silo(
                     data,
@@ -112,7 +110,7 @@ class Simulation:
                     pins,
                     opened.enter_context(make_ledger(spec, directory.make_silo_file("silo_ledgers", place))),
                     metrics=directory.make_silo_file("silo_metrics", place),
-                    run=None if workers is None else workers.make_run(data.name),
+                    run=executor.make_run(data.name),
                 )
                 for place, data in enumerate(self.federation.silos)
             ]
@@ -123,9 +121,7 @@ class Simulation:
                 silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
             }
             max_bytes = max(silo.max_bytes for silo in silos)
-            # While the workers compute, a silo waits: so there are enough silos at once that no worker does.
-            at_once = 1 if workers is None else 2 * workers.count
-            channel = SignedChannel(InProcess(parties, at_once), coordinator, pins, max_bytes)
+            channel = SignedChannel(InProcess(parties, executor.at_once), coordinator, pins, max_bytes)
 
             def count_nonfinite(round_: int) -> Mapping[str, int]:
                 return {silo.name: count for silo in silos if (count := silo.nonfinite_counts.get(round_, 0))}

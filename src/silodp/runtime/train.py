@@ -27,13 +27,13 @@ from silodp.methods.server_optimizer import compute_output
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
+from silodp.runtime.executor import Executor, make_executor
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import METRICS, REFUSED_SUM, Metrics, MetricsRow
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
-from silodp.runtime.workers import Workers
 from silodp.settings import Whole, check_path, check_type
 from silodp.training.task import Task
 
@@ -119,7 +119,7 @@ def train(
     separate: bool = False,
     on_round: OnRound | None = None,
     cohort: str | Path | None = None,
-    workers: int | Workers | None = None,
+    workers: int | Executor | None = None,
 ) -> Result:
     """Train one model over all silos, in one process that reads all tables.
 
@@ -158,8 +158,8 @@ def train(
             so is the call.
         cohort: The file in which all runs on these people are counted (`silodp cohort new`); a run that does not fit is
             refused.
-        workers: The number of processes that compute for the silos, with Ray; or `Workers(...)`, on a cluster. None:
-            this process computes.
+        workers: The number of processes that compute for the silos, with Ray; or an `Executor`, for example that of
+            a cluster. None: this process computes.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -174,7 +174,7 @@ def train(
     if cohort is not None:
         check_path("cohort", cohort)
     check_type("resume", resume, bool)
-    check_type("workers", workers, (int, Workers, NoneType), "4")
+    check_type("workers", workers, (int, Executor, NoneType), "4")
     spec = prepare_run(
         federation,
         task,
@@ -194,7 +194,7 @@ def train(
         _log.warning("%s", doubt)
     return run(
         spec,
-        Simulation(federation, task, Workers(workers) if isinstance(workers, int) else workers),
+        Simulation(federation, task, workers if isinstance(workers, Executor) else make_executor(workers)),
         out=out,
         resume=resume,
         evaluate_every=evaluate_every,

@@ -31,6 +31,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Update
+from silodp.runtime.executor import Executor, Pool
 from silodp.runtime.local_work import Block, LocalRecords, Release, Run
 from silodp.settings import Range, Settings, Whole
 from silodp.text import describe_exception, first_line, name_extra
@@ -40,7 +41,6 @@ from silodp.training.sgd.separate import isolate
 from silodp.training.task import LruCache, Task
 
 T = TypeVar("T")
-Pool = Callable[[Callable[..., Any], Sequence[Any], Iterable[Any]], Iterator[Any]]
 
 _AHEAD = 2
 """Blocks of a silo that are asked for beyond the one that is waited for, for each worker."""
@@ -56,7 +56,7 @@ _PATIENCE = 120
 
 
 @dataclass(frozen=True)
-class Workers(Settings):
+class Workers(Settings, Executor):
     """How many processes compute for the silos of a simulation, and where.
 
     The number of workers changes no bit of the model: each of them computes with one thread.
@@ -81,6 +81,31 @@ class Workers(Settings):
         """
         with self.connect() as ray:
             yield OpenWorkers(ray, self, federation, task, spec)
+
+    @contextmanager
+    def open_pool(self) -> Iterator[Pool]:
+        """Yield what calls a function for many items, each on one worker.
+
+        Raises:
+            SilodpError: As `open`.
+        """
+        with self.connect() as ray:
+            call = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=_RETRIES)(_call_alone)
+
+            def compute(
+                function: Callable[..., T], shared: Sequence[Any], items: Iterable[Any]
+            ) -> Iterator[T]:
+                common, waiting, asked = [ray.put(one) for one in shared], iter(items), list[Any]()
+                while True:
+                    # No more at once than there are workers: what they return is kept until somebody wants it.
+                    more = islice(waiting, self.count - len(asked))
+                    asked += [call.remote(function, item, *common) for item in more]
+                    if not asked:
+                        return
+                    (done, *_), asked = ray.wait(asked)
+                    yield ray.get(done)
+
+            yield compute
 
     @contextmanager
     def connect(self) -> Iterator[Any]:
@@ -121,35 +146,6 @@ class Workers(Settings):
             ) from error
 
 
-@contextmanager
-def open_pool(workers: Workers | None) -> Iterator[Pool]:
-    """Yield what calls a function for many items: on workers, or one after the other where there are none.
-
-    `pool(function, shared, items)` yields function(*shared, item) for every item, in the order in which results come.
-
-    Raises:
-        SilodpError: As `Workers.open`.
-    """
-    if workers is None:
-        yield lambda function, shared, items: (function(*shared, item) for item in items)
-        return
-    with workers.connect() as ray:
-        call = ray.remote(num_cpus=1, num_gpus=workers.gpus, max_retries=_RETRIES)(_call_alone)
-
-        def compute(function: Callable[..., T], shared: Sequence[Any], items: Iterable[Any]) -> Iterator[T]:
-            common, waiting, asked = [ray.put(one) for one in shared], iter(items), list[Any]()
-            while True:
-                # No more at once than there are workers: what they return is kept until somebody wants it.
-                more = islice(waiting, workers.count - len(asked))
-                asked += [call.remote(function, item, *common) for item in more]
-                if not asked:
-                    return
-                (done, *_), asked = ray.wait(asked)
-                yield ray.get(done)
-
-        yield compute
-
-
 class OpenWorkers:
     """Workers that have started; each of them can compute for every silo.
 
@@ -178,6 +174,12 @@ class OpenWorkers:
             if problem is not None:
                 raise problem
         self._waiting = dict.fromkeys(workers, 0.0)  # records that each has to work through
+
+    @property
+    def at_once(self) -> int:
+        """How many silos are asked at the same time."""
+        # While the workers compute, a silo waits: so there are enough silos at once that no worker does.
+        return 2 * self.count
 
     def make_run(self, silo: str) -> Run:
         """Return what computes blocks for a silo; several threads may call it."""

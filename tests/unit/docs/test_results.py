@@ -61,7 +61,7 @@ def test_workers_write_the_same_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(results_piece.ROOT / "benchmarks"))  # as of a script that lies there
     broken = replace(TINY, name="broken", task={"model": "cnn_mnist"})  # of images, for a table
     assert results.run_missing([TINY], tmp_path / "alone") == 0
-    assert results.run_missing([broken, TINY], tmp_path / "workers", workers=Workers(2)) == 2
+    assert results.run_missing([broken, TINY], tmp_path / "workers", executor=Workers(2)) == 2
     alone, together = (
         {line["seed"]: line | {"seconds": 0} for line in results.read_lines(TINY, tmp_path / name)}
         for name in ("alone", "workers")
