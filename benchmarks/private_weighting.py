@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from silodp.aggregators import Aggregator, Lattice, Masked, Paillier, Plain, Select
+from silodp.aggregators import Aggregator, Masked, Plain
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.select import Select
 from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train

@@ -15,7 +15,8 @@ import time
 import torch
 
 import silodp
-from silodp.methods import Default, UldpAvg
+from silodp.methods import UldpAvg
+from silodp.methods.uldp_baselines import Default
 from silodp.training import LocalTraining, cross_entropy
 from silodp.training.metrics import dice
 from silodp.training.models import unet

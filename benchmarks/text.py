@@ -21,7 +21,8 @@ from collections.abc import Sequence
 import torch
 
 import silodp
-from silodp.methods import Default, UldpAvg, UldpGroup
+from silodp.methods import UldpAvg
+from silodp.methods.uldp_baselines import Default, UldpGroup
 from silodp.training import LocalTraining, cross_entropy
 from silodp.training.metrics import perplexity
 from silodp.training.models import causal_lm

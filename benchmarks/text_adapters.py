@@ -40,8 +40,8 @@ import silodp
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.views import View
 from silodp.data.sequences import pack_sequences
-from silodp.methods import Default, Method, UldpAvg, UldpGroup
-from silodp.methods.uldp_baselines import split_group
+from silodp.methods import Method, UldpAvg
+from silodp.methods.uldp_baselines import Default, UldpGroup, split_group
 from silodp.training import LocalTraining, cross_entropy, silo_update, user_updates
 from silodp.training.gradients import select_gradient
 from silodp.training.metrics import perplexity

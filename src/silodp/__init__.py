@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
-    from silodp.methods.model_averaging import average_models
     from silodp.runtime.train import Result, RoundResult, train
     from silodp.training.losses import Loss
     from silodp.training.sgd import LocalTraining
@@ -43,7 +42,6 @@ __all__ = [
     "Task",
     "TrainedModel",
     "attack_method",
-    "average_models",
     "data",
     "load",
     "methods",
@@ -64,7 +62,6 @@ _exported = export_lazily(
         "data.silo_data": ("SiloData",),
         "data.tables.schema": ("Schema",),
         "methods": (),
-        "methods.model_averaging": ("average_models",),
         "runtime.train": ("Result", "RoundResult", "train"),
         "tracking": (),
         "training": (),

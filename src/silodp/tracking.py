@@ -3,7 +3,7 @@
 with silodp.tracking.TensorBoard("runs/first/tensorboard") as tracker:
     silodp.train(federation, task, method, rounds=50, on_round=tracker)
 
-A new tracker derives from `Tracker`; add one line to `TRACKERS`.
+A new tracker derives from `Tracker`, and is an entry point in the group "silodp.trackers".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from silodp._lazy import Registry
+from silodp._lazy import Registry, refuse_missing
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import SilodpError, lookup
 from silodp.settings import check_type
@@ -42,7 +42,7 @@ PRIVATE = "private/"
 
 TRACKERS: Registry[type[Tracker]] = Registry(
     "trackers",
-    {"tensorboard": "silodp_trackers.tensorboard:TensorBoard", "mlflow": "silodp_trackers.mlflow:MLflow"},
+    {},
 )
 """The trackers, by the name in the option --log."""
 
@@ -163,6 +163,8 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
     """
     check_type("log", text, str, "'tensorboard'")
     name, _, target = text.partition("=")
+    if not TRACKERS:
+        refuse_missing("integrations")
     return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
 
 
@@ -252,6 +254,7 @@ def describe_round(result: RoundResult) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("MLflow", "TensorBoard"):  # by its name: the core does not import what stands beside it
-        return TRACKERS[name.lower()]
+    # By its name: the core imports no extension. Most names that are asked for here are no tracker's.
+    if name in __all__:
+        return TRACKERS[name.lower()] if name.lower() in TRACKERS else refuse_missing("integrations")
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

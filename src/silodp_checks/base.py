@@ -91,6 +91,32 @@ class Finding:
         """Return JSON-ready fields."""
         return asdict(self)
 
+    def format_lines(self) -> list[str]:
+        """Return the finding as lines of text."""
+        rounds = pluralize(self.rounds, "round")
+        lines = [f"{self.framework}: {self.mechanism}", f"after {rounds}, at δ = {self.delta:g}:"]
+        for adversary in dict.fromkeys(bound.adversary for bound in self.bounds):
+            lines.append(f"  against {adversary}")
+            mine = [bound for bound in self.bounds if bound.adversary == adversary]
+            reasons = {bound.reason for bound in mine}
+            if len(reasons) == 1 and None not in reasons:
+                lines.append(f"    no guarantee: {reasons.pop()}")
+                continue
+            for bound in mine:
+                text = (
+                    f"no guarantee: {bound.reason}"
+                    if bound.epsilon is None
+                    else f"ε = {format_epsilon(bound.epsilon)}"
+                )
+                lines.append(f"    {bound.unit}: {text}")
+        if self.stated is not None:
+            # Quoted, and not rounded up as a bound is.
+            lines.append(f"  stated: ε = {self.stated:.5g} {self.stated_for}".rstrip())
+        why = "note" if self.stated is None else "why it differs"
+        lines += [f"    {why}: {text}" for text in self.differences]
+        lines += [f"  assuming that {text}" for text in self.assumptions]
+        return lines + ([f"  not read: {', '.join(self.unread)}"] if self.unread else [])
+
 
 _Whole = Annotated[int, Whole(limit=2**63)]
 
@@ -257,6 +283,26 @@ class Framework(ABC):
             SilodpError: a setting is missing or out of range.
         """
 
+    def check_given(self, given: Sequence[str], delta: float | None = None) -> Finding:
+        """Return the bounds that hold under given settings; see `check`.
+
+        Args:
+            given: files of the framework, and settings KEY=VALUE; a later one replaces an earlier one.
+            delta: δ; None: that of the settings, else 1e-5.
+
+        Raises:
+            SilodpError: a file that cannot be read, or a setting that is missing, out of range, or given as
+                KEY=VALUE and not known.
+        """
+        settings = read_settings(self, given)
+        finding = self.check(settings, delta)
+        few = f"there are far fewer than 1/δ = {1 / finding.delta:,.3g} persons"
+        return replace(
+            finding,
+            assumptions=(*finding.assumptions, few),
+            unread=settings.list_unread(self.without_effect),
+        )
+
 
 def read_settings(framework: Framework, given: Sequence[str]) -> FrameworkSettings:
     """Read files and KEY=VALUE; a later one replaces an earlier one.
@@ -405,33 +451,3 @@ def compute_bound(charges: list[EventCount], delta: float) -> Cost:
         precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
         return Cost(compute_gaussian_epsilon(precision**-0.5, delta))
     return cost
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def format_finding(finding: Finding) -> list[str]:
-    """Return a finding as lines of text."""
-    rounds = pluralize(finding.rounds, "round")
-    lines = [f"{finding.framework}: {finding.mechanism}", f"after {rounds}, at δ = {finding.delta:g}:"]
-    for adversary in dict.fromkeys(bound.adversary for bound in finding.bounds):
-        lines.append(f"  against {adversary}")
-        mine = [bound for bound in finding.bounds if bound.adversary == adversary]
-        reasons = {bound.reason for bound in mine}
-        if len(reasons) == 1 and None not in reasons:
-            lines.append(f"    no guarantee: {reasons.pop()}")
-            continue
-        for bound in mine:
-            text = (
-                f"no guarantee: {bound.reason}"
-                if bound.epsilon is None
-                else f"ε = {format_epsilon(bound.epsilon)}"
-            )
-            lines.append(f"    {bound.unit}: {text}")
-    if finding.stated is not None:
-        # Quoted, and not rounded up as a bound is.
-        lines.append(f"  stated: ε = {finding.stated:.5g} {finding.stated_for}".rstrip())
-    why = "note" if finding.stated is None else "why it differs"
-    lines += [f"    {why}: {text}" for text in finding.differences]
-    lines += [f"  assuming that {text}" for text in finding.assumptions]
-    return lines + ([f"  not read: {', '.join(finding.unread)}"] if finding.unread else [])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import silodp
-from silodp.methods import Ddp, Method, UldpAvg, UldpGroup, UldpNaive
+from silodp.methods import Ddp, Method, UldpAvg
+from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.training.sgd import LocalTraining
 from support.faults import FAULTS
 

@@ -19,8 +19,9 @@ from silodp.accounting.views import View
 from silodp.aggregators import Plain
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
-from silodp.methods import FederationSize, UldpAvg, UldpGroup
+from silodp.methods import FederationSize, UldpAvg
 from silodp.methods.roles import validate_weights
+from silodp.methods.uldp_baselines import UldpGroup
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train

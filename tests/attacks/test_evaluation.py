@@ -29,8 +29,9 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Ddp, Default, UldpAvg
+from silodp.methods import Ddp, UldpAvg
 from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.uldp_baselines import Default
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.runtime.evaluation import EvaluatedSilo, LocalMetrics, make_silo

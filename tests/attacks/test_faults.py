@@ -18,7 +18,8 @@ import torch
 
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
-from silodp.methods import Ddp, FederationSize, Method, UldpAvg, UldpGroup, UldpNaive
+from silodp.methods import Ddp, FederationSize, Method, UldpAvg
+from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
 from silodp.training.losses import Loss

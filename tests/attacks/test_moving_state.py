@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import silodp
 from silodp.errors import SilodpError
-from silodp.methods import Ddp, Method, UldpAvg, UldpGroup, UldpSgd
+from silodp.methods import Ddp, Method, UldpAvg, UldpSgd
+from silodp.methods.uldp_baselines import UldpGroup
 from silodp.training import LocalTraining, binary_cross_entropy
 
 SECRET = 7.25  # no number that is made up before a run, and none so large that its record is computed alone

@@ -47,7 +47,7 @@ class Half(Plain):
 
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AGGREGATORS.places, "half", f"{__name__}:Half")
+    monkeypatch.setitem(AGGREGATORS._core, "half", f"{__name__}:Half")
 
 
 def made(**changes: Any) -> ResolvedRun:

@@ -18,6 +18,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve
 from silodp.deploy.setup import find_free_port, make_local
 from silodp.deploy.silo import open_silo
+from silodp.methods.uldp_baselines import UldpNaive
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, cross_entropy
 from support.oracles import small_federation
@@ -26,7 +27,7 @@ from support.refusals import refused
 WIDTH = 2000
 METHODS = {
     "uldp-avg": silodp.methods.UldpAvg(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
-    "uldp-naive": silodp.methods.UldpNaive(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
+    "uldp-naive": UldpNaive(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
 }
 
 

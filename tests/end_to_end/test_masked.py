@@ -18,7 +18,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
-from silodp.methods import Default, FederationSize, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import FederationSize, UldpAvg, UldpSgd
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining

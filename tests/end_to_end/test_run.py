@@ -22,7 +22,8 @@ from silodp.aggregators import Plain
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Default, FederationSize, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import FederationSize, UldpAvg, UldpSgd
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.runtime.train import train

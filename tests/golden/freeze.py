@@ -456,11 +456,9 @@ def _said(guarantee: Any) -> Any:
 
 def average_of(**settings: Any) -> dict[str, Any]:
     """Three models, averaged."""
-    import silodp as package
+    from silodp.methods.model_averaging import average_models
 
-    found = package.average_models(
-        [_linear(b) for b in (0.0, 1.0, 5.0)], delta=1e-5, record_sampling=0.1, **settings
-    )
+    found = average_models([_linear(b) for b in (0.0, 1.0, 5.0)], delta=1e-5, record_sampling=0.1, **settings)
     return {
         "model": {n: p.tolist() for n, p in found.model.state_dict().items()},
         "guarantee": _said(found.guarantee),

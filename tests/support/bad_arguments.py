@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from silodp import Budget, Federation, LocalTraining, Schema, SiloData, Task, average_models, load, train
+from silodp import Budget, Federation, LocalTraining, Schema, SiloData, Task, load, train
 from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.aggregators import Lattice, Masked, Paillier
+from silodp.aggregators import Masked
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
 from silodp.data import load_profile
 from silodp.methods import (
     METHODS,
@@ -28,6 +30,7 @@ from silodp.methods import (
     VerifiedIds,
 )
 from silodp.methods.evaluation import Evaluation
+from silodp.methods.model_averaging import average_models
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
 from silodp_experiments.benchmarks import embedded

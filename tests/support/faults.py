@@ -23,7 +23,8 @@ from silodp.data.silo_data import SiloData
 from silodp.mechanisms import clipping, quantization
 from silodp.mechanisms.clipping import ClippedRows, clip_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Ddp, UldpAvg, UldpGroup, UldpNaive, uldp
+from silodp.methods import Ddp, UldpAvg, uldp
+from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.runtime import silo as silo_module
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo

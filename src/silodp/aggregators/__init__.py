@@ -18,22 +18,16 @@ if TYPE_CHECKING:
         SiloContext,
         Visibility,
     )
-    from silodp.aggregators.lattice import Lattice
     from silodp.aggregators.masked import Masked
-    from silodp.aggregators.paillier import Paillier
     from silodp.aggregators.plain import Plain, PlainServer
     from silodp.aggregators.run_spec import RunSpec
-    from silodp.aggregators.select import Select
 
 __all__ = [
     "Aggregator",
-    "Lattice",
     "Masked",
-    "Paillier",
     "Plain",
     "PlainServer",
     "RunSpec",
-    "Select",
     "ServerAggregator",
     "ServerContext",
     "SiloAggregator",
@@ -52,11 +46,8 @@ __getattr__ = export_lazily(
             "SiloContext",
             "Visibility",
         ),
-        "lattice": ("Lattice",),
         "masked": ("Masked",),
-        "paillier": ("Paillier",),
         "plain": ("Plain", "PlainServer"),
         "run_spec": ("RunSpec",),
-        "select": ("Select",),
     },
 )

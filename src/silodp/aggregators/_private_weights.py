@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
-from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
@@ -203,13 +201,25 @@ class PrivateWeighting(attempts.MaskedAggregator):
         }
 
 
+class EncryptionParameters(Protocol):
+    """What noise is accounted by, of the parameters of any encryption."""
+
+    @property
+    def row_bound(self) -> float:
+        """C/g, the largest norm ‖Δ[s,u]‖₂ in grid units."""
+
+    @property
+    def sensitivity(self) -> float:
+        """What one user changes in the result, in grid units."""
+
+
 class EncryptedWeighting(PrivateWeighting):
     """Base class of the aggregators under which silos multiply encryptions; they have the field `count_cap`."""
 
     count_cap: int
 
     @abstractmethod
-    def parameters(self, spec: RunSpec) -> LatticeParameters | PaillierParameters:
+    def parameters(self, spec: RunSpec) -> EncryptionParameters:
         """Return the encryption's parameters, a function of public constants alone.
 
         Raises:

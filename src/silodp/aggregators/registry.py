@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 AGGREGATORS: Registry[type[Aggregator]] = Registry(
     "aggregators",
-    {
-        "plain": "silodp.aggregators.plain:Plain",
-        "masked": "silodp.aggregators.masked:Masked",
-        "select": "silodp.aggregators.select:Select",
-        "paillier": "silodp.aggregators.paillier:Paillier",
-        "lattice": "silodp.aggregators.lattice:Lattice",
-    },
+    {"plain": "silodp.aggregators.plain:Plain", "masked": "silodp.aggregators.masked:Masked"},
 )
 """By the name in a configuration."""
 

@@ -14,7 +14,7 @@ import typer
 import typer.core
 from click.core import ParameterSource
 
-from silodp._lazy import load
+from silodp._lazy import Registry, refuse_missing
 from silodp.cli._console import (
     Cluster,
     Config,
@@ -28,13 +28,16 @@ from silodp.cli._console import (
     make_workers,
     show,
 )
-from silodp.errors import SilodpError, require
+from silodp.errors import SilodpError, lookup, require
 from silodp.text import pluralize
 
 if TYPE_CHECKING:
     from silodp.aggregators.run_spec import RunSpec
     from silodp.config.resolve import ResolvedRun
     from silodp.runtime.executor import Executor
+
+FRAMEWORKS: Registry[Any] = Registry("frameworks", {})
+"""The frameworks whose settings an extension package checks, by the name in the option --framework."""
 
 
 def plan(
@@ -308,7 +311,7 @@ def epsilon(
     framework: Annotated[
         str | None,
         typer.Option(
-            click_type=Names("silodp_checks:FRAMEWORKS"),
+            click_type=Names("silodp.cli.plan:FRAMEWORKS"),
             help="Check settings of another framework, and say what holds for a client, a record and a person. Only "
             "--delta and --json can then be given.",
             show_envvar=False,
@@ -404,11 +407,13 @@ def epsilon(
     delta = 1e-5 if delta is None else delta
     from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
+    from silodp.methods import METHODS
     from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim
 
     given = dict(click.get_current_context().meta.get(_FIELDS, {}))
-    if method == "default":  # without noise: there is no guarantee, whatever the option says
+    # Of a method without noise there is no guarantee, whatever the option says.
+    if getattr(METHODS.get(method), "unit", "") is None:
         given.pop("noise_multiplier", None)
     result = answer_question(
         method,
@@ -450,6 +455,7 @@ def _refuse_other_options() -> None:
 
 
 def _check_framework(name: str, given: Sequence[str], delta: float | None, as_json: bool) -> None:
-    # By its name: the core does not import what stands beside it.
-    finding = load("silodp_checks:check_framework")(name, given, delta)
-    show(finding.to_dict(), as_json, load("silodp_checks:format_finding")(finding))
+    if not FRAMEWORKS:
+        refuse_missing("audit")
+    finding = lookup(name, FRAMEWORKS, "framework")().check_given(given, delta)
+    show(finding.to_dict(), as_json, finding.format_lines())

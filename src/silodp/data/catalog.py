@@ -1,4 +1,4 @@
-"""The data sets that a configuration can name: the papers' benchmarks, and tables of the silos."""
+"""The data sets that a configuration can name: tables of the silos, and those that other packages add."""
 
 from __future__ import annotations
 
@@ -12,19 +12,7 @@ if TYPE_CHECKING:
 
 DATASETS: Registry[Dataset] = Registry(
     "datasets",
-    {
-        "heart_disease": "silodp_experiments.benchmarks.health:HEART_DISEASE",
-        "tcga_brca": "silodp_experiments.benchmarks.health:TCGA_BRCA",
-        "creditcard": "silodp_experiments.benchmarks.finance:CREDITCARD",
-        "mnist": "silodp_experiments.benchmarks.images:MNIST",
-        "fashion_mnist": "silodp_experiments.benchmarks.images:FASHION_MNIST",
-        "digit_masks": "silodp_experiments.benchmarks.images:DIGIT_MASKS",
-        "digit_volumes": "silodp_experiments.benchmarks.images:DIGIT_VOLUMES",
-        "docstrings": "silodp_experiments.benchmarks.text:DOCSTRINGS",
-        "acs_income": "silodp_experiments.benchmarks.finance:ACS_INCOME",
-        "embedded": "silodp_experiments.benchmarks.health:EMBEDDED",
-        "tables": "silodp.data.tables.dataset:TABLES",
-    },
+    {"tables": "silodp.data.tables.dataset:TABLES"},
 )
 """By name. A data set outside the package needs no entry: a configuration names its file."""
 

@@ -25,15 +25,11 @@ if TYPE_CHECKING:
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
     from silodp.methods.statistics import Statistics
     from silodp.methods.uldp import UldpAvg, UldpSgd, VerifiedIds
-    from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
     from silodp.methods.user_budgets import UserBudgets
 
 METHODS: Registry[type[Method]] = Registry(
     "methods",
     {
-        "default": "silodp.methods.uldp_baselines:Default",
-        "uldp-naive": "silodp.methods.uldp_baselines:UldpNaive",
-        "uldp-group": "silodp.methods.uldp_baselines:UldpGroup",
         "uldp-sgd": "silodp.methods.uldp:UldpSgd",
         "uldp-avg": "silodp.methods.uldp:UldpAvg",
         "rpdp": "silodp.methods.rpdp.method:Rpdp",
@@ -48,7 +44,6 @@ METHODS: Registry[type[Method]] = Registry(
 
 __all__ = [
     "Ddp",
-    "Default",
     "FederationSize",
     "LocalContext",
     "Method",
@@ -65,8 +60,6 @@ __all__ = [
     "Statistics",
     "TailAverage",
     "UldpAvg",
-    "UldpGroup",
-    "UldpNaive",
     "UldpSgd",
     "UnitBudgets",
     "UserBudgets",
@@ -85,7 +78,6 @@ __getattr__ = export_lazily(
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "statistics": ("Statistics",),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),
-        "uldp_baselines": ("Default", "UldpGroup", "UldpNaive"),
         "user_budgets": ("UserBudgets",),
     },
 )

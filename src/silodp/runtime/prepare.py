@@ -442,7 +442,7 @@ def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]
         doubts.append(
             f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "
             'learns better with method.weighting = "present", which tells the server where persons have records '
-            "unless aggregator is 'lattice'"
+            "unless the aggregator hides it"
         )
     return doubts + find_loss_doubts(federation.silos, task.loss.name)
 

@@ -131,7 +131,7 @@ def train(
         aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure
             aggregation, with integer noise); "select", "lattice" or "paillier": only the sum, weighted by record
             counts that stay private. For settings other than the defaults pass an object, for example
-            `silodp.aggregators.Lattice(...)`.
+            `silodp.aggregators.Masked(...)`.
         budget: A `Budget`, or a dict with the keys "epsilon", "delta", "adversary"; the run stops before it
             would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its

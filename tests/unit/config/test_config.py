@@ -16,7 +16,8 @@ from silodp.config.schema import parse_config
 from silodp.config.task import build_task
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import METHODS, UldpAvg, UldpSgd
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.training.sgd.local import LocalTraining
 from silodp_experiments.method_specs import parse_methods
 from support.refusals import refused

@@ -68,7 +68,7 @@ def test_what_is_no_method_is_refused(name: str, code: str) -> None:
 
 
 def test_parts_are_listed_without_an_import() -> None:
-    unknown: Registry[Any] = Registry("methods", {"a": "no_such_module:A", "b": "math:pi"})
+    unknown: Registry[Any] = Registry("parts", {"a": "no_such_module:A", "b": "math:pi"})
     assert list(unknown) == ["a", "b"]
     assert len(unknown) == 2
     assert "a" in unknown

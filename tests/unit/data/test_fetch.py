@@ -34,7 +34,7 @@ def origin(tmp_path, monkeypatch):
     origin = Origin(1000, "none", "here", {"table.csv": digest}, {"table.csv": (address,)})
     dataset = Dataset(name="toy", loader=lambda root: None, silos=("a",), origin=origin)
     monkeypatch.setitem(globals(), "TOY", dataset)
-    monkeypatch.setitem(DATASETS.places, "toy", f"{__name__}:TOY")
+    monkeypatch.setitem(DATASETS._core, "toy", f"{__name__}:TOY")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield address, served
     server.shutdown()

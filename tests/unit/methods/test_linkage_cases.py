@@ -34,7 +34,8 @@ from silodp.accounting.views import View
 from silodp.aggregators import Aggregator, Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
-from silodp.methods import Default, FederationSize, Method, UldpAvg, UldpGroup, UldpNaive
+from silodp.methods import FederationSize, Method, UldpAvg
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.guarantees import derive_guarantees
 from support.specs import make_spec
 

@@ -21,15 +21,8 @@ from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import add_noise
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
-from silodp.methods import (
-    FederationSize,
-    LocalContext,
-    ServerAdam,
-    ServerSgd,
-    TailAverage,
-    UldpAvg,
-    UldpNaive,
-)
+from silodp.methods import FederationSize, LocalContext, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.methods.uldp_baselines import UldpNaive
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining

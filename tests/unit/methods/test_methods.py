@@ -13,18 +13,8 @@ from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import (
-    Default,
-    FederationSize,
-    LocalContext,
-    Method,
-    UldpAvg,
-    UldpGroup,
-    UldpNaive,
-    UldpSgd,
-    roles,
-)
-from silodp.methods.uldp_baselines import split_group
+from silodp.methods import FederationSize, LocalContext, Method, UldpAvg, UldpSgd, roles
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive, split_group
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.sgd.records import record_gradients

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import silodp
 from silodp.errors import SilodpError
 from silodp.methods.ddp import CLAIM
 from silodp.methods.model_averaging import average_models
@@ -27,7 +26,7 @@ def test_the_papers_table_is_proven_for_one_step_and_claimed_for_more(
     steps, parties, sigma, rdp, pld, accountant
 ):
     """With several steps the guarantee is the one-party column, whatever the number of parties."""
-    result = silodp.average_models(
+    result = average_models(
         vectors(parties),
         noise_multiplier=sigma / math.sqrt(parties),
         local_steps=steps,

@@ -23,18 +23,10 @@ from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import (
-    METHODS,
-    FederationSize,
-    LocalContext,
-    Rpdp,
-    RpdpDropout,
-    RpdpFilter,
-    RpdpMinimum,
-    UldpGroup,
-)
+from silodp.methods import METHODS, FederationSize, LocalContext, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods import dp_sgd as steps
 from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.uldp_baselines import UldpGroup
 from silodp.training.sgd.records import RecordGradients
 from silodp.training.task import Task
 from support.examples import few_or_many

@@ -17,7 +17,8 @@ from silodp.accounting.events import (
     SelfComposed,
 )
 from silodp.accounting.views import View
-from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, roles
+from silodp.methods import UldpAvg, roles
+from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
 

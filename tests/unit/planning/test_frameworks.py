@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import SilodpError
-from silodp_checks import FRAMEWORKS, Finding, check_framework, format_finding
+from silodp_checks import FRAMEWORKS, Finding, check_framework
 from silodp_checks.base import RELEASED, SERVER
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
@@ -628,7 +628,7 @@ def test_a_flat_yaml_is_read(tmp_path):
     found = check_framework("fl4health", [str(path)])
     assert found.unread == ("name",)
     assert replace(found, unread=()) == check("fl4health", SERVER_NOISE, adaptive_clipping=True)
-    assert format_finding(found)[-1] == "  not read: name"
+    assert found.format_lines()[-1] == "  not read: name"
 
 
 @pytest.mark.parametrize("text", ["010", "+010", "0_10", "08"])
@@ -783,7 +783,7 @@ def test_the_command_prints_what_holds(silodp: Silodp):
     given = [f"{key}={value}" for key, value in FLIP.items()]
     outcome = silodp("epsilon", "--framework", "flower", *given)
     assert outcome.status == 0
-    assert outcome.out.splitlines() == format_finding(check("flower", FLIP))
+    assert outcome.out.splitlines() == check("flower", FLIP).format_lines()
     assert silodp("epsilon", "--framework", "flower", *given, "--json").json["stated"] == 10.0
     other = silodp("epsilon", "--framework", "flower", *given, "--delta", "1e-6", "--json").json
     assert other["delta"] == 1e-6

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from silodp import Federation, SiloData, train
 from silodp.data.inputs import NamedArrays
 from silodp.errors import SilodpError
-from silodp.methods import UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import UldpSgd
+from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Loss, Task, cross_entropy, gradients, silo_update, user_updates
 from silodp.training import task as tasks
