@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -192,6 +192,13 @@ def print_warnings() -> Iterator[None]:
         yield
     finally:
         logging.lastResort = before
+
+
+@contextmanager
+def redirect_prints() -> Iterator[None]:
+    """Send everything that is printed meanwhile, by a user's model too, to standard error: results alone go out."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def print_or_drop(text: str, stream: TextIO) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from silodp._lazy import load
+from silodp._lazy import load_extension
 from silodp.cli._console import (
     Decimal,
     Encoding,
@@ -32,7 +32,7 @@ data_app = typer.Typer(
 @data_app.command("list")
 def data_list(root: Root = None, as_json: Json = False) -> None:
     """List all data sets, and whether their files are present."""
-    listed = load("silodp_experiments.fetch:list_datasets")(root)
+    listed = load_extension("experiments", "fetch:list_datasets")(root)
     lines = [
         # Some are made of what is installed here, which has no published number of rows.
         f"{d.name:14} {f'{d.rows:,}' if d.rows else 'varying':>9} rows  {'present' if d.present else 'missing':8}  "
@@ -45,7 +45,7 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
 @data_app.command("check")
 def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
     """Check a data set. Compares its files with published checksums, and loads it."""
-    found = load("silodp_experiments.fetch:check")(name, root)
+    found = load_extension("experiments", "fetch:check")(name, root)
     files = [{"path": str(file.path), "state": file.state} for file in found.files]
     result = {
         "name": name,
@@ -68,7 +68,7 @@ def data_fetch(name: Name, root: Root = None, as_json: Json = False) -> None:
     import os
 
     folder = root or Path(os.environ.get("SILODP_DATA") or "data")
-    paths = load("silodp_experiments.fetch:fetch")(name, folder)
+    paths = load_extension("experiments", "fetch:fetch")(name, folder)
     result = {"name": name, "root": str(folder), "files": [str(path) for path in paths]}
     show(
         result,

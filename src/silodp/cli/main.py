@@ -24,9 +24,7 @@ from silodp.cli._console import (
     MISTAKE,
     STANDARD_OUTPUT,
     Cluster,
-    Config,
     GpusPerWorker,
-    Interrupted,
     Json,
     LogPrivate,
     Set,
@@ -34,11 +32,11 @@ from silodp.cli._console import (
     WorkerCount,
     describe_failure,
     drop_stream,
-    log,
     make_workers,
     out_option,
     print_or_drop,
     print_warnings,
+    redirect_prints,
     show,
 )
 from silodp.errors import SilodpError
@@ -70,7 +68,6 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
         "audit-log": "silodp.cli.parties:audit_log",
         "data": "silodp.cli.data:data_app",
         "identity": "silodp.cli.identity:identity_app",
-        "table": "silodp_experiments.table:table_app",
     },
 )
 """The commands, and groups of commands, that other modules define."""
@@ -212,47 +209,6 @@ def demo(out: Annotated[Path | None, out_option("runs/demo")] = None, as_json: J
     _train(resolved, directory, False, as_json)
 
 
-@app.command()
-def compare(
-    config: Config,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Methods to compare, with settings after colons, for example "
-            "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.",
-            show_envvar=False,
-        ),
-    ],
-    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
-    set_: Set = None,
-    out: Annotated[Path | None, out_option("runs/NAME-compare, by the name of the configuration")] = None,
-    workers: WorkerCount = None,
-    cluster: Cluster = None,
-    gpus_per_worker: GpusPerWorker = None,
-    as_json: Json = False,
-) -> None:
-    """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
-    from silodp.config.resolve import load_config
-    from silodp.settings import Whole
-
-    resolved = load_config(config, set_ or ())
-    Whole(what="runs per method").check("seeds", seeds)
-    resolved.dataset.check_files(resolved.arguments)
-    # By their names: the core does not import what stands beside it.
-    specs = load("silodp_experiments.method_specs:parse_methods")(resolved, methods)
-    compare_methods = load("silodp_experiments.compare:compare_methods")
-    format_table = load("silodp_experiments.compare_page:format_table")
-
-    directory = out or Path("runs") / f"{resolved.config.name}-compare"
-    found = make_workers(workers, cluster, gpus_per_worker)
-    try:
-        with _redirect_prints():
-            result = compare_methods(resolved, specs, seeds, directory, log, found)
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command continues after the last finished run") from None
-    show(result, as_json, [format_table(result), f"Report: {directory / 'compare.html'}"])
-
-
 def _train(
     resolved: ResolvedRun,
     directory: Path,
@@ -266,7 +222,7 @@ def _train(
     resolved.dataset.check_files(resolved.arguments)
     from silodp.cli.run import format_summary, run_config
 
-    with _redirect_prints():
+    with redirect_prints():
         summary = run_config(resolved, directory, resume, trackers, log_private, cohort, executor)
     show(summary, as_json, format_summary(summary))
 
@@ -284,13 +240,6 @@ def _is_run_of(config: RunConfig, directory: Path) -> bool:
             and {p.name for p in directory.iterdir()} <= RUN_FILES
         )
     return False
-
-
-@contextlib.contextmanager
-def _redirect_prints() -> Iterator[None]:
-    """Send everything that is printed meanwhile, by a user's model too, to standard error: results alone go out."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
