@@ -17,17 +17,9 @@ from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Lattice, Masked, Paillier
 from silodp.data import load_profile
-from silodp.methods import (
-    METHODS,
-    FederationSize,
-    ServerAdam,
-    ServerSgd,
-    TailAverage,
-    UldpAvg,
-    UserBudgets,
-    VerifiedIds,
-)
+from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, VerifiedIds
 from silodp.methods.evaluation import Evaluation
+from silodp.methods.user_budgets import UserBudgets
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
 from silodp_experiments.benchmarks import embedded
