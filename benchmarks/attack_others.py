@@ -24,8 +24,8 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.trade_off import TradeOff, compose_trade_off
 from silodp.attack.evidence import Evidence, NoiseFamily, bound_share, compute_p, weigh_evidence
 from silodp.mechanisms.clipping import Bounds
-from silodp.methods import Rpdp
 from silodp.methods.roles import FederationSize
+from silodp.methods.rpdp.method import Rpdp
 from silodp.methods.uldp_baselines import UldpNaive
 from silodp.training.sgd import LocalTraining
 from timing import show_help

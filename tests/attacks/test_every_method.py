@@ -11,7 +11,8 @@ import pytest
 import silodp
 from attacks.test_caught_faults import SETTINGS
 from silodp.aggregators.registry import AGGREGATORS
-from silodp.methods import METHODS, Rpdp, UldpAvg
+from silodp.methods import METHODS, UldpAvg
+from silodp.methods.rpdp.method import Rpdp
 from silodp.training.sgd import LocalTraining
 from support.benchmark_scripts import load_benchmark
 

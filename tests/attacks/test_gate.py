@@ -27,7 +27,8 @@ from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.shares import SERVER_CHOOSES
 from silodp.deploy.lifetime import LifetimeLedger
 from silodp.errors import SilodpError
-from silodp.methods import Ddp, RpdpFilter
+from silodp.methods import Ddp
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo

@@ -22,7 +22,8 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.sampling import PersonCoins
 from silodp.crypto.streams import derive_key
 from silodp.data.federation import Federation
-from silodp.methods import UldpAvg, UserBudgets
+from silodp.methods import UldpAvg
+from silodp.methods.user_budgets import UserBudgets
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message

@@ -11,7 +11,9 @@ from silodp.accounting.budget_curve import group_budgets
 from silodp.config.budgets import build_budget_distribution
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.errors import SilodpError
-from silodp.methods import Rpdp, UldpAvg, UserBudgets
+from silodp.methods import UldpAvg
+from silodp.methods.rpdp.method import Rpdp
+from silodp.methods.user_budgets import UserBudgets
 from silodp_experiments.method_specs import parse_methods
 from support.commands import CONFIG, Silodp, assert_sentence
 
@@ -201,7 +203,7 @@ STEPS += "expected_batch_size=1.0, local_learning_rate=0.5}"
 def test_budgets_that_nobody_reads_are_refused(
     silodp: Silodp, personal: Path, config: Path, tmp_path: Path
 ) -> None:
-    keep = "(rpdp, rpdp-minimum, rpdp-dropout or rpdp-filter), or take [budgets] out"
+    keep = "(rpdp, rpdp-dropout, rpdp-filter or rpdp-minimum), or take [budgets] out"
     for command in ("plan", "run"):
         refused = silodp(command, personal, "--set", STEPS)
         assert_sentence(

@@ -15,9 +15,11 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
-from silodp.methods import FederationSize, Method, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods import FederationSize, Method
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo

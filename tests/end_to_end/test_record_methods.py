@@ -15,7 +15,8 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import count_events
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.config.resolve import load_config
-from silodp.methods import METHODS, Rpdp
+from silodp.methods import METHODS
+from silodp.methods.rpdp.method import Rpdp
 from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
 from silodp_experiments.method_specs import parse_methods
@@ -320,7 +321,7 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
 def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
     silodp: Silodp, personal: Path, steps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)  # of each of 15 curves
+    monkeypatch.setattr("silodp.planning.epsilon_by_sampling._POINTS", 5)  # of each of 15 curves
     assert silodp("plan", personal, "--plot", "pictures/q.svg", "--json").json["plot"] == "pictures/q.svg"
     text = Path("pictures/q.svg").read_text()
     for sigma in ("1.25", "2.5", "5", "10", "20"):
@@ -350,7 +351,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
         return plot_epsilon_by_sampling(curves, *rest)
 
     monkeypatch.setattr("silodp.report.plots.plot_epsilon_by_sampling", kept)
-    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)
+    monkeypatch.setattr("silodp.planning.epsilon_by_sampling._POINTS", 5)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1

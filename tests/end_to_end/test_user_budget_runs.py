@@ -14,7 +14,8 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import FederationSize, UldpAvg, UserBudgets
+from silodp.methods import FederationSize, UldpAvg
+from silodp.methods.user_budgets import UserBudgets
 from silodp.runtime.gate import Gate
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
@@ -416,6 +416,9 @@ def _find_dataclass(hint: Any) -> type | None:
     choices = [choice for choice in get_args(hint) if choice is not type(None)]
     if isinstance(hint, UnionType) and len(choices) == 1:
         return _find_dataclass(choices[0])
+    # A base class whose one implementation is a part of an extension package.
+    if isinstance(hint, type) and hasattr(hint, "implementation"):
+        return cast("type", hint.implementation())
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 

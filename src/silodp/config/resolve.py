@@ -17,6 +17,7 @@ from silodp.config.run_settings import RunSettings, convert_plugin_errors, resol
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.task import build_task, describe_standard_model
 from silodp.config.toml_values import TomlTable, apply_override, read_toml, to_plain
+from silodp.data.budgets import BudgetDistribution, load_budgets
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
@@ -31,7 +32,6 @@ from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 from silodp.text import join_names
 
 if TYPE_CHECKING:
-    from silodp.config.budgets import BudgetDistribution
     from silodp.training.task import Task
 
 
@@ -210,12 +210,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
     """
     settings = resolve_settings(config)
     dataset, arguments = _resolve_data(config)
-    distribution = None
-    if config.budgets is not None:
-        # Imported here, as few runs have budgets that are drawn.
-        from silodp.config.budgets import build_budget_distribution
-
-        distribution = build_budget_distribution(config.budgets)
+    distribution = None if config.budgets is None else load_budgets("table")(config.budgets)
     run = ResolvedRun(
         **vars(settings), dataset=dataset, arguments=arguments, budget_distribution=distribution
     )

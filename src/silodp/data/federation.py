@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.budgets import load_budgets
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.persons import PersonKey
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES, LabelKind, PublicData, digest_user_index
@@ -21,9 +22,6 @@ from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.settings import MAX_WHOLE, Settings
 from silodp.text import shorten
-
-if TYPE_CHECKING:
-    from silodp.data.budget_distributions import Preference
 
 _log = logging.getLogger(__name__)
 
@@ -261,16 +259,19 @@ class Federation(Settings):
 
     def with_budgets(
         self,
-        budgets: str | Preference | Sequence[NDArray[np.float64]] | NDArray[np.float64],
+        budgets: str
+        | Callable[[int, np.random.Generator], NDArray[np.float64]]
+        | Sequence[NDArray[np.float64]]
+        | NDArray[np.float64],
         seed: int = 0,
         unit: Literal["record", "user"] = "record",
     ) -> Federation:
         """Return the same federation with a privacy budget for every training record, or for every user.
 
         Args:
-            budgets: a name in `PREFERENCES` or a function (count, generator) -> (count,), drawn once for all units; or
-                the budgets: one array (n,) over all records in the order of the silos, one array per silo, or (U,)
-                for users.
+            budgets: the name of a distribution ("three-levels", "pareto", "mixture") or a function (count, generator)
+                -> (count,), drawn once for all units; or the budgets: one array (n,) over all records in the order of
+                the silos, one array per silo, or (U,) for users.
             seed: the seed of the draw.
             unit: "record" or "user".
 
@@ -278,15 +279,15 @@ class Federation(Settings):
             SilodpError: an unknown name, another number of budgets than units, or budgets that are not finite and
                 above 0.
         """
-        from silodp.data.budget_distributions import PREFERENCES
-
         if unit not in ("record", "user"):
             raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'", code="data.federation")
-        names = ", ".join(PREFERENCES)
         if isinstance(budgets, str):
-            if budgets not in PREFERENCES:
-                raise SilodpError(f"budgets is {budgets!r}; choose one of {names}", code="data.federation")
-            budgets = PREFERENCES[budgets]
+            named = load_budgets("distributions")
+            if budgets not in named:
+                raise SilodpError(
+                    f"budgets is {budgets!r}; choose one of {', '.join(named)}", code="data.federation"
+                )
+            budgets = named[budgets]
         sizes = [len(silo) for silo in self.silos]
         count = self.users if unit == "user" else sum(sizes)
         if callable(budgets):
@@ -297,8 +298,8 @@ class Federation(Settings):
             given = np.concatenate([np.atleast_1d(part) for part in budgets])
         else:
             raise SilodpError(
-                f"budgets is a {type(budgets).__name__}; give one of {names}, a function, or arrays of one ε for every "
-                f"{unit}",
+                f"budgets is a {type(budgets).__name__}; give the name of a distribution, a function, or arrays of one "
+                f"ε for every {unit}",
                 code="data.federation",
             )
         if np.issubdtype(given.dtype, np.number):

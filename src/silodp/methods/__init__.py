@@ -20,27 +20,20 @@ if TYPE_CHECKING:
         UnitBudgets,
         UserWeights,
     )
-    from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
-    from silodp.methods.rpdp.renyi_filter import RpdpFilter
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
     from silodp.methods.statistics import Statistics
     from silodp.methods.uldp import UldpAvg, UldpSgd, VerifiedIds
-    from silodp.methods.user_budgets import UserBudgets
 
 METHODS: Registry[type[Method]] = Registry(
     "methods",
     {
         "uldp-sgd": "silodp.methods.uldp:UldpSgd",
         "uldp-avg": "silodp.methods.uldp:UldpAvg",
-        "rpdp": "silodp.methods.rpdp.method:Rpdp",
-        "rpdp-minimum": "silodp.methods.rpdp.method:RpdpMinimum",
-        "rpdp-dropout": "silodp.methods.rpdp.method:RpdpDropout",
-        "rpdp-filter": "silodp.methods.rpdp.renyi_filter:RpdpFilter",
         "ddp": "silodp.methods.ddp:Ddp",
         "statistics": "silodp.methods.statistics:Statistics",
     },
 )
-"""The methods by their names in a configuration."""
+"""The methods by their names in a configuration; extension packages add theirs (see `Registry`)."""
 
 __all__ = [
     "Ddp",
@@ -48,10 +41,6 @@ __all__ = [
     "LocalContext",
     "Method",
     "PublicState",
-    "Rpdp",
-    "RpdpDropout",
-    "RpdpFilter",
-    "RpdpMinimum",
     "Sampling",
     "ServerAdam",
     "ServerOptimizer",
@@ -62,7 +51,6 @@ __all__ = [
     "UldpAvg",
     "UldpSgd",
     "UnitBudgets",
-    "UserBudgets",
     "UserWeights",
     "VerifiedIds",
 ]
@@ -73,11 +61,8 @@ __getattr__ = export_lazily(
         "base": ("LocalContext", "Method"),
         "ddp": ("Ddp",),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
-        "rpdp.method": ("Rpdp", "RpdpDropout", "RpdpMinimum"),
-        "rpdp.renyi_filter": ("RpdpFilter",),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
         "statistics": ("Statistics",),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),
-        "user_budgets": ("UserBudgets",),
     },
 )

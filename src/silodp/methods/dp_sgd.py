@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 Optimizer = Literal["sgd", "adam"]
 LocalSteps = Annotated[
-    int, Whole(what="DP-SGD steps"), Help("DP-SGD steps per round, for uldp-group, rpdp methods and ddp.")
+    int, Whole(what="DP-SGD steps"), Help("DP-SGD steps per round, for methods that take several.")
 ]
-RecordSampling = Annotated[
-    Probability, Help("Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp.")
-]
+RecordSampling = Annotated[Probability, Help("Sampling probability q (γ) of a record in a DP-SGD step.")]
 
 Keep = Callable[[clipping.ClippedRows], clipping.ClippedRows]
-"""From a step's clipped gradients to those that count, decided record by record (see `rpdp.renyi_filter`)."""
+"""From a step's clipped gradients to those that count, decided record by record."""
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,21 @@ and check that nobody's add to more than 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
+from silodp.data.budgets import load_budgets
 from silodp.errors import SilodpError
+from silodp.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from silodp.accounting.budget_curve import EpsilonCurve
 
 WeightRule = Literal["shares", "home"]
 """A rule by which weights follow from counts; see `UserWeights.weight_rule`."""
@@ -330,13 +330,73 @@ class UnitBudgets:
         """Return what a round costs a record that is sampled with this probability (`Method.samples_by_budget`)."""
         raise NotImplementedError
 
-    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε after `rounds` rounds against a record's sampling probability (`Method.samples_by_budget`)."""
+    def sampling_curve(
+        self, rounds: int, accountant: Accountant, points: int, least: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return sampling probabilities (points,) of a record, from `least` to 1, and ε (points,) after the rounds.
+
+        Only methods with `Method.samples_by_budget` have such a curve.
+        """
+        raise NotImplementedError
+
+    def parameters(self, budgets: np.ndarray) -> np.ndarray:
+        """Return the sampling rate or part of the clip (U,), in [0, 1], of users with these budgets (U,)."""
         raise NotImplementedError
 
 
 NO_BUDGETS = UnitBudgets()
 """No unit has a budget of its own."""
+
+
+class PersonalBudgets(Settings, prefix="personal."):
+    """Base of the settings that say how persons' budgets are met, a table [method.personal]; all of it is public.
+
+    Attributes:
+        by: "sampling": person u is sampled with their own q_u; "clip": their rows are clipped to c_u·C, c_u ≤ 1.
+        rounds: The number T of rounds that the budgets are for.
+        mean_sampling: A public guess of the mean of q_u, for the scale of a step; None by clip.
+    """
+
+    by: Literal["sampling", "clip"]
+    rounds: int
+    mean_sampling: float | None
+
+    @classmethod
+    def implementation(cls) -> type[PersonalBudgets]:
+        """Return the class of a table [method.personal].
+
+        Raises:
+            SilodpError: `extension.missing`: the package of budgets is not installed.
+        """
+        return cast("type[PersonalBudgets]", load_budgets("personal"))
+
+    @property
+    def role(self) -> dict[str, Any]:
+        """The attributes of `UnitBudgets`."""
+        raise NotImplementedError
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions that the budgets rest on."""
+        raise NotImplementedError
+
+    def calibrate(
+        self,
+        costs: EventsBySurvivors,
+        exact_event: Callable[[View], Event],
+        budgets: np.ndarray | None,
+        delta: float,
+    ) -> UnitBudgets:
+        """Return the budgets with `parameters`, a function of public constants alone: every party finds the same.
+
+        Args:
+            costs: What a round costs, with the noise that is drawn, by adversary.
+            exact_event: Returns what a round costs a person who is always in it with the whole clip, against a view,
+                with noise in real numbers (`Method.dp_event`).
+            budgets: The budgets (U,), where they are known already.
+            delta: The δ of the accounting.
+        """
+        raise NotImplementedError
 
 
 # --- Users' weights -----------------------------------------------------------------------------------------------

@@ -28,10 +28,9 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, clip_rows
 from silodp.methods._count_rows import give_room, iterate_count_rows
 from silodp.methods.base import LocalContext
-from silodp.methods.roles import FederationSize
+from silodp.methods.roles import FederationSize, PersonalBudgets
 from silodp.methods.server_optimizer import ServerOptimizer, State
 from silodp.methods.uldp import UldpAvg, VerifiedIds
-from silodp.methods.user_budgets import UserBudgets
 from silodp.settings import Count, NoiseMultiplier, Range
 from silodp.training.sgd import LocalTraining
 
@@ -105,7 +104,7 @@ class Statistics(UldpAvg):
     user_sampling: float = field(default=1.0, init=False, repr=False, compare=False)
     server_learning_rate: float = field(default=1.0, init=False, repr=False, compare=False)
     server_momentum: float = field(default=0.0, init=False, repr=False, compare=False)
-    personal: UserBudgets | None = field(default=None, init=False, repr=False, compare=False)
+    personal: PersonalBudgets | None = field(default=None, init=False, repr=False, compare=False)
     step: float | None = field(default=None, init=False, repr=False, compare=False)
     random_allocation: int | None = field(default=None, init=False, repr=False, compare=False)
     verified: VerifiedIds | None = field(default=None, init=False, repr=False, compare=False)

@@ -15,7 +15,6 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods import base, roles
-from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.settings import Clip, Count, Help, NoiseMultiplier, Positive, Probability, Settings, Whole
 from silodp.training import sgd
 from silodp.training.sgd import LocalTraining
@@ -123,7 +122,7 @@ class UldpAvg(base.Method):
     user_sampling: Annotated[Probability, Help("Sampling probability q of a person in a round.")] = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
-    personal: UserBudgets | None = None
+    personal: roles.PersonalBudgets | None = None
     step: Positive | None = field(default=None, metadata=base.OMIT_NONE)
     verified: VerifiedIds | None = field(default=None, metadata=base.OMIT_NONE)
     random_allocation: Annotated[int, Whole(2)] | None = field(default=None, metadata=base.OMIT_NONE)
@@ -131,7 +130,7 @@ class UldpAvg(base.Method):
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
     # Found from the constants above and the run's (`calibrate`); a copy made by `replace` begins without.
-    budget_calibration: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
+    budget_calibration: roles.UnitBudgets | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,7 +254,7 @@ class UldpAvg(base.Method):
         # A copy, because frozen: `replace` leaves the calibration out, which is set below.
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
-        found = BudgetCalibration.of(self.personal, costs, self.dp_event, own, delta)
+        found = self.personal.calibrate(costs, self.dp_event, own, delta)
         object.__setattr__(method, "budget_calibration", found)
         return method
 

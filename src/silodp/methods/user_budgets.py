@@ -16,8 +16,8 @@ from silodp.accounting.charges import compute_cost
 from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary, View
 from silodp.errors import SilodpError
-from silodp.methods.roles import EventsBySurvivors, UnitBudgets
-from silodp.settings import Count, Epsilon, Probability, Settings
+from silodp.methods.roles import EventsBySurvivors, PersonalBudgets, UnitBudgets
+from silodp.settings import Count, Epsilon, Probability
 from silodp.text import pluralize
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
 
 @dataclass(frozen=True)
-class UserBudgets(Settings, prefix="personal."):
+class UserBudgets(PersonalBudgets):
     """How persons' budgets are met; all of it is public.
 
     Attributes:
@@ -94,6 +94,16 @@ class UserBudgets(Settings, prefix="personal."):
             + f"budgets are met against '{self.adversary}', over {pluralize(self.rounds, 'round')}; ε is that of a "
             f"person with the largest budget, {self.largest_budget:g}",
         )
+
+    def calibrate(
+        self,
+        costs: EventsBySurvivors,
+        exact_event: Callable[[View], events.Event],
+        budgets: np.ndarray | None,
+        delta: float,
+    ) -> BudgetCalibration:
+        """Return the rates or clips that meet the budgets."""
+        return BudgetCalibration.of(self, costs, exact_event, budgets, delta)
 
 
 @dataclass(frozen=True)

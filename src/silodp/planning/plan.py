@@ -17,16 +17,14 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
-from silodp.config.budgets import BudgetDistribution
 from silodp.config.build import get_fields
+from silodp.data.budgets import BudgetDistribution, load_budgets
 from silodp.errors import SilodpError
 from silodp.methods import Method
 from silodp.methods.evaluation import EvaluationSums
-from silodp.planning.budget_plan import (
+from silodp.planning.epsilon_by_sampling import (
     draw_epsilon_by_sampling,
-    format_budget_plan,
     get_noise_multiplier,
-    plan_budgets,
     with_noise_multiplier,
 )
 from silodp.report.guarantee_text import format_claim, is_only_claimed
@@ -125,11 +123,13 @@ def plan_run(
             _describe_limit(spec, limit, against, accountant, spec.min_silos)
             for against, limit in spec.silo_limits.items()
         ]
-    kept_against = spec.method.budgets.adversary or adversary  # of per-unit budgets
-    view = aggregator.views(spec.method, spec.population.silos)[kept_against]
-    result["budgets"] = plan_budgets(
-        spec.method, distribution, view, rounds, delta, accountant, spec.population.users
-    )
+    result["budgets"] = None
+    if distribution is not None:
+        kept_against = spec.method.budgets.adversary or adversary
+        view = aggregator.views(spec.method, spec.population.silos)[kept_against]
+        result["budgets"] = load_budgets("plan")(
+            spec.method, distribution, view, rounds, delta, accountant, spec.population.users
+        )
 
     training = replace(spec, evaluation=None)
     # They cost the same whatever the settings of the method that a target asks for.
@@ -336,7 +336,8 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
         enough = f"enough for {pluralize(limit['rounds'], 'round')}"
         more = " or more" if limit.get("unlimited") else ""
         lines.append(f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}{more}")
-    lines += format_budget_plan(result["budgets"]) if result["budgets"] is not None else []
+    if result["budgets"] is not None:
+        lines += load_budgets("plan-lines")(result["budgets"])
     if (target := result["target"]) is not None:
         whose = f" for {target['of']}" if target["of"] else ""
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")

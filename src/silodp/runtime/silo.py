@@ -209,7 +209,7 @@ class Silo:
         admitted, all_weights = self._load_selection()
         randomness = self._derive_round_randomness(request, release)
         clients, run = request.arrays.get("clients"), self._run
-        if clients is not None and not clients[self._place]:  # this silo was not sampled (`rpdp`)
+        if clients is not None and not clients[self._place]:  # this silo was not sampled (`sample_silos`)
             run = partial(_send_zeros, self._spec.sum_size)
         work = Release(
             params=request.arrays["params"],

@@ -15,6 +15,7 @@ from silodp.config.plugins import find_plugin
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.methods import METHODS, Method
+from support.oracles import small_federation
 from support.refusals import refused
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -78,6 +79,19 @@ def test_parts_are_listed_without_an_import() -> None:
     with pytest.raises(KeyError):
         unknown["c"]
     assert all(AGGREGATORS[name].name == name for name in AGGREGATORS)
+
+
+def test_without_their_package_budgets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    personal = {"by": "clip", "largest_budget": 2.0}
+    assert configured("uldp-avg", noise_multiplier=5.0).method.personal is None
+    monkeypatch.setattr("silodp._lazy._read_entry_points", lambda group, path: {})
+    assert configured("uldp-avg", noise_multiplier=5.0).method.personal is None
+    with refused("extension.missing"):
+        configured("uldp-avg", noise_multiplier=5.0, personal=personal)
+    with refused("extension.missing"):
+        small_federation().with_budgets("three-levels")
+    with refused("argument.value"):
+        configured("rpdp")
 
 
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str) -> None:

@@ -22,7 +22,8 @@ from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
-from silodp.methods import UldpAvg, UserBudgets, VerifiedIds
+from silodp.methods import UldpAvg, VerifiedIds
+from silodp.methods.user_budgets import UserBudgets
 from silodp.planning.plan import plan_run
 from silodp.runtime.guarantees import plan_charges
 from silodp.runtime.prepare import prepare_run

@@ -14,8 +14,10 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods import Ddp, Method, Rpdp, RpdpDropout, RpdpFilter, UldpAvg, UldpSgd
+from silodp.methods import Ddp, Method, UldpAvg, UldpSgd
 from silodp.methods.base import LocalContext, supports
+from silodp.methods.rpdp.method import Rpdp, RpdpDropout
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train

@@ -23,9 +23,11 @@ from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import METHODS, FederationSize, LocalContext, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods import METHODS, FederationSize, LocalContext
 from silodp.methods import dp_sgd as steps
 from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.rpdp.method import Rpdp, RpdpDropout, RpdpMinimum
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp_baselines import UldpGroup
 from silodp.training.sgd.records import RecordGradients
 from silodp.training.task import Task

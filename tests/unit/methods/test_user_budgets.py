@@ -22,8 +22,8 @@ from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
-from silodp.methods import FederationSize, UldpAvg, UldpSgd, UserBudgets
-from silodp.methods.user_budgets import FullParticipationCost
+from silodp.methods import FederationSize, UldpAvg, UldpSgd
+from silodp.methods.user_budgets import FullParticipationCost, UserBudgets
 from support.examples import few_or_many
 from support.refusals import refused
 from support.specs import make_spec

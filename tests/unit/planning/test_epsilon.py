@@ -16,8 +16,9 @@ from silodp.accounting.guarantee import OTHER_CODE
 from silodp.accounting.views import ADVERSARIES
 from silodp.config.build import build_aggregator, get_fields
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, FederationSize, UldpAvg, UserBudgets
+from silodp.methods import METHODS, FederationSize, UldpAvg
 from silodp.methods.rpdp.method import TwoStageSampling
+from silodp.methods.user_budgets import UserBudgets
 from silodp.planning.epsilon import answer_question
 from silodp.planning.plan import plan_run
 from support.commands import Silodp, assert_sentence

@@ -15,7 +15,8 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled
 from silodp.accounting.ledger import Budget
 from silodp.accounting.views import View, reads_round
 from silodp.aggregators import RunSpec
-from silodp.methods import FederationSize, UldpAvg, UserBudgets
+from silodp.methods import FederationSize, UldpAvg
+from silodp.methods.user_budgets import UserBudgets
 from silodp.planning import plan
 from silodp.planning.epsilon import answer_question
 from silodp.planning.plan import plan_run

@@ -19,8 +19,11 @@ from silodp.aggregators import attempts, lattice, paillier
 from silodp.aggregators._private_sampling import ASSUMPTION
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE, ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_SPLIT
-from silodp.methods import Ddp, Rpdp, RpdpFilter, UldpAvg, UserBudgets
+from silodp.methods import Ddp, UldpAvg
+from silodp.methods.rpdp.method import Rpdp
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp_baselines import UldpGroup
+from silodp.methods.user_budgets import UserBudgets
 from silodp.report import facts
 from silodp.report.checklist import (
     MAX_BYTES,

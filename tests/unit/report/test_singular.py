@@ -10,8 +10,8 @@ import pytest
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError
-from silodp.methods import UserBudgets
 from silodp.methods.ddp import PER_CLIENT, expand_per_client
+from silodp.methods.user_budgets import UserBudgets
 from silodp.text import join_names, pluralize
 from support.commands import Silodp
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from silodp.accounting import two_stage
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.budget_curve import MAX_GROUPS, EpsilonCurve
+from silodp.accounting.budget_curve import MAX_GROUPS
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.views import View
 from silodp.data.public import PublicData
@@ -111,9 +111,12 @@ class RecordBudgets(UnitBudgets):
         check_value("record_sampling", sampling, Probability)
         return self.run.event(sampling, self.book)
 
-    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
-        return two_stage.compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
+    def sampling_curve(
+        self, rounds: int, accountant: Accountant, points: int, least: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return q and ε; by Rényi orders at more points than asked for, since they cost little."""
+        curve = two_stage.compute_two_stage_curve(self.run, rounds, accountant, points=points, least=least)
+        return curve.parameters, curve.epsilons
 
     def report(
         self,
