@@ -37,11 +37,16 @@ def load_extension(extra: str, name: str) -> Any:
     package = f"silodp_{extra}"
     # Asked before it is imported: an ImportError inside an installed package is a fault, and must be seen.
     if importlib.util.find_spec(package) is None:
-        raise SilodpError(
-            f"this needs the package silodp-{extra}, which is not installed: {name_extra(extra)}.",
-            code="extension.missing",
-        )
+        raise make_missing_error(extra)
     return load(f"{package}.{name}")
+
+
+def make_missing_error(extra: str, what: str = "this") -> SilodpError:
+    """Return the error for something that needs an extension package which is not installed."""
+    return SilodpError(
+        f"{what} needs the package silodp-{extra}, which is not installed: {name_extra(extra)}.",
+        code="extension.missing",
+    )
 
 
 class Registry(Mapping[str, T], Generic[T]):
