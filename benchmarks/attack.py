@@ -16,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import silodp
 from silodp.accounting.guarantee import format_epsilon
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.attack.evidence import bound_share
-from silodp.attack.play import Target, play_evaluation
+from silodp.attack.play import AttackResult, Target, attack_method, play_evaluation
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Ddp, Method, UldpAvg
 from silodp.methods.evaluation import Evaluation
@@ -115,12 +114,12 @@ class Row:
         """How the table calls it."""
         return ", ".join(part for part in (self.method, self.variant, self.aggregator) if part)
 
-    def attack(self, brief: bool = False, **more: Any) -> silodp.AttackResult | None:
+    def attack(self, brief: bool = False, **more: Any) -> AttackResult | None:
         """Attack it; None where the aggregator cannot be used with these settings.
 
         Args:
             brief: few canaries and at most two rounds, with little noise.
-            more: arguments of `silodp.attack_method`.
+            more: arguments of `attack_method`.
         """
         canaries = min(FEW_CANARIES if brief else CANARIES, SLOW.get(self.aggregator, CANARIES))
         aggregator = AGGREGATORS[self.aggregator](**PROTOCOLS.get(self.aggregator, {}))
@@ -132,7 +131,7 @@ class Row:
                 evaluation = Evaluation("sums", noise_multiplier=1.0, **settings)
                 return play_evaluation(Target(method, ("a", "b", "c"), 1, arguments, evaluation), **shared)
             rounds, settings = VARIANTS[self.method][self.variant]
-            return silodp.attack_method(
+            return attack_method(
                 METHODS[self.method](**settings),
                 rounds=min(rounds, 2) if brief else rounds,
                 **shared,
@@ -153,7 +152,7 @@ def list_rows(methods: Sequence[str] = ()) -> Iterator[Row]:
                 yield Row(method, variant, aggregator)
 
 
-def format_row(row: Row, result: silodp.AttackResult) -> str:
+def format_row(row: Row, result: AttackResult) -> str:
     """Return the line of a run: for each adversary the claimed ε, and how much of it leaks at least, at 95 %."""
     failed = [test.test for test in result.noise if not test.passed]
     cells = [_format_cell(found, result.delta) for found in result.rows]

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import silodp
 from silodp.accounting.accountant import EventCount, choose_accountant, compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.trade_off import TradeOff, compose_trade_off
 from silodp.attack.evidence import Evidence, NoiseFamily, bound_share, compute_p, weigh_evidence
+from silodp.attack.play import AttackResult, attack_method
 from silodp.mechanisms.clipping import Bounds
 from silodp.methods.roles import FederationSize
 from silodp.methods.rpdp.method import Rpdp
@@ -95,7 +95,7 @@ class PaperNaive(UldpNaive):
 def attack_naive() -> Claim:
     """Each round of the rehearsal is a trial of the claim of one round."""
     sigma = 2.0
-    result = silodp.attack_method(
+    result = attack_method(
         PaperNaive(sigma, 1.0, LocalTraining(learning_rate=0.01)), rounds=400, adversaries=("released",)
     )
     claimed: list[EventCount] = [(Gaussian(sigma), 1)]
@@ -109,7 +109,7 @@ def attack_rpdp(budget: float = 0.1, delta: float = 1e-3) -> Claim:
         noise_multiplier=1.0, clip=1.0, local_steps=50, rounds=15, delta=delta, expected_batch_size=8.0,
         local_learning_rate=1.0, largest_budget=budget, calibration="scf",
     )  # fmt: skip
-    result = silodp.attack_method(method, rounds=15, canaries=600, delta=delta, adversaries=("server",))
+    result = attack_method(method, rounds=15, canaries=600, delta=delta, adversaries=("server",))
     (row,) = result.rows
     assert row.promise is not None
     who = f"rPDP-FL, fitted curve (SCF), T = 15, τ = 50, σ = 1, δ = {delta:g}, a record that asks for {budget:g}"
@@ -117,7 +117,7 @@ def attack_rpdp(budget: float = 0.1, delta: float = 1e-3) -> Claim:
 
 
 def judge_again(
-    who: str, result: silodp.AttackResult, claim: TradeOff, claimed: float, proven: list[EventCount]
+    who: str, result: AttackResult, claim: TradeOff, claimed: float, proven: list[EventCount]
 ) -> Claim:
     """Return what the scores of a rehearsal say against another claim than that of silodp."""
     (row,) = result.rows

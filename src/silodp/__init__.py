@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from silodp import data, methods, tracking, training
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
-    from silodp.attack.play import AttackResult, attack_method
     from silodp.bundle import TrainedModel, load
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accountant",
-    "AttackResult",
     "Budget",
     "Federation",
     "LocalTraining",
@@ -41,7 +39,6 @@ __all__ = [
     "SilodpError",
     "Task",
     "TrainedModel",
-    "attack_method",
     "data",
     "load",
     "methods",
@@ -55,7 +52,6 @@ _exported = export_lazily(
     {
         "accounting.accountant": ("Accountant",),
         "accounting.ledger": ("Budget",),
-        "attack.play": ("AttackResult", "attack_method"),
         "bundle": ("TrainedModel", "load"),
         "data": (),
         "data.federation": ("Federation",),

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from silodp.errors import SilodpError
 from silodp.text import is_own_module, name_extra
@@ -37,14 +37,14 @@ def load_extension(extra: str, name: str) -> Any:
     package = f"silodp_{extra}"
     # Asked before it is imported: an ImportError inside an installed package is a fault, and must be seen.
     if importlib.util.find_spec(package) is None:
-        refuse_missing(extra)
+        raise make_missing_error(extra)
     return load(f"{package}.{name}")
 
 
-def refuse_missing(extra: str) -> NoReturn:
-    """Raise `extension.missing` for an extension package, named without "silodp_"."""
-    raise SilodpError(
-        f"this needs the package silodp-{extra}, which is not installed: {name_extra(extra)}.",
+def make_missing_error(extra: str, what: str = "this") -> SilodpError:
+    """Return the error for something that needs an extension package which is not installed."""
+    return SilodpError(
+        f"{what} needs the package silodp-{extra}, which is not installed: {name_extra(extra)}.",
         code="extension.missing",
     )
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from silodp._lazy import Registry, refuse_missing
+from silodp._lazy import Registry, make_missing_error
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import SilodpError, lookup
 from silodp.settings import check_type
@@ -164,7 +164,7 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
     check_type("log", text, str, "'tensorboard'")
     name, _, target = text.partition("=")
     if not TRACKERS:
-        refuse_missing("integrations")
+        raise make_missing_error("integrations")
     return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
 
 
@@ -256,5 +256,7 @@ def describe_round(result: RoundResult) -> str:
 def __getattr__(name: str) -> Any:
     # By its name: the core imports no extension. Most names that are asked for here are no tracker's.
     if name in __all__:
-        return TRACKERS[name.lower()] if name.lower() in TRACKERS else refuse_missing("integrations")
+        if name.lower() not in TRACKERS:
+            raise make_missing_error("integrations")
+        return TRACKERS[name.lower()]
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

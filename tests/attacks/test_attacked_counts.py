@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-import silodp
 from silodp.accounting.events import Gaussian
 from silodp.attack import counted
-from silodp.attack.play import AttackResult, Target, play_evaluation
+from silodp.attack.play import AttackResult, Target, attack_method, play_evaluation
 from silodp.mechanisms.clipping import ClippedRows
 from silodp.methods import Ddp, Statistics, UldpAvg
 from silodp.methods import evaluation as evaluation_module
@@ -29,7 +28,7 @@ TRUE_BOUNDS, TRUE_EVENT = EvaluationSums.bounds, EvaluationSums.dp_event
 
 
 def attack_statistics(**settings: Any) -> AttackResult:
-    return silodp.attack_method(Statistics(1.0, **settings), rounds=1, seed=3)
+    return attack_method(Statistics(1.0, **settings), rounds=1, seed=3)
 
 
 def attack_evaluation(method: Any = PERSONS, aggregator: str = "plain", **settings: Any) -> AttackResult:
@@ -111,7 +110,7 @@ def test_statistics_with_half_the_noise_are_found(monkeypatch):
 def test_the_attack_of_a_method_tests_its_evaluation_too(monkeypatch):
     evaluation = Evaluation("sums", noise_multiplier=1.0, by_silo=True)
     attack = {"rounds": 1, "canaries": 200, "evaluation": evaluation, "seed": 3}
-    right = silodp.attack_method(PERSONS, **attack)
+    right = attack_method(PERSONS, **attack)
     names = {test.test for test in right.noise}
     assert {"evaluation: AUC of the server", "evaluation: shift of members", "noise of silo 0"} <= names
     assert right.verdict == "consistent"
@@ -120,7 +119,7 @@ def test_the_attack_of_a_method_tests_its_evaluation_too(monkeypatch):
         "bounds",
         lambda self, population: replace(TRUE_BOUNDS(self, population), sensitivity=1.0),
     )
-    wrong = silodp.attack_method(PERSONS, **attack)
+    wrong = attack_method(PERSONS, **attack)
     failed = {test.test for test in wrong.noise if not test.passed}
     assert failed
     assert all(name.startswith("evaluation: ") for name in failed)
@@ -131,7 +130,7 @@ def test_the_attack_of_a_method_tests_its_evaluation_too(monkeypatch):
 def test_no_method_leaves_its_evaluation_out(method):
     """Nor one that clips whole updates, whose rounds are attacked in another way."""
     evaluation = Evaluation("sums", noise_multiplier=1.0)
-    result = silodp.attack_method(method, rounds=1, canaries=200, evaluation=evaluation, seed=3)
+    result = attack_method(method, rounds=1, canaries=200, evaluation=evaluation, seed=3)
     assert any(test.test == "evaluation: shift of members" for test in result.noise)
     assert result.level == 0.05
 
@@ -139,7 +138,7 @@ def test_no_method_leaves_its_evaluation_out(method):
 def test_of_many_silos_with_tables_of_their_own_less_is_attacked_or_nothing_and_that_is_said():
     evaluation = Evaluation("sums", noise_multiplier=1.0, by_silo=True)
     attack = {"rounds": 1, "canaries": 200, "evaluation": evaluation, "seed": 3}
-    some = silodp.attack_method(PERSONS, silos=60, **attack)
+    some = attack_method(PERSONS, silos=60, **attack)
     assert some.verdict == "consistent"
     assert any(test.test.startswith("evaluation: ") for test in some.noise)
     assert (
@@ -152,4 +151,4 @@ def test_of_many_silos_with_tables_of_their_own_less_is_attacked_or_nothing_and_
 @pytest.mark.parametrize("wrong", ["sums", Evaluation("local"), Evaluation("none")])
 def test_only_an_evaluation_by_sums_is_attacked(wrong):
     with refused("argument.value"):
-        silodp.attack_method(PERSONS, rounds=1, canaries=200, evaluation=wrong)
+        attack_method(PERSONS, rounds=1, canaries=200, evaluation=wrong)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-import silodp
 from attacks.test_caught_faults import AVG, attack
+from silodp.attack.play import attack_method
 from silodp.methods import UldpAvg
 from support.faults import BLINDED
 
@@ -24,6 +24,6 @@ def test_a_blind_attack_reassures_nobody(name: str) -> None:
 def test_with_next_to_no_noise_nothing_could_be_found() -> None:
     """Every attacker may be right nearly always: no number of right guesses contradicts that."""
     method = UldpAvg(**AVG | {"noise_multiplier": 0.2})
-    result = silodp.attack_method(method, rounds=4, canaries=200, adversaries=("released",), seed=1)
+    result = attack_method(method, rounds=4, canaries=200, adversaries=("released",), seed=1)
     [row] = result.rows
     assert row.verdict == "not seen"

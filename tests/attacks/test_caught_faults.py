@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import silodp
+from silodp.attack.play import AttackResult, attack_method
 from silodp.methods import Ddp, Method, UldpAvg
 from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
 from silodp.training.sgd import LocalTraining
@@ -71,12 +71,12 @@ FAST = {
 EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CAUGHT]
 
 
-def attack(setting: str, canaries: int) -> silodp.AttackResult:
+def attack(setting: str, canaries: int) -> AttackResult:
     method, aggregator, rounds = SETTINGS[setting]
-    return silodp.attack_method(method, rounds=rounds, aggregator=aggregator, canaries=canaries, seed=1)
+    return attack_method(method, rounds=rounds, aggregator=aggregator, canaries=canaries, seed=1)
 
 
-def find_failures(result: silodp.AttackResult) -> tuple[set[str], set[str]]:
+def find_failures(result: AttackResult) -> tuple[set[str], set[str]]:
     return (
         {row.adversary for row in result.rows if row.verdict == "violation"},
         {test.test for test in result.noise if not test.passed},

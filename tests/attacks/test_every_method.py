@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-import silodp
 from attacks.test_caught_faults import SETTINGS
 from silodp.aggregators.registry import AGGREGATORS
+from silodp.attack.play import attack_method
 from silodp.methods import METHODS, UldpAvg
 from silodp.methods.rpdp.method import Rpdp
 from silodp.training.sgd import LocalTraining
@@ -61,7 +61,7 @@ TIGHT = {
 def test_most_of_what_is_promised_leaks(name: str) -> None:
     """Where canaries are placed at their worst, a smaller ε could not be promised."""
     method, aggregator, rounds, adversaries = TIGHT[name]
-    result = silodp.attack_method(
+    result = attack_method(
         method, rounds=rounds, aggregator=aggregator, canaries=1500, adversaries=adversaries, seed=1
     )
     for row in result.rows:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import silodp as package
 from plugins.adaptive_clipping import AdaptiveClipping
 from plugins.trimmed import Trimmed
+from silodp.attack.play import attack_method
 from silodp.cli.run import run_config
 from silodp.config.resolve import load_config
+from silodp.methods import UldpAvg
 from silodp.training.sgd import LocalTraining
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.faults import FAULTS
@@ -113,8 +114,8 @@ def test_what_cannot_be_is_refused(
 
 def test_plugins_are_attacked_without_being_named() -> None:
     method = AdaptiveClipping(noise_multiplier=2.0, clip=1.0, local=LocalTraining(0.01))
-    adaptive = package.attack_method(method, rounds=2, canaries=200, seed=1)
-    trimmed = package.attack_method(
+    adaptive = attack_method(method, rounds=2, canaries=200, seed=1)
+    trimmed = attack_method(
         silodp_avg(), rounds=2, aggregator=Trimmed(), canaries=200, seed=1, adversaries=("released", "server")
     )
     for result in (adaptive, trimmed):
@@ -122,5 +123,5 @@ def test_plugins_are_attacked_without_being_named() -> None:
         assert "consistent" in {row.verdict for row in result.rows}
 
 
-def silodp_avg() -> package.methods.UldpAvg:
-    return package.methods.UldpAvg(noise_multiplier=2.0, clip=1.0, local=LocalTraining(0.01))
+def silodp_avg() -> UldpAvg:
+    return UldpAvg(noise_multiplier=2.0, clip=1.0, local=LocalTraining(0.01))

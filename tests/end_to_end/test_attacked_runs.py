@@ -213,7 +213,7 @@ def test_a_weaker_promise_than_that_of_the_run_is_refused(directory: Path) -> No
     write_attack(directory, make_attack(directory, adversaries=[make_view("released", None)]))
     assert get_code(directory) == "report.contradicted"
     write_attack(directory, make_attack(directory, adversaries=[make_view("released", 0.99 * epsilon)]))
-    assert read_run(directory).attack is not None
+    assert read_run(directory).sections["attack"].measurements is not None
 
 
 def test_another_format_is_refused_by_its_name(directory: Path) -> None:

@@ -44,12 +44,13 @@ from silodp.deploy.setup import draft_public, seal_public
 from silodp.deploy.silo import open_silo
 from silodp.deploy.status import StatusFile
 from silodp.errors import CODES, SilodpError
-from silodp.report.checklist import list_statements, write_checklist
+from silodp.report.checklist import write_checklist
 from silodp.report.facts import collect_facts
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
 from silodp.report.signature import read_answers, sign_report, verify_report
+from silodp.report.statements import list_statements
 from silodp.runtime.checkpoint import load_checkpoint
 from silodp.runtime.cohort import read_counted_run
 from silodp.wire.files import append_durably, write_durably

@@ -83,7 +83,7 @@ def find_directory_target(directory: Path, overrides: Any = ()) -> Target:
         only = "what was charged round by round: there is no ledger, and ε and δ of guarantee.json alone are the claim."
         return replace(target, promises=promises, untested=(*target.untested, only))
     # It compares guarantee and ledger, and refuses a guarantee that promises more than was charged for.
-    record: RunRecord = read_run(directory, with_attack=False)
+    record: RunRecord = read_run(directory, with_sections=False)
     with reopen_ledger(directory / LEDGER, lambda name: settings.accountant or name) as ledger:
         charges = ledger.to_counts()
     return replace(

@@ -53,13 +53,11 @@ COMMANDS: Registry[Callable[..., None] | typer.Typer] = Registry(
     "commands",
     {
         "report": "silodp.cli.report:report",
-        "report-key": "silodp.cli.report:report_key",
         "plan": "silodp.cli.plan:plan",
         "epsilon": "silodp.cli.plan:epsilon_app",
         "predict": "silodp.cli.predict:predict",
         "fine-tune": "silodp.cli.fine_tune:train_part",
         "recalibrate": "silodp.cli.fine_tune:recalibrate",
-        "attack": "silodp.cli.attack:attack",
         "statistics": "silodp.cli.statistics:statistics",
         "cohort": "silodp.cli.cohort:cohort_app",
         "deploy": "silodp.cli.deploy:deploy_app",

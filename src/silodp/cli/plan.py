@@ -14,7 +14,7 @@ import typer
 import typer.core
 from click.core import ParameterSource
 
-from silodp._lazy import Registry, refuse_missing
+from silodp._lazy import Registry, make_missing_error
 from silodp.cli._console import (
     Cluster,
     Config,
@@ -456,6 +456,6 @@ def _refuse_other_options() -> None:
 
 def _check_framework(name: str, given: Sequence[str], delta: float | None, as_json: bool) -> None:
     if not FRAMEWORKS:
-        refuse_missing("audit")
+        raise make_missing_error("audit")
     finding = lookup(name, FRAMEWORKS, "framework")().check_given(given, delta)
     show(finding.to_dict(), as_json, finding.format_lines())

@@ -197,26 +197,28 @@ def check_picture_path(path: Path) -> None:
         )
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a page from a template in this folder; in HTML every value is escaped unless it is `Markup`.
+def render(template: str | Path, **values: Any) -> str:
+    """Return a page from a template; in HTML every value is escaped unless it is `Markup`.
 
     Args:
-        template: File name.
+        template: The name of a file in this folder, or a path; a template elsewhere finds those of this folder, too.
         values: The values, by their names in the template.
     """
-    return _environment().get_template(template).render(**values)
+    home = Path(__file__).parent
+    path = home / template
+    return _make_environment(path.parent, home).get_template(path.name).render(**values)
 
 
 @cache
-def _environment() -> Environment:
-    """Return one environment for all pages: it keeps the compiled templates."""
-    environment = make_environment(Path(__file__).parent)
+def _make_environment(*folders: Path) -> Environment:
+    """Return one environment for all pages of a folder: it keeps the compiled templates."""
+    environment = make_environment(*folders)
     environment.filters |= FILTERS
     return environment
 
 
-def make_environment(folder: Path) -> Environment:
-    """Return what renders the templates of a folder; a missing value is an error.
+def make_environment(*folders: Path) -> Environment:
+    """Return what renders the templates of folders; a missing value is an error.
 
     Every value is escaped as HTML, but in files .jinja, which are Markdown.
     """
@@ -224,7 +226,7 @@ def make_environment(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(folders),
         autoescape=select_autoescape(disabled_extensions=("jinja",), default=True),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.errors import lookup
+from silodp.report.attacks import read_attack
 from silodp.report.checklist import refuse_existing
 from silodp.report.facts import Facts
 from silodp.report.formatting import render
@@ -57,15 +58,16 @@ def write_form(directory: Path, facts: Facts, name: str, path: Path | None = Non
 
 def compose_form(directory: Path, facts: Facts, name: str) -> str:
     """Return the text of a form."""
-    guarantees, attack = list(facts.run.guarantees.values()), directory / ATTACK
+    guarantees, attack = list(facts.run.guarantees.values()), read_attack(directory, facts.run.guarantees)
     epsilon = facts.released.epsilon
     text = render(
-        f"form_{name}.jinja",
+        Path(__file__).with_name(f"form_{name}.jinja"),
         facts=facts,
         caveats=_list_caveats(facts),
         guarantees=[describe_guarantee(one, facts.run.attacks.get(one.adversary)) for one in guarantees],
         spending=format_guarantees(guarantees),
-        attack=digest_file(attack) if attack.exists() else None,
+        attack=None if attack is None else digest_file(directory / ATTACK),
+        views=[] if attack is None else attack.describe_views(),
         guarantee=digest_file(directory / GUARANTEE),
         # A registry wants a number; it is rounded up as everywhere.
         epsilon=None if epsilon is None else float(format_epsilon(epsilon)),
@@ -81,8 +83,7 @@ def _list_caveats(facts: Facts) -> list[str]:
         found.append(
             "Not checked: the ledger of the run is missing, and every ε is what guarantee.json states."
         )
-    if facts.run.attack is not None and facts.run.attack.alarm is not None:
-        found.append(facts.run.attack.alarm)
+    found += [alarm.sentence for alarm in facts.run.alarms]
     if not facts.released.private:
         found.append(f"No guarantee for released models: {facts.released.reason or 'no noise was added'}.")
     if any(not one.releasable for one in facts.private):

@@ -17,7 +17,6 @@ from silodp.accounting.guarantee import HELD_OUT, ON_THE_LIST
 from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
-from silodp.report.attacks import describe_for_card
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
 from silodp.report.facts import Assumption, Facts, collect_facts
@@ -32,6 +31,7 @@ from silodp.report.guarantee_text import (
 )
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord
+from silodp.report.sections import group_by_place
 from silodp.report.skill import find_skill
 from silodp.runtime.model_description import CARD, DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, GUARANTEE, MetricsRow
@@ -156,9 +156,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         "released": facts.released,
         "guarantees": _describe_guarantees(run),
         "is_private": bool(facts.private),
-        "attacked": describe_for_card(
-            run.attack, facts.released.rounds, run.summary.get("evaluation") == "sums"
-        ),
+        "sections": group_by_place(run.sections, lambda one: one.describe_for_card()),
         "assumptions": [_name_adversaries(one) + one.text for one in facts.assumptions],
         "not_covered": [
             text.replace(HELD_OUT, _HELD_OUT) for text in facts.not_covered if text != ON_THE_LIST

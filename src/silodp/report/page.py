@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from markupsafe import Markup
@@ -18,9 +19,6 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Visibility
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
-from silodp.report.attack_plots import plot_noise, plot_roc
-from silodp.report.attacks import CANNOT_SHOW, AttackRecord, describe_scope
-from silodp.report.checklist import list_statements
 from silodp.report.decisions import calibrate_counts, find_decisions, list_gaps
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
@@ -29,29 +27,22 @@ from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
 from silodp.report.held_out import HeldOut, read_held_out, read_own_parts
+from silodp.report.model_card import compose_card
 from silodp.report.run_record import RunRecord, format_versions, read_run
+from silodp.report.sections import group_by_place, list_pictures
 from silodp.report.skill import Skill, find_skill
+from silodp.report.statements import list_statements
+from silodp.runtime.model_description import CARD
 from silodp.runtime.run_files import REPORT, MetricsRow
 from silodp.text import join_names
 from silodp.wire.files import write_durably
 
 MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
-_PICTURES = [
-    *(
-        "utility",
-        "epsilon",
-        "allocation",
-        "budgets",
-        "calibration",
-        "confusion",
-        "decisions",
-        "survival",
-        "silos",
-        "groups",
-    ),
-    *("attack", "noise", "count", "survival"),
-]
+_PICTURES = (
+    *("utility", "epsilon", "allocation", "budgets"),
+    *("calibration", "confusion", "decisions", "survival", "silos", "groups"),
+)
 """First parts of the file names of a report's pictures."""
 
 _End = tuple[str, float | None, float, int]
@@ -82,7 +73,7 @@ def write_report(directory: str | Path, run: RunRecord | None = None) -> Path:
     directory = Path(directory)
     pictures = PictureFolder(directory / "plots")
     texts = compose_texts(directory, run or read_run(directory), pictures)
-    pictures.remove_old(_PICTURES)
+    pictures.remove_old((*_PICTURES, *list_pictures()))
     for name, text in texts.items():
         write_durably(directory / name, text.encode())
     return directory / list(texts)[-1]
@@ -96,12 +87,22 @@ def compose_texts(directory: Path, run: RunRecord, pictures: PictureFolder) -> d
         run: Its files.
         pictures: The folder of the pictures, which the page also has inside.
     """
-    if any("statistics" in row for row in run.rows):
-        # Imported here: it needs the pictures of this module, and most runs train a model.
-        from silodp.report.statistics.page import compose_statistics
+    pages = (dict(section.compose_pages(pictures)) for section in run.sections.values())
+    return next(filter(None, pages), None) or {REPORT: compose_page(directory, run, pictures)}
 
-        return compose_statistics(run, pictures)
-    return {REPORT: compose_page(directory, run, pictures)}
+
+def find_outdated(directory: Path, run: RunRecord) -> list[str]:
+    """Return the names of page and card that are not as silodp writes them now."""
+    with TemporaryDirectory() as folder:
+        texts = compose_texts(directory, run, PictureFolder(Path(folder)))
+    card = compose_card(directory, run)
+    if card is not None:
+        texts[CARD] = card
+    return [
+        name
+        for name, text in texts.items()
+        if (directory / name).exists() and (directory / name).read_bytes() != text.encode()
+    ]
 
 
 def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> str:
@@ -151,9 +152,8 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         own_parts=read_own_parts(directory, run.model_digest),
         gaps=list_gaps(evaluation.list_parts(False)) if evaluation else (),
         utility=_draw_utility(pictures, run, ends, skill),
-        attacked=_draw_attack(pictures, run.attack),
-        attack_scope=describe_scope(run.attack, released.rounds) if run.attack else (),
-        cannot_show=CANNOT_SHOW,
+        sections=group_by_place(run.sections, lambda one: Markup(one.compose_html(pictures))),
+        measurements=next((one.measurements for one in run.sections.values() if one.measurements), None),
         epsilon=figure
         and _add(pictures, "epsilon", figure, guarantees=run.guarantees, who=WHO, evaluated=evaluated),
         allocation=run.allocation
@@ -312,15 +312,6 @@ def _plot_evaluation(
             figure = plots.plot_parts(parts, name, whole.value)
             drawn.append((f"{kind}-{_slug(name)}", figure, f"{name} with its 95 % interval,"))
     return drawn
-
-
-def _draw_attack(pictures: PictureFolder, attack: AttackRecord | None) -> dict[str, Picture]:
-    """Return the pictures of an attack by name; {} where there are none."""
-    if attack is None:
-        return {}
-    figures = {"attack": plot_roc(attack), "noise": plot_noise(attack.noise)}
-    facts = {"confidence": attack.confidence, "has_failed": attack.verdict != "consistent"}
-    return {name: _add(pictures, name, one, **facts) for name, one in figures.items() if one is not None}
 
 
 def _add(pictures: PictureFolder, name: str, figure: Figure, /, **facts: Any) -> Picture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -25,10 +25,10 @@ from silodp.config.build import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.parsing import UNSOUND, is_format, parse_json, parse_toml, refuse_unsound
-from silodp.report.attacks import AttackRecord, read_attack
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.cohort import CohortRecord, read_cohort
 from silodp.report.guarantee_text import is_valid_guarantee
+from silodp.report.sections import Alarm, ReportSection, read_sections
 from silodp.runtime.model_description import DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metrics
 
@@ -105,8 +105,8 @@ class RunRecord:
         audit: Result of the comparison with the ledger; None where there is no ledger.
         budget: Privacy budget of the run, if any.
         finished: When the run ended, by guarantee.json.
-        attack: What `silodp attack` measured; None where nobody attacked the run.
         cohort: What all runs on the same people had spent; None for a run that is counted in no cohort.
+        sections: What else is known of the run, by the names of entry points.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -120,8 +120,8 @@ class RunRecord:
     budget: Budget | None
     finished: datetime
     doubts: tuple[str, ...] = ()
-    attack: AttackRecord | None = None
     cohort: CohortRecord | None = None
+    sections: Mapping[str, ReportSection] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -133,15 +133,20 @@ class RunRecord:
         """Bounds on attacks on membership by the charged events; {} without a ledger."""
         return self.audit.attacks if self.audit else {}
 
+    @property
+    def alarms(self) -> list[Alarm]:
+        """What must not be overlooked."""
+        return [section.alarm for section in self.sections.values() if section.alarm is not None]
+
 
 # A directory may come from elsewhere: nothing that its files name is imported, here or in what is called.
 @refuse_plugins()
-def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
+def read_run(directory: Path, *, with_sections: bool = True) -> RunRecord:
     """Read the files of a finished run, and compare its guarantees with its ledger.
 
     Args:
         directory: The directory of the run.
-        with_attack: Whether attack.json is read, too; not where it is about to be replaced.
+        with_sections: Whether `RunRecord.sections` are read; not where the file of one is about to be replaced.
 
     Raises:
         SilodpError: a required file is missing or damaged, or files contradict each other.
@@ -158,7 +163,7 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
     delta = guarantees["released"].delta
     budget = audit.budget if audit else _read_budget(settings, delta)
     doubts = read_private(directory, DOUBTS, _Doubts)
-    return RunRecord(
+    run = RunRecord(
         rows=rows,
         summary=summary,
         guarantees=guarantees,
@@ -170,9 +175,9 @@ def read_run(directory: Path, *, with_attack: bool = True) -> RunRecord:
         budget=replace(budget, delta=delta) if audit and budget else budget,
         finished=datetime.fromisoformat(summary["finished"]),
         doubts=doubts.doubts if doubts else (),
-        attack=read_attack(directory, guarantees) if with_attack else None,
         cohort=read_cohort(directory, summary["run"]),
     )
+    return replace(run, sections=read_sections(directory, run)) if with_sections else run
 
 
 def _check_model(directory: Path) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -30,14 +29,13 @@ from silodp.report.checklist import (
     MAX_BYTES,
     Answer,
     Line,
-    Statement,
-    list_statements,
     read_checklist,
     refuse_existing,
     require_value,
 )
 from silodp.report.facts import Facts, list_assumptions
-from silodp.report.run_record import RunRecord, read_guarantees, read_run
+from silodp.report.run_record import read_guarantees, read_run
+from silodp.report.statements import Statement, list_statements
 from silodp.runtime.model_description import CARD, DESCRIPTION, WEIGHTS
 from silodp.runtime.run_files import (
     ATTACK,
@@ -244,6 +242,8 @@ def sign_report(
         code="report.missing",
     )
     answers, content = read_answers(checklist, facts)
+    from silodp.report.page import find_outdated  # to verify a signature, no picture is drawn
+
     # Elsewhere than where the run was made files may be missing that the page was drawn from.
     outdated = find_outdated(directory, facts.run) if facts.run.audit is not None else []
     require(
@@ -275,24 +275,6 @@ def sign_report(
         write_durably(directory / _name_checklist(path), content)
     write_durably(path, signature.seal(identity.sign(signature.to_bytes())))
     return path, signature
-
-
-def find_outdated(directory: Path, run: RunRecord) -> list[str]:
-    """Return the names of page and card that are not as silodp writes them now."""
-    # Imported here: to verify a signature no picture is drawn.
-    from silodp.report.model_card import compose_card
-    from silodp.report.page import PictureFolder, compose_texts
-
-    with TemporaryDirectory() as folder:
-        texts = compose_texts(directory, run, PictureFolder(Path(folder)))
-    card = compose_card(directory, run)
-    if card is not None:
-        texts[CARD] = card
-    return [
-        name
-        for name, text in texts.items()
-        if (directory / name).exists() and (directory / name).read_bytes() != text.encode()
-    ]
 
 
 def read_answers(path: Path | None, facts: Facts) -> tuple[tuple[SignedStatement, ...], bytes | None]:

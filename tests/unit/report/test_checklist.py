@@ -27,12 +27,10 @@ from silodp.methods.user_budgets import UserBudgets
 from silodp.report import facts
 from silodp.report.checklist import (
     MAX_BYTES,
-    Statement,
-    _look_up,
-    list_statements,
     read_checklist,
     write_checklist,
 )
+from silodp.report.statements import Statement, _look_up, list_statements
 from silodp.runtime.guarantees import delta_warning
 from silodp.training.sgd import LocalTraining
 from support.refusals import refused

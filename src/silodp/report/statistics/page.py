@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -20,9 +21,7 @@ from silodp.accounting.guarantee import TECHNICAL
 from silodp.methods.statistics import COUNTED
 from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
 from silodp.report.formatting import render
-from silodp.report.page import Picture, PictureFolder
-from silodp.report.run_record import RunRecord
-from silodp.report.statistics import figures
+from silodp.report.sections import ReportSection
 from silodp.report.statistics.estimates import (
     Interval,
     LogRank,
@@ -40,6 +39,10 @@ from silodp.report.statistics.estimates import (
     suggest_mean_range,
 )
 from silodp.runtime.run_files import STATISTICS, STATISTICS_PAGE, MetricsRow
+
+if TYPE_CHECKING:
+    from silodp.report.page import Picture, PictureFolder
+    from silodp.report.run_record import RunRecord
 
 FORMAT = 1
 """Of statistics.json."""
@@ -85,22 +88,36 @@ def find_release(rows: Sequence[MetricsRow]) -> Release | None:
         return TypeAdapter(Release).validate_python(found)
 
 
-def compose_statistics(run: RunRecord, pictures: PictureFolder) -> dict[str, str]:
-    """Return statistics.json and statistics.html by name, and write the pictures of the page.
+@dataclass(frozen=True)
+class StatisticsSection(ReportSection):
+    """The page of a run of statistics, which stands in place of that of a model.
 
-    Args:
-        run: The files of a finished run of statistics.
-        pictures: The folder of the pictures, which the page also has inside.
-
-    Raises:
-        SilodpError: what it has released is damaged (code report.damaged).
+    Attributes:
+        run: The files of the run.
+        release: What it has released.
     """
-    release = find_release(run.rows)
-    assert release is not None
+
+    run: RunRecord
+    release: Release
+
+    pictures = ("count", "survival")
+
+    @classmethod
+    def read(cls, directory: Path, run: RunRecord) -> StatisticsSection | None:
+        """Return the statistics of a run; None for one that trained a model."""
+        release = find_release(run.rows)
+        return None if release is None else cls(run, release)
+
+    def compose_pages(self, pictures: PictureFolder) -> dict[str, str]:
+        """Return statistics.json and statistics.html by name, and write the pictures of the page."""
+        return _compose_statistics(self.run, self.release, pictures)
+
+
+def _compose_statistics(run: RunRecord, release: Release, pictures: PictureFolder) -> dict[str, str]:
     sections = [_estimate(table) for table in release.tables]
     facts = _describe_release(run, release, sections)
     page = render(
-        "statistics.html",
+        Path(__file__).with_name("statistics.html"),
         run=run,
         release=release,
         facts=facts,
@@ -200,6 +217,8 @@ def describe_narrower(section: Section) -> str:
 
 
 def _draw(pictures: PictureFolder, section: Section, unit: str) -> Picture | None:
+    from silodp.report.statistics import figures  # matplotlib, which takes a second
+
     table, name = (
         section.table,
         "".join(x if x.isascii() and x.isalnum() else "-" for x in section.table.column),
