@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.methods.statistics import COUNTED
 from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
 from silodp.report.formatting import render
@@ -105,7 +104,7 @@ def compose_statistics(run: RunRecord, pictures: PictureFolder) -> dict[str, str
         release=release,
         facts=facts,
         released=run.guarantees["released"],
-        assumptions=[text.removeprefix(TECHNICAL) for text in run.guarantees["released"].assumptions],
+        assumptions=[one.text for one in run.guarantees["released"].assumptions],
         persons=next((one for one in sections if one.table.kind == "persons"), None),
         parts=[
             (one, _draw(pictures, one, release.unit))
