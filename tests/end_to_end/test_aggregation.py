@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.views import Adversary
 from silodp.aggregators import Aggregator, Masked, Plain, RunSpec
+from silodp.aggregators._private_sampling import SAMPLE_HIDDEN
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.aggregators.select import Select
+from silodp.assumption import Assumption
 from silodp.config.resolve import ResolvedRun, load_config, resolve
 from silodp.config.schema import parse_config
 from silodp.data.catalog import DATASETS
@@ -163,7 +165,7 @@ def test_a_plan_costs_what_the_run_costs(aggregator: str, changes: dict[str, Any
         assert asked["epsilon"] == close(guarantee.epsilon)
         if guarantee.private:
             common = set(guarantee.assumptions)  # a data set may add its own
-            assert set(asked["assumptions"]) == common - set(federation.assumptions)
+            assert {Assumption(**one) for one in asked["assumptions"]} == common - set(federation.assumptions)
 
 
 def close(value: float | None) -> Any:
@@ -425,7 +427,7 @@ def test_hidden_samples_are_planned_asked_for_and_run_alike(
     assert done.status == 0, done.err
     said = {g["adversary"]: g for g in json.loads(Path("a/guarantee.json").read_text())["guarantees"]}
     assert said["server"]["epsilon"] == said["released"]["epsilon"] > 0
-    assert any("who was sampled in every round" in assumption for assumption in said["server"]["assumptions"])
+    assert asdict(SAMPLE_HIDDEN) in said["server"]["assumptions"]
     page = Path("a/report.html").read_text()
     assert "only the noisy weighted sum; which silos answered" in page
     assert "whom it sampled" not in page

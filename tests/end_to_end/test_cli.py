@@ -313,7 +313,7 @@ def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override:
 def test_a_run_remarks_once_on_a_delta_that_promises_nothing(
     silodp: Silodp, config: Path, delta: str, is_large: bool
 ) -> None:
-    (remark,) = delta_warning(0.1, 20)
+    (remark,) = (one.text for one in delta_warning(0.1, 20))
     planned = silodp("plan", config, "--set", f"delta={delta}", "--users", 20)
     done = silodp("run", config, "--set", f"delta={delta}", "--out", "out", "--json")
     assert [remark in planned.out, remark in done.json["warnings"]] == [is_large, is_large]

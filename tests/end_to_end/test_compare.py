@@ -14,6 +14,7 @@ import torch
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
+from silodp.accounting.guarantee import SEPARATE_ROUNDING, SHARED_ROUNDING
 from silodp.config.resolve import ResolvedRun, resolve
 from silodp.config.schema import parse_config
 from silodp.errors import SilodpError
@@ -298,11 +299,13 @@ def test_persons_are_computed_alone_by_every_method_that_can(tmp_path: Path) -> 
     assert [method["label"] for method in result["methods"]] == ["uldp-avg", "uldp-naive", "default"]
     assert "Without separate = true, as they cannot have it: uldp-naive." in result["note"]
     assumed = {
-        found["method"].partition("(")[0]: " ".join(found["guarantees"]["released"]["assumptions"])
+        found["method"].partition("(")[0]: {
+            one["id"] for one in found["guarantees"]["released"]["assumptions"]
+        }
         for found in (json.loads(path.read_text()) for path in (tmp_path / "runs").iterdir())
     }
-    assert "person's or record's alone" in assumed["UldpAvg"]
-    assert "side by side" in assumed["UldpNaive"]
+    assert SEPARATE_ROUNDING.id in assumed["UldpAvg"]
+    assert SHARED_ROUNDING.id in assumed["UldpNaive"]
 
 
 def test_a_curve_that_does_not_fit_is_found_before_training(

@@ -215,9 +215,10 @@ def test_sampling_needs_no_list_and_shows_no_identifier_and_weights_by_records_n
         assert done.status == 0, done.err
         released = json.loads((run / "guarantee.json").read_text())["guarantees"][0]
         assert released["epsilon"] is not None
-        assert (LOCAL_INDEX in released["assumptions"]) is local
-        assert (PUBLIC_INDEX in released["assumptions"]) is not local
-        assert (ASSUMES_INDEX_BY_PROFILE in released["assumptions"]) is not local
+        assumed = [one["id"] for one in released["assumptions"]]
+        assert (LOCAL_INDEX.id in assumed) is local
+        assert (PUBLIC_INDEX.id in assumed) is not local
+        assert (ASSUMES_INDEX_BY_PROFILE.id in assumed) is not local
         assert (ON_THE_LIST in released["not_covered"]) is not local
         assert silodp("report", run).status == 0
         for path in run.rglob("*"):

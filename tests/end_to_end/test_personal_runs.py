@@ -271,4 +271,4 @@ def test_scf_reports_its_violations_and_promises_the_true_cost():
     assert sum(group["overspent"] for group in groups) > 0
     largest = max(group["planned"] for group in groups)
     assert result.epsilon >= largest
-    assert "fitted curve" in " ".join(result.guarantees["released"].assumptions)
+    assert "fitted-curve" in [one.id for one in result.guarantees["released"].assumptions]

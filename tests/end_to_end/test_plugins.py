@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,9 @@ def test_a_plugin_is_planned_run_killed_resumed_and_reported_on(
     ]
 
     is_named = name not in ("data set", "server optimizer")  # the latter works on noisy sums
-    assert all((OTHER_CODE in said["assumptions"]) == is_named for said in whole.json["guarantees"].values())
+    assert all(
+        (asdict(OTHER_CODE) in said["assumptions"]) == is_named for said in whole.json["guarantees"].values()
+    )
 
     assert run_until_killed(config, Path("killed")) == signal.SIGKILL
     assert Path("killed/checkpoint/ledger.jsonl").read_text().count('"kind":"charge"') == 2

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from test_record_methods import DDP
 
 from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
 from silodp.accounting.views import ADVERSARIES
+from silodp.assumption import Assumption
 from silodp.cli.main import main
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
@@ -121,15 +122,21 @@ def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
     whole = told(directory)
     for place, said in enumerate(whole):
         assert len(said["assumptions"]) > 4
-        for text in said["assumptions"]:
-            rest = [other for other in said["assumptions"] if other != text]
-            tell(directory, [*whole[:place], said | {"assumptions": rest}, *whole[place + 1 :]])
-            refused(directory, f"against '{ADVERSARIES[place]}' it says nothing of what it assumes: {text}")
-    tell(directory, [said | {"assumptions": [*said["assumptions"], "the moon is full"]} for said in whole])
+        for one in said["assumptions"]:
+            rest = [other for other in said["assumptions"] if other != one]
+            # Neither with another text, nor where nobody has to answer for it.
+            technical = one | {"technical": not one["technical"], "known_by": "x" * one["technical"]}
+            for instead in ([], [one | {"text": "nobody looks"}], [technical]):
+                changed = said | {"assumptions": [*rest, *instead]}
+                tell(directory, [*whole[:place], changed, *whole[place + 1 :]])
+                nothing = f"against '{ADVERSARIES[place]}' it says nothing of what it assumes: {one['id']} "
+                refused(directory, nothing)
+    moon = asdict(Assumption.from_text("the moon is full"))
+    tell(directory, [said | {"assumptions": [*said["assumptions"], moon]} for said in whole])
     audit(directory)  # more may be assumed
     if kind == "persons":
-        assert any("not below 1/U" in text for text in whole[0]["assumptions"])
-    assert all((OTHER_CODE in said["assumptions"]) == (kind == "own code") for said in whole)
+        assert "delta-large" in [one["id"] for one in whole[0]["assumptions"]]
+    assert all((asdict(OTHER_CODE) in said["assumptions"]) == (kind == "own code") for said in whole)
 
 
 @pytest.mark.parametrize("text", NOT_COVERED)
@@ -390,10 +397,10 @@ def test_persons_whose_list_is_elsewhere_are_counted_in_what_silos_were_given(
     Path("ids.txt").unlink()
     assert audit(Path("out")).unchecked == ()
     whole = told(Path("out"))
-    rest = [text for text in whole[0]["assumptions"] if "1/U" not in text]
+    rest = [one for one in whole[0]["assumptions"] if one["id"] != "delta-large"]
     assert len(rest) == len(whole[0]["assumptions"]) - 1
     tell(Path("out"), [whole[0] | {"assumptions": rest}, *whole[1:]])
-    refused(Path("out"), "nothing of what it assumes: δ = 0.4 is accepted")
+    refused(Path("out"), "nothing of what it assumes: delta-large (δ = 0.4 is accepted")
 
 
 def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) -> None:

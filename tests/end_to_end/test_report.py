@@ -19,9 +19,10 @@ import pytest
 from markupsafe import escape
 
 import silodp
-from silodp.accounting.guarantee import NOT_COVERED, TECHNICAL, Guarantee, list_assumptions
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee, list_assumptions
 from silodp.accounting.trade_off import TradeOff
 from silodp.accounting.views import ADVERSARIES, View
+from silodp.assumption import as_assumptions
 from silodp.errors import SilodpError
 from silodp.report.formatting import (
     as_clause,
@@ -324,7 +325,13 @@ def test_every_assumption_stands_once_under_whom_it_is_made_against(run_director
     """As under secure aggregation: some for all, some for server and silos, the rest for one."""
     both = ("the keys were checked", "no key was sold")
     made = [
-        guarantee(a, 2.0, assumptions=("ids are shared", f"of {a} alone", *(both if a != "released" else ())))
+        guarantee(
+            a,
+            2.0,
+            assumptions=as_assumptions(
+                ("ids are shared", f"of {a} alone", *(both if a != "released" else ()))
+            ),
+        )
         for a in ADVERSARIES
     ]
     write_guarantees(run_directory, made)
@@ -348,7 +355,7 @@ def test_where_all_assumptions_are_shared_each_is_listed_once(run_directory: Pat
     text = report(run_directory)
     assert "also:" not in text
     for assumption in made[0].assumptions:
-        assert text.count(str(escape(as_clause(assumption.removeprefix(TECHNICAL))))) == 1
+        assert text.count(str(escape(as_clause(assumption.text)))) == 1
 
 
 def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:
@@ -462,7 +469,6 @@ def test_a_verdict_on_the_model_comes_first_and_assumptions_after_results(run_di
         "Not covered by any ε above",
     ]
     assert [text.index(place) for place in places] == sorted(text.index(place) for place in places)
-    assert TECHNICAL not in text
 
 
 def test_without_a_ledger_no_more_is_said_than_epsilon_and_delta_allow(run_directory: Path) -> None:

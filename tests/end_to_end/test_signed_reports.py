@@ -13,6 +13,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from conftest import UNDRAWN
+from silodp.assumption import Assumption
 from silodp.cli.run import run_config
 from silodp.config.resolve import resolve
 from silodp.config.schema import parse_config
@@ -388,9 +390,9 @@ def test_every_fact_of_a_form_comes_from_a_file(run: Path, name: str) -> None:
     stated = json.loads((run / "guarantee.json").read_text())
     for one in stated["guarantees"]:
         one.update(epsilon=7.125, delta=3e-6, accountant="new-accountant", rounds=4321, method="new-method")
-        one.update(
-            not_covered=["new gap"], assumptions=["new premise", "technical: new premise of arithmetic"]
-        )
+        premise = Assumption("new", "new premise", "whoever knows")
+        technical = Assumption("arithmetic", "new premise of arithmetic", technical=True)
+        one.update(not_covered=["new gap"], assumptions=[asdict(premise), asdict(technical)])
     stated.update(method="new-method", settings="NewSettings(1)", run="newrun", aggregator={"name": "masked"})
     (run / "guarantee.json").write_text(json.dumps(stated))
     card = {field: f"new {field}" for field in (*RESPONSIBILITY, "data", "intended_use")}

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from silodp.accounting.views import Adversary, Unit, View
+from silodp.assumption import (
+    ID_GIVERS,
+    OPERATORS,
+    SERVER_OPERATOR,
+    SILO_OPERATORS,
+    Assumption,
+)
 
 FORMAT = 1
 """Of guarantee.json."""
@@ -27,7 +34,7 @@ class Guarantee:
         private: Whether anything is promised.
         releasable: Whether the model may be released; False where the noise came from a fixed seed.
         reason: A clause that says why nothing is promised; None where something is.
-        assumptions: The assumptions on which the guarantee rests, one clause each.
+        assumptions: The assumptions on which the guarantee rests.
         not_covered: What the guarantee does not cover, one clause each.
         persons: The pairs (k, ε or None) for persons with k records, where the unit is a record.
         groups: One entry for each budget, with what was requested and what was spent, where units have their own.
@@ -49,7 +56,7 @@ class Guarantee:
     private: bool
     releasable: bool
     reason: str | None = None
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     not_covered: tuple[str, ...] = ()
     persons: tuple[tuple[int, float | None], ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
@@ -81,9 +88,9 @@ class Guarantee:
         if fields.keys() != cls.__dataclass_fields__.keys():
             raise ValueError("not the fields of a guarantee")
         lists = {
-            name: tuple(fields[name])
-            for name in ("assumptions", "not_covered", "persons", "groups", "claims", "linkage")
+            name: tuple(fields[name]) for name in ("not_covered", "persons", "groups", "claims", "linkage")
         }
+        lists["assumptions"] = tuple(map(Assumption.from_dict, fields["assumptions"]))
         # JSON has no tuples, and a guarantee read from a file must equal one that is derived again.
         lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
@@ -155,70 +162,107 @@ def list_not_covered(measured: bool, has_list: bool) -> tuple[str, ...]:
     return tuple(text for text in NOT_COVERED if not absent.get(text))
 
 
-DROPOUTS = (
+DROPOUTS = Assumption(
+    "protocol-followed",
     "silos and server follow the protocol, and whether a silo drops out does not depend on its records nor on the "
-    "models, nor on who was sampled and what noise was drawn"
+    "models, nor on who was sampled and what noise was drawn",
+    OPERATORS,
 )
-DROPOUTS_WITHOUT_SAMPLES = DROPOUTS.replace("who was sampled and ", "")
-TECHNICAL = "technical: "
-"""Prefix of an assumption about arithmetic or cryptography. The report lists all assumptions without it under
-"Assumptions that somebody must sign"."""
-
-
-FLOATING_POINT_NOISE = (
-    TECHNICAL + "nobody attacks the low bits of the noise, which is drawn and added in floating point"
+DROPOUTS_WITHOUT_SAMPLES = replace(DROPOUTS, text=DROPOUTS.text.replace("who was sampled and ", ""))
+FLOATING_POINT_NOISE = Assumption(
+    "noise-in-floating-point",
+    "nobody attacks the low bits of the noise, which is drawn and added in floating point",
+    technical=True,
 )
-SHARED_ROUNDING = (
-    TECHNICAL
-    + "nobody chooses a model for an attack: updates of a silo are computed side by side in floating point, "
-    "and with a model chosen for it, rounding lets one person move the sum by many clips while one is charged"
+SHARED_ROUNDING = Assumption(
+    "rounding-side-by-side",
+    "nobody chooses a model for an attack: updates of a silo are computed side by side in floating point, "
+    "and with a model chosen for it, rounding lets one person move the sum by many clips while one is charged",
+    technical=True,
 )
-SEPARATE_ROUNDING = (
-    TECHNICAL
-    + "updates are computed in floating point, each person's or record's alone: the same computation gives the same "
-    "bits, whatever a silo computed before it"
+SEPARATE_ROUNDING = Assumption(
+    "rounding-alone",
+    "updates are computed in floating point, each person's or record's alone: the same computation gives the same "
+    "bits, whatever a silo computed before it",
+    technical=True,
 )
-PUBLIC_INDEX = (
+PUBLIC_INDEX = Assumption(
+    "same-id-and-list",
     "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos take "
-    "part, and all settings of the run"
+    "part, and all settings of the run",
+    ID_GIVERS,
 )
-INDEX_VERIFIED_IN_PART = (
+INDEX_VERIFIED_IN_PART = Assumption(
+    "verified-id-and-list",
     "every silo knows a person by a verified id, by an id of its own, or by both; anyone may learn whose ids are on "
-    "the list of ids, which silos take part, and all settings of the run"
+    "the list of ids, which silos take part, and all settings of the run",
+    ID_GIVERS,
 )
-LOCAL_INDEX = (
+LOCAL_INDEX = Assumption(
+    "same-id",
     "every silo knows a person by one id, the same in all silos; anyone may learn which silos take part, and all "
-    "settings of the run"
+    "settings of the run",
+    ID_GIVERS,
 )
-PUBLIC_VALUES = (
+PUBLIC_VALUES = Assumption(
+    "start-public",
     "no value that the model came with (frozen parts, buffers, attributes, parameters not drawn anew) was computed "
-    "from private records"
+    "from private records",
+    "whoever made the model that the run began with",
 )
-OTHER_CODE = (
+OTHER_CODE = Assumption(
+    "other-code",
     "code that came neither with silodp nor with torch (of the model, the loss, the metrics or a plug-in) computes "
-    "what it returns from its arguments alone, and changes nothing else: what it keeps to act later cannot be seen"
+    "what it returns from its arguments alone, and changes nothing else: what it keeps to act later cannot be seen",
+    "whoever wrote or has read that code",
 )
-SECRET_SAMPLE = (
+SECRET_SAMPLE = Assumption(
+    "sample-secret",
     "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
-    "whether, when and with what error a silo fails depends on no sample"
+    "whether, when and with what error a silo fails depends on no sample",
+    SILO_OPERATORS,
 )
-SUM_UNSEEN = "whoever sees the models sees no single silo's updates"
-SUM_AND_SAMPLE_UNSEEN = (
-    "whoever sees the models sees neither single silos' updates nor who was sampled in a round"
+SUM_UNSEEN = Assumption(
+    "updates-unseen",
+    "whoever sees the models sees no single silo's updates",
+    f"{OPERATORS}, and whoever hands on the models",
 )
-SERVER_FOLLOWS = (
+SUM_AND_SAMPLE_UNSEEN = replace(
+    SUM_UNSEEN,
+    text="whoever sees the models sees neither single silos' updates nor who was sampled in a round",
+)
+CONTINUED_ONCE = Assumption(
+    "continued-once",
+    "the run's directory was never copied or restored and continued twice",
+    "whoever administers the machines of the run",
+)
+NO_COLLUSION = Assumption(
+    "no-collusion",
+    "the server does not collude with a silo",
+    "the organizations behind the server and the silos",
+)
+SERVER_FOLLOWS = Assumption(
+    "server-follows",
     "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
-    "weights only, and cannot check that a person's add to at most 1 over all silos)"
+    "weights only, and cannot check that a person's add to at most 1 over all silos)",
+    SERVER_OPERATOR,
 )
 """Of aggregators with masks; a guarantee leaves it out where nothing is sampled and weights are public."""
-SERVER_CHOOSES_HOMES = (
+SERVER_CHOOSES_HOMES = Assumption(
+    "server-chooses-homes",
     "the server follows the protocol: it draws samples as the method says, and chooses each person's row from their "
-    "home alone (a silo cannot check what is chosen in another one)"
+    "home alone (a silo cannot check what is chosen in another one)",
+    SERVER_OPERATOR,
 )
-UNTIMED = "nobody measures how long a silo takes, which may tell how many persons have records in it"
-COINS = (
-    TECHNICAL
-    + "who was sampled stays unknown as long as nobody breaks X25519, Ed25519, HMAC-SHA256 or AES-256"
+UNTIMED = Assumption(
+    "silo-timing",
+    "nobody measures how long a silo takes, which may tell how many persons have records in it",
+    SILO_OPERATORS,
+)
+COINS = Assumption(
+    "sample-cryptography",
+    "who was sampled stays unknown as long as nobody breaks X25519, Ed25519, HMAC-SHA256 or AES-256",
+    technical=True,
 )
 
 
@@ -231,7 +275,7 @@ def list_assumptions(
     samples_users: bool = False,
     is_sampled: bool = True,
     separate: bool = False,
-) -> tuple[str, ...]:
+) -> tuple[Assumption, ...]:
     """Return the assumptions of a guarantee against this adversary under any method.
 
     Args:
@@ -250,17 +294,21 @@ def list_assumptions(
         SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
         # Integer noise is added exactly, so it has no low bits to attack.
         *(() if integers else (FLOATING_POINT_NOISE,)),
-        "the run's directory was never copied or restored and continued twice",
+        CONTINUED_ONCE,
     )
-    own = {
+    own: dict[Adversary, tuple[Assumption, ...]] = {
         "released": (SUM_AND_SAMPLE_UNSEEN if is_sampled and not view.knows_sample else SUM_UNSEEN,),
         "server": (
-            "the server does not collude with a silo",
+            NO_COLLUSION,
             *((SECRET_SAMPLE, COINS) if samples_users and not view.knows_sample else ()),
         ),
         "silo": (
-            f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "
-            "the guarantee is about a person's records in the other silos",
+            Assumption(
+                "few-silos-pool",
+                f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "
+                "the guarantee is about a person's records in the other silos",
+                "the organizations behind the silos",
+            ),
         ),
     }
     return common + own[view.adversary]

@@ -25,6 +25,7 @@ from typing import TypeVar
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators.base import SEALED_SAMPLE_BLOB, Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import SILO_OPERATORS, Assumption
 from silodp.crypto import lookup, sampling
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.keys import OVERHEAD_BYTES
@@ -37,9 +38,11 @@ from silodp.wire.schemas import Blob, MessageType, session_type
 from silodp.wire.store import RoundStore, Store, get_or_make, set_once
 
 V = TypeVar("V")
-ASSUMPTION = (
+SAMPLE_HIDDEN = Assumption(
+    "hidden-sample",
     "oblivious transfer over ristretto255 hides choices, and no silo tells the server the silos' common secret, which "
-    "with the server's own draws says who was sampled in every round"
+    "with the server's own draws says who was sampled in every round",
+    SILO_OPERATORS,
 )
 
 

@@ -21,6 +21,7 @@ from silodp.aggregators import attempts, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import Assumption
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.sampling import SamplingRatio
@@ -63,7 +64,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
     weights_privately = True
     weight_rules: tuple[roles.WeightRule, ...] = ("shares",)
     """The rules by which weights are found without anybody's knowing them."""
-    protocol_assumptions: tuple[str, ...]
+    protocol_assumptions: tuple[Assumption, ...]
     """The assumptions under which the counts stay hidden."""
     sum_seen = "only the noisy weighted sum"
     weights_unseen = "weights"
@@ -76,9 +77,9 @@ class PrivateWeighting(attempts.MaskedAggregator):
         return "server" if self.hidden_sample is None else "nobody"
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions of the protocol, and of the private sample where there is one."""
-        more = (hidden.ASSUMPTION,) if self.sampled_by == "nobody" else ()
+        more = (hidden.SAMPLE_HIDDEN,) if self.sampled_by == "nobody" else ()
         return (*self.protocol_assumptions, *more)
 
     @property

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.accounting.guarantee import SERVER_FOLLOWS, TECHNICAL
+from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.aggregators import _key_agreement, base
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import SILO_OPERATORS, Assumption
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
@@ -44,14 +45,17 @@ _PROGRESS = "progress"
 MIN_SUM = 3
 """Silos in a sum: of two, each can subtract its own part and sees the other's."""
 
-KEYS_COMPARED = (
+KEYS_COMPARED = Assumption(
+    "keys-compared",
     "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
-    "all)"
+    "all)",
+    SILO_OPERATORS,
 )
-UNBROKEN = (
-    TECHNICAL
-    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
-    "project, and hides no timing"
+UNBROKEN = Assumption(
+    "mask-cryptography",
+    "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this project, and hides "
+    "no timing",
+    technical=True,
 )
 MASKING_ASSUMPTIONS = (KEYS_COMPARED, SERVER_FOLLOWS, UNBROKEN)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from silodp.accounting.events import Event
 from silodp.accounting.views import ADVERSARIES, Adversary, View
+from silodp.assumption import Assumption
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.settings import Settings
@@ -262,7 +263,7 @@ class Aggregator(Settings, ABC):
         return {} if self.delta_share == 1 else dict.fromkeys(ADVERSARIES, 1.0)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption | str, ...]:
         """What hiding the parts of the sum rests on; a guarantee lists them."""
         return ()
 

@@ -20,6 +20,7 @@ from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.accounting.views import View
 from silodp.aggregators import base
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import as_assumptions
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.count_parts import CountParts
@@ -236,7 +237,9 @@ def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
     elif ours.adds_integers and not theirs.adds_integers:
         why = "its noise is in floating point, and that of the training in integers"
     # Counts of held-out records have no samples and no weights that the server could make wrongly.
-    elif not set(theirs.assumptions) - {SERVER_FOLLOWS} <= set(ours.assumptions):
+    elif not set(as_assumptions(theirs.assumptions)) - {SERVER_FOLLOWS} <= set(
+        as_assumptions(ours.assumptions)
+    ):
         why = f"it rests on assumptions that '{ours.name}' does not state"
     elif any(theirs.disclosure(derived).values()):
         why = "it discloses more than events describe, and only the training may"

@@ -21,7 +21,7 @@ import numpy as np
 
 from silodp.accounting import events
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
-from silodp.accounting.guarantee import TECHNICAL, UNTIMED
+from silodp.accounting.guarantee import UNTIMED
 from silodp.accounting.views import Adversary, reads_round
 from silodp.aggregators import _reciprocal_shares, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
@@ -35,6 +35,7 @@ from silodp.aggregators._private_weights import (
 )
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import SERVER_CHOOSERS, SILO_OPERATORS, Assumption
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
@@ -52,12 +53,23 @@ from silodp.wire.store import get_or_make, set_once
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
-    TECHNICAL
-    + "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
-    "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
-    "learn all counts",
-    "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own "
-    "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
+    Assumption(
+        "lattice-cryptography",
+        "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
+        technical=True,
+    ),
+    Assumption(
+        "common-secret-and-tables",
+        "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they "
+        "would learn all counts",
+        SILO_OPERATORS,
+    ),
+    Assumption(
+        "server-not-malicious",
+        "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own choice reads "
+        "one person's part; a malicious silo can read the server's shares of the attempt it answers",
+        SERVER_CHOOSERS,
+    ),
     UNTIMED,
 )
 # Steps to the clip that ε is computed with while the grid is still unknown: integer noise has more of them (2^17), and

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators import _private_weights, base
 from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import OtServer
 from silodp.aggregators._private_weights import Noise, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import SERVER_CHOOSERS, SETTING_CHOOSERS, SILO_OPERATORS, Assumption
 from silodp.crypto import lookup, sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -43,11 +43,19 @@ from silodp.wire.store import get_or_make
 
 ASSUMPTIONS = (
     *MASKING_ASSUMPTIONS,
-    TECHNICAL + "nobody but the server factors its Paillier modulus",
-    "no silo tells the server the silos' common secret: together they would learn every count",
-    "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own "
-    "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
-    "who was sampled in any round of its session",
+    Assumption("paillier-modulus", "nobody but the server factors its Paillier modulus", technical=True),
+    Assumption(
+        "common-secret",
+        "no silo tells the server the silos' common secret: together they would learn every count",
+        SILO_OPERATORS,
+    ),
+    Assumption(
+        "server-not-malicious",
+        "the server is not malicious: silos cannot see which weights it encrypts, and a weight of its own choice reads "
+        "one person's part; a malicious silo can read from the next model how many records persons have, and who was "
+        "sampled in any round of its session",
+        SERVER_CHOOSERS,
+    ),
 )
 # Every further bit of the grid lengthens all exponents of a silo.
 _MAX_UNITS = 1 << 16
@@ -82,14 +90,18 @@ class Paillier(_private_weights.EncryptedWeighting):
     protocol_assumptions = ASSUMPTIONS
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions of the protocol, and that nobody breaks a short key where there is one."""
         if self.key_bits >= scheme.SECURE_BITS:
             return super().assumptions
         return (
             *super().assumptions,
-            f"FOR TESTS: a modulus of {self.key_bits} bits can be factored; a silo that does it knows how many records "
-            "persons have and who was sampled",
+            Assumption(
+                "key-for-tests",
+                f"FOR TESTS: a modulus of {self.key_bits} bits can be factored; a silo that does it knows how many "
+                "records persons have and who was sampled",
+                SETTING_CHOOSERS,
+            ),
         )
 
     def check(self, spec: RunSpec) -> None:

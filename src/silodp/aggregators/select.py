@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import SERVER_CHOOSES_HOMES, TECHNICAL, UNTIMED
+from silodp.accounting.guarantee import SERVER_CHOOSES_HOMES, UNTIMED
 from silodp.accounting.views import View
 from silodp.aggregators import _home_shares, _private_weights, _weight_shares, base
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import blame_silo, load_transfers
 from silodp.aggregators.attempts import KEYS_COMPARED, UNBROKEN, OpenedAttempt, RoundRequest
 from silodp.aggregators.run_spec import RunSpec
+from silodp.assumption import SILO_OPERATORS, Assumption
 from silodp.crypto import oblivious_transfer as ot
 from silodp.crypto.homes import MAX_SILOS, HomeParameters, compute_max_users
 from silodp.crypto.keys import Session
@@ -43,9 +44,13 @@ ASSUMPTIONS = (
     KEYS_COMPARED,
     SERVER_CHOOSES_HOMES,
     UNBROKEN,
-    TECHNICAL + "oblivious transfer over ristretto255 hides choices",
-    "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
-    "learn where every person is at home",
+    Assumption("transfer-cryptography", "oblivious transfer over ristretto255 hides choices", technical=True),
+    Assumption(
+        "common-secret-and-tables",
+        "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they "
+        "would learn where every person is at home",
+        SILO_OPERATORS,
+    ),
     UNTIMED,
 )
 PRODUCTS = "server chooses among a silo's streams"  # purpose of the base transfers

@@ -388,7 +388,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
 
     Others wrote the names and texts in it. Each is escaped before it is inserted, so that none adds a line of its own.
     """
-    from silodp.accounting.guarantee import TECHNICAL, describe_reservations, describe_unit, format_epsilon
+    from silodp.accounting.guarantee import describe_reservations, describe_unit, format_epsilon
     from silodp.report.formatting import make_environment
 
     # A terminal shows the text: it needs no escapes of HTML, and must not get sequences that steer it.
@@ -399,7 +399,7 @@ def format_agreement(agreed: dict[str, Any]) -> list[str]:
     whole = None if budget is None else agreed["epsilon"][budget["adversary"]]
     text = environment.get_template("agreement.txt").render(
         agreed,
-        assumptions=[text.removeprefix(TECHNICAL) for text in agreed["assumptions"]],
+        assumptions=[one["text"] for one in agreed["assumptions"]],
         # The server keeps this budget, and a silo its own limits.
         ends_early=whole is not None and whole > budget["epsilon"],
         pluralize=pluralize,

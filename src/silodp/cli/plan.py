@@ -101,13 +101,14 @@ def plan(
     names = [name.rpartition(":")[2].replace("-", "_") for name in metrics]
     if unmeasured := describe_unmeasured(names, spec.data, spec.evaluation):
         log(f"warning: {unmeasured}")
-    remarks = list_delta_remarks(resolved.config.delta, None if assumed else spec.population.users)
+    users_known = None if assumed else spec.population.users
+    remarks = [one.text for one in list_delta_remarks(resolved.config.delta, users_known)]
     if tune:
         guess = records_per_person, prevalence
         result, lines = _tune(resolved, spec, cast(float, target_epsilon), guess, give_up or (), found)
         users_line = [remark_on_users(spec.population.users)] if assumed else []
         lines = [*users_line, *(f"  ({remark})" for remark in remarks), *lines]
-        about = {"users_assumed": assumed, "remarks": list(remarks)}
+        about = {"users_assumed": assumed, "remarks": remarks}
         show({"name": resolved.config.name, **result, **about}, as_json, lines)
         return
     result = plan_run(
@@ -127,10 +128,10 @@ def plan(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )
     if not any(found["private"] for found in result["adversaries"].values()):
-        remarks = ()  # without any guarantee, there is no δ to speak of
+        remarks = []  # without any guarantee, there is no δ to speak of
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
-    about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
+    about = {"users_assumed": assumed, "remarks": remarks, "plot": picture}
     show({"name": resolved.config.name, **result, **about}, as_json, lines)
 
 
@@ -405,7 +406,7 @@ def epsilon(
             param_hint="'--method' or '--framework'" if method is None else None,
         )
     delta = 1e-5 if delta is None else delta
-    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_epsilon
+    from silodp.accounting.guarantee import describe_any_dropouts, format_epsilon
     from silodp.config.toml_values import apply_override
     from silodp.methods import METHODS
     from silodp.planning.epsilon import LARGE_MODEL, answer_question, format_linkage, format_records
@@ -434,7 +435,7 @@ def epsilon(
     line = f"ε = {format_epsilon(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
-    assumptions = [f"  assuming that {text.removeprefix(TECHNICAL)}" for text in result["assumptions"]]
+    assumptions = [f"  assuming that {one['text']}" for one in result["assumptions"]]
     lines = [line, *format_records(result), *format_linkage(result), *assumptions]
     lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])

@@ -280,11 +280,11 @@ def _find_warnings(
         )
     if not released.private:
         return
-    yield from delta_warning(spec.delta, spec.population.users)
+    yield from (one.text for one in delta_warning(spec.delta, spec.population.users))
     # Constants of private rows, by which a data set scales its features.
-    scaling = resolved.dataset.private_scaling
-    if scaling and scaling in federation.assumptions:
-        yield f"no ε covers the scaling: {scaling}"
+    for one in resolved.dataset.scaling_assumptions:
+        if one in federation.assumptions:
+            yield f"no ε covers the scaling: {one.text}"
     most = int(federation.counts().sum(0).max(initial=0))
     if spec.method.unit == "record" and most > 1:
         yield (

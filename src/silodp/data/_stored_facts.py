@@ -30,7 +30,7 @@ class StoredFacts(BaseModel, strict=True, extra="forbid"):
     labels: LabelKind
     classes: _Count | None = None
     features: list[str] = []
-    assumptions: list[str] = []
+    assumptions: list[dict[str, str | bool]] = []
     user_budgets: list[FiniteFloat] | None = None
     record_budgets: bool = False
     record_counts: list[_Size] | None = None

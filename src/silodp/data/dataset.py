@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from silodp.assumption import DECLARERS, Assumption
 from silodp.data.inputs import Input
 from silodp.data.public import LabelKind, PublicData
 from silodp.data.tables.schema import Schema
@@ -103,6 +104,12 @@ class Dataset:
                 field="loader",
             )
 
+    @property
+    def scaling_assumptions(self) -> tuple[Assumption, ...]:
+        """What `private_scaling` states, for the guarantee; () without it."""
+        stated = self.private_scaling
+        return (Assumption("private-scaling", stated, DECLARERS),) if stated else ()
+
     def load(self, arguments: Mapping[str, Any]) -> Federation:
         """Read the data.
 
@@ -166,7 +173,7 @@ class Dataset:
             labels=self.labels,
             classes=self.classes,
             features=self.features,
-            assumptions=(self.private_scaling,) if private and self.private_scaling else (),
+            assumptions=self.scaling_assumptions if private else (),
             record_budgets=self.has_record_budgets(arguments),
             inputs=self.inputs,
             targets=self.targets,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.assumption import Assumption, as_assumptions
 from silodp.data.budgets import load_budgets
 from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.persons import PersonKey
@@ -34,7 +35,8 @@ class Federation(Settings):
         silos: at least one, names distinct, features and label kind alike. A silo may have no records.
         users: U ≥ 1, public. A user may have no records.
         test: held-out records, pooled; user is -1 where not allocated. Not protected by the guarantee.
-        assumptions: what the guarantee rests on or does not cover, one sentence each; printed with the guarantee.
+        assumptions: what the guarantee rests on or does not cover, printed with the guarantee; a plain sentence is
+            read by `Assumption.from_text`.
         name: what the data set is called.
         classes: public number of classes (y int64 in 0..classes-1), or None for real or survival targets.
         features: names of the features, or () where they have none (images).
@@ -55,7 +57,7 @@ class Federation(Settings):
     silos: tuple[SiloData, ...]
     users: int
     test: SiloData | None
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption | str, ...] = ()
     name: str = "federation"
     classes: int | None = None
     features: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ class Federation(Settings):
             if value is not None and not (is_list and all(isinstance(one, str) for one in value)):
                 raise self._make_error(f"{name} is {shorten(value)}; give a list, every one as text")
         super().__post_init__()
+        object.__setattr__(self, "assumptions", as_assumptions(self.assumptions))
         if self.user_keys is not None:
             # A profile declares U for people without records, too, and those have no key here.
             keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
@@ -235,7 +238,7 @@ class Federation(Settings):
             labels=self.labels,
             classes=self.classes,
             features=self.features,
-            assumptions=self.assumptions,
+            assumptions=as_assumptions(self.assumptions),
             user_budgets=budgets,
             record_budgets=all(silo.budget is not None for silo in self.silos),
             record_counts=tuple(len(silo) for silo in self.silos) if with_records else None,

@@ -6,25 +6,30 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.assumption import OFFICERS, Assumption, as_assumptions
 from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.errors import SilodpError
 
 ASSUMED_USERS = 1000
 """U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
-ASSUMES_INDEX_FROM_TABLES = (
+ASSUMES_INDEX_FROM_TABLES = Assumption(
+    "list-from-tables",
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
     "person on it has records in at least one of them, and how many persons there are. To promise that too, "
-    "declare a list that also names people without records."
+    "declare a list that also names people without records.",
+    OFFICERS,
 )
-ASSUMES_INDEX_BY_PROFILE = (
+ASSUMES_INDEX_BY_PROFILE = Assumption(
+    "numbering",
     "Persons are numbered over all silos, by a trust center or, in a simulation, by the process that reads all tables: "
-    "it knows who has records where. The numbers say nothing of a person."
+    "it knows who has records where. The numbers say nothing of a person.",
+    f"the trust center that numbers persons, and {OFFICERS}",
 )
 
 UNLABELED = -100
@@ -61,7 +66,7 @@ class PublicData:
         classes: number of classes; None for the other kinds of label.
         targets: k ≥ 2 where a record has k yes/no labels or k numbers; None where it has one label, or survival.
         features: names of the features, or () where they have none.
-        assumptions: what the guarantee rests on or does not cover, one sentence each.
+        assumptions: what the guarantee rests on or does not cover.
         user_budgets: (U,) the ε that each user may be charged; None where users have none.
         record_budgets: whether every training record has such a budget.
         record_counts: (S,) training records of each silo. Given only where records are the unit of privacy: elsewhere
@@ -89,7 +94,7 @@ class PublicData:
     labels: LabelKind
     classes: int | None = None
     features: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     user_budgets: tuple[float, ...] | None = field(default=None, repr=False)
     record_budgets: bool = False
     record_counts: tuple[int, ...] | None = None
@@ -106,6 +111,8 @@ class PublicData:
             raise SilodpError(
                 f"federation {self.name!r}: there are no silos; give at least one", code="data.federation"
             )
+        # A data set of somebody's own may state plain sentences.
+        object.__setattr__(self, "assumptions", as_assumptions(self.assumptions))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
@@ -115,6 +122,7 @@ class PublicData:
             for name, value in vars(self).items()
             if name not in absent | {"silo_budgets"}
         }
+        facts["assumptions"] = list(map(asdict, self.assumptions))
         if self.inputs:
             facts["inputs"] = [one.to_dict() for one in self.inputs]
         if self.silo_budgets is None:
@@ -136,6 +144,7 @@ class PublicData:
         made: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
         }
+        made["assumptions"] = tuple(map(Assumption.from_dict, facts.get("assumptions", ())))
         if "inputs" in facts:
             made["inputs"] = tuple(Input.from_dict(one) for one in facts["inputs"])
         if facts.get("targets") is not None and facts.get("label_typical") is not None:

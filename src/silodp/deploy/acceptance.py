@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
     """
     spec, roster = consortium.stated_spec, consortium.sealed
     derived = derive_guarantees(spec, plan_charges(spec, spec.accountant))
+    stated = [one.assumptions for one in derived.values()]
     # Where rounds may go on without some silos, nobody knows yet who will be away: ε for any dropouts is shown.
     all_answer = spec.min_silos == len(spec.names)
     schema = consortium.resolved.table_schema
@@ -47,7 +49,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
         # All that the report will ask to be signed: here the operator agrees.
-        "assumptions": [*dict.fromkeys(text for one in derived.values() for text in one.assumptions)],
+        "assumptions": [asdict(one) for one in dict.fromkeys(chain.from_iterable(stated))],
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
         "aggregation": describe_settings(spec.aggregator),

@@ -17,6 +17,7 @@ import numpy as np
 
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.views import Unit, View
+from silodp.assumption import Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import roles
@@ -239,8 +240,8 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
         return False
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """The assumptions of the guarantee beyond those of every method, one clause each."""
+    def assumptions(self) -> tuple[Assumption | str, ...]:
+        """The assumptions of the guarantee beyond those of every method; of a plain clause people answer for it."""
         return ()
 
     @property

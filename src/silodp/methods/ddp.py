@@ -18,12 +18,13 @@ import numpy as np
 from silodp._lazy import torch
 from silodp.accounting import events
 from silodp.accounting.views import Unit, View
+from silodp.assumption import OFFICERS, SETTING_CHOOSERS, SILO_OPERATORS, Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms import clipping
 from silodp.mechanisms.noise import draw_gaussian
 from silodp.methods.base import ALL_NOISE_KNOWN, NO_NOISE, LocalContext, Method, conflict_error
-from silodp.methods.dp_sgd import LocalSteps, RecordSampling, check_batch, draw_batch
+from silodp.methods.dp_sgd import RECORD_IN_ONE_SILO, LocalSteps, RecordSampling, check_batch, draw_batch
 from silodp.methods.roles import FederationSize
 from silodp.settings import Clip, Help, Momentum, NoiseMultiplier, Positive, Whole
 from silodp.text import join_names, pluralize
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 Trajectory = Literal["decoupled", "local", "paper"]
 CLAIM = "claimed by Theorem 4.6, not proven; a counterexample is in the tests"
+COUNTS_PUBLIC = Assumption(
+    "counts-public",
+    "how many records each silo has is public, and says nothing of what is in a record",
+    OFFICERS,
+)
+LOCAL_MODELS_UNSEEN = Assumption(
+    "local-models-unseen",
+    "no silo shows its local model, nor the noise that moves it, to anyone",
+    SILO_OPERATORS,
+)
 
 
 @dataclass(frozen=True)
@@ -177,16 +188,20 @@ class Ddp(Method):
             )
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions of the guarantee beyond those of every method."""
         found = [
-            f"expected_batch_size = {self.expected_batch_size:g} and all settings of single clients are public "
-            "constants, not read off the data",
-            "how many records each silo has is public, and says nothing of what is in a record",
-            "a record lies in one silo only, and copies of it are further records",
+            Assumption(
+                "batch-public",
+                f"expected_batch_size = {self.expected_batch_size:g} and all settings of single clients are public "
+                "constants, not read off the data",
+                SETTING_CHOOSERS,
+            ),
+            COUNTS_PUBLIC,
+            RECORD_IN_ONE_SILO,
         ]
         if self.trajectory == "decoupled" and self._most_steps > 1:
-            found.append("no silo shows its local model, nor the noise that moves it, to anyone")
+            found.append(LOCAL_MODELS_UNSEEN)
         return tuple(found)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
@@ -334,9 +349,9 @@ class _Claimed(Ddp):
         return events.Gaussian(released) if own.steps > 1 else None
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The last of them says what is wrong."""
-        return (*super().assumptions, CLAIM)
+        return (*super().assumptions, Assumption.from_text(CLAIM))
 
     @property
     def paper_claim(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import numpy as np
 
 from silodp._lazy import torch
+from silodp.assumption import RECORD_OWNERS, Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms import clipping
@@ -28,6 +29,12 @@ LocalSteps = Annotated[
     int, Whole(what="DP-SGD steps"), Help("DP-SGD steps per round, for methods that take several.")
 ]
 RecordSampling = Annotated[Probability, Help("Sampling probability q (γ) of a record in a DP-SGD step.")]
+
+RECORD_IN_ONE_SILO = Assumption(
+    "record-in-one-silo",
+    "a record lies in one silo only, and copies of it are further records",
+    RECORD_OWNERS,
+)
 
 Keep = Callable[[clipping.ClippedRows], clipping.ClippedRows]
 """From a step's clipped gradients to those that count, decided record by record."""

@@ -18,6 +18,7 @@ import numpy as np
 from silodp._lazy import torch
 from silodp.accounting.events import Composed, Event, Gaussian
 from silodp.accounting.views import Unit, View
+from silodp.assumption import OFFICERS, SILO_OPERATORS, Assumption
 from silodp.data.inputs import list_arrays
 from silodp.data.tables.counted import CategoryCells, NumericRanges
 from silodp.errors import SilodpError
@@ -44,8 +45,20 @@ Across = Literal["none", "local", "sums"]
 
 NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
-KNOWN_BY_ONE_ID = "a silo knows all held-out records of a person by one id"
-HELD_OUT_COUNTS = "how many held-out records each silo has is public"
+KNOWN_BY_ONE_ID = Assumption(
+    "held-out-same-id",
+    "a silo knows all held-out records of a person by one id",
+    "whoever gives persons their ids",
+)
+HELD_OUT_COUNTS = Assumption(
+    "held-out-counts-public", "how many held-out records each silo has is public", OFFICERS
+)
+SILOS_COMPARED = Assumption(
+    "silos-compared",
+    "whoever gets the metrics sees noisy counts of the held-out records of every silo, although single silos' sums may "
+    "be hidden in training: silos agree that their metrics are compared",
+    SILO_OPERATORS,
+)
 
 _UNUSED: Mapping[str, Any] = {"by": (), "by_silo": False, "least_group": 30, "categories": (), "ranges": ()}
 """Settings of later versions, as they are where they are not used."""
@@ -253,15 +266,10 @@ class EvaluationSums(EvaluationMethod):
         return self.block_size * self._parts.silos
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions under which the charge of an evaluation holds."""
-        found = [KNOWN_BY_ONE_ID if self.unit == "user" else HELD_OUT_COUNTS]
-        if self.by_silo:
-            found.append(
-                "whoever gets the metrics sees noisy counts of the held-out records of every silo, although single "
-                "silos' sums may be hidden in training: silos agree that their metrics are compared"
-            )
-        return tuple(found)
+        by_unit = KNOWN_BY_ONE_ID if self.unit == "user" else HELD_OUT_COUNTS
+        return (by_unit, SILOS_COMPARED) if self.by_silo else (by_unit,)
 
     @property
     def by_silo(self) -> bool:

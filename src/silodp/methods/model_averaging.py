@@ -16,6 +16,7 @@ from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.charges import compute_cost
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
+from silodp.assumption import Assumption
 from silodp.errors import SilodpError
 from silodp.methods.ddp import CLAIM
 from silodp.settings import NoiseMultiplier, Probability, Whole, check_list, check_value
@@ -26,15 +27,28 @@ if TYPE_CHECKING:
 
 
 NAME = "average-models"
+_TRAINERS = "whoever trained the models"
 ASSUMPTIONS = (
-    "every model was trained by DP-SGD as it is told here: each record in each step's batch with probability "
-    "record_sampling, its gradient clipped, secret Gaussian noise of noise_multiplier clips added to every sum, and "
-    "the sum divided by a public constant",
-    "all models were trained from one public start with the same clip, learning rate and divisor, chosen without "
-    "looking at anyone's records, by plain gradient steps: an adaptive optimizer (Adam) or low precision would not let "
-    "the parties' noise add up",
-    "what is given holds nothing but parameters so trained",
-    "the models themselves were shown to nobody the guarantee speaks about, and no record is in two of them",
+    Assumption(
+        "trained-by-dp-sgd",
+        "every model was trained by DP-SGD as it is told here: each record in each step's batch with probability "
+        "record_sampling, its gradient clipped, secret Gaussian noise of noise_multiplier clips added to every sum, "
+        "and the sum divided by a public constant",
+        _TRAINERS,
+    ),
+    Assumption(
+        "one-public-start",
+        "all models were trained from one public start with the same clip, learning rate and divisor, chosen without "
+        "looking at anyone's records, by plain gradient steps: an adaptive optimizer (Adam) or low precision would not "
+        "let the parties' noise add up",
+        _TRAINERS,
+    ),
+    Assumption("parameters-only", "what is given holds nothing but parameters so trained", _TRAINERS),
+    Assumption(
+        "models-unseen",
+        "the models themselves were shown to nobody the guarantee speaks about, and no record is in two of them",
+        _TRAINERS,
+    ),
 )
 
 

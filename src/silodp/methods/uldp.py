@@ -11,6 +11,7 @@ import numpy as np
 from silodp._lazy import torch
 from silodp.accounting import events
 from silodp.accounting.views import Unit, View
+from silodp.assumption import ID_GIVERS, Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
@@ -194,12 +195,16 @@ class UldpAvg(base.Method):
         return self.personal is not None and self.personal.by == "sampling"
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions about persons' budgets, and about their ids."""
         if self.verified is not None:
             return (
-                f"a person has at most one of the first {self.verified.users} ids, which are verified, and beside it "
-                "at most one other id in each silo",
+                Assumption(
+                    "verified-ids",
+                    f"a person has at most one of the first {self.verified.users} ids, which are verified, and beside "
+                    "it at most one other id in each silo",
+                    ID_GIVERS,
+                ),
             )
         return () if self.personal is None else self.personal.assumptions
 

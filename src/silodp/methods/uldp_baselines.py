@@ -12,6 +12,7 @@ import numpy as np
 from silodp._lazy import torch
 from silodp.accounting import events
 from silodp.accounting.views import Unit, View
+from silodp.assumption import SETTING_CHOOSERS, Assumption
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, LocallyNoisedUpdate, clip_rows
 from silodp.methods import base
 from silodp.methods.dp_sgd import DpSgd, LocalSteps, RecordSampling
@@ -50,7 +51,7 @@ class Default(base.Method):
     name: str = field(default="default", init=False)
     unit: Unit | None = field(default=None, init=False)
     needs_counts: bool = field(default=False, init=False)
-    assumptions: tuple[str, ...] = field(default=(), init=False)
+    assumptions: tuple[Assumption, ...] = field(default=(), init=False)
 
     def local_update(self, context: base.LocalContext) -> LocallyNoisedUpdate:
         """Run SGD on the silo's records; nothing is clipped, and no noise is added."""
@@ -89,7 +90,7 @@ class UldpNaive(base.Method):
     name: str = field(default="uldp-naive", init=False)
     unit: Unit | None = field(default="user", init=False)
     needs_counts: bool = field(default=False, init=False)
-    assumptions: tuple[str, ...] = field(default=(), init=False)
+    assumptions: tuple[Assumption, ...] = field(default=(), init=False)
 
     def local_update(self, context: base.LocalContext) -> ClippedRowStream:
         """Run SGD on all records, and clip the update, which one person can move by 2C."""
@@ -169,11 +170,15 @@ class UldpGroup(base.Method):
     can_separate: ClassVar[bool] = True
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumption about how the k records are chosen."""
         return (
-            f"group_size = {self.group_size} is a public constant, not read off the data; it is split evenly over the "
-            "silos, and each silo chooses its part of a person's records by itself",
+            Assumption(
+                "group-size-public",
+                f"group_size = {self.group_size} is a public constant, not read off the data; it is split evenly over "
+                "the silos, and each silo chooses its part of a person's records by itself",
+                SETTING_CHOOSERS,
+            ),
         )
 
     def select_records(

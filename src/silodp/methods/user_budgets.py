@@ -13,8 +13,8 @@ import numpy as np
 from silodp.accounting import events
 from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
 from silodp.accounting.charges import compute_cost
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Adversary, View
+from silodp.assumption import OFFICERS, Assumption
 from silodp.errors import SilodpError
 from silodp.methods.roles import EventsBySurvivors, PersonalBudgets, UnitBudgets
 from silodp.settings import Count, Epsilon, Probability
@@ -82,17 +82,24 @@ class UserBudgets(PersonalBudgets):
         }  # fmt: skip
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions: what others learn of a person's budget, and which person ε is about."""
         learns = {
             "sampling": "the rate they are sampled with: every round's sample is drawn with these rates",
             "clip": "their own clip: every silo clips their rows to it",
         }
         return (
-            f"every person's budget is public and says nothing of their records; so is {learns[self.by]}",
-            TECHNICAL
-            + f"budgets are met against '{self.adversary}', over {pluralize(self.rounds, 'round')}; ε is that of a "
-            f"person with the largest budget, {self.largest_budget:g}",
+            Assumption(
+                "budgets-public",
+                f"every person's budget is public and says nothing of their records; so is {learns[self.by]}",
+                OFFICERS,
+            ),
+            Assumption(
+                "budgets-met",
+                f"budgets are met against '{self.adversary}', over {pluralize(self.rounds, 'round')}; ε is that of a "
+                f"person with the largest budget, {self.largest_budget:g}",
+                technical=True,
+            ),
         )
 
     def calibrate(

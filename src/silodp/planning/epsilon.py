@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant, choose_accountant, find_accountant
@@ -13,13 +13,14 @@ from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary, View
 from silodp.aggregators.base import check_attempts
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.assumption import Assumption
 from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
 from silodp.config.plugins import find_plugin, find_reference
 from silodp.data.public import ASSUMED_USERS, PublicData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, Method
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges
+from silodp.runtime.guarantees import delta_warning, derive_guarantees, plan_charges, warn_of_delta
 from silodp.settings import MAX_SILOS, Delta, Whole, check_choice, check_value
 
 LARGE_DELTA = 0.01
@@ -156,30 +157,33 @@ def answer_question(
         "rounds": rounds,
         "noise_multiplier": made.noise_setting,
         "assumptions": [
-            *(_without_fillers(text, made, fields) for text in found.assumptions),
-            *list_delta_remarks(delta, users),
+            asdict(_without_fillers(one, made, fields))
+            for one in (*found.assumptions, *list_delta_remarks(delta, users))
         ],
     }
 
 
-def list_delta_remarks(delta: float, users: int | None) -> tuple[str, ...]:
+def list_delta_remarks(delta: float, users: int | None) -> tuple[Assumption, ...]:
     """Return the remark on a δ that is not below 1/U; where U is None, on one too large for a hundred persons."""
     if users is not None:
         return delta_warning(delta, users)
     if delta < LARGE_DELTA:
         return ()
     return (
-        f"δ = {delta:g} is accepted although it is not below 1/U where there are {math.ceil(1 / delta)} persons or "
-        "more: take one well below, or give the number of persons (users)",
+        warn_of_delta(
+            f"δ = {delta:g} is accepted although it is not below 1/U where there are {math.ceil(1 / delta)} persons or "
+            "more: take one well below, or give the number of persons (users)"
+        ),
     )
 
 
-def _without_fillers(text: str, method: Method, given: Mapping[str, Any]) -> str:
+def _without_fillers(one: Assumption, method: Method, given: Mapping[str, Any]) -> Assumption:
     """Return an assumption without the values of constants that were filled in."""
+    text = one.text
     for name, value in method.epsilon_ignores.items():
         if name not in given:
             text = text.replace(f"{name} = {value:g} ", f"{name} ")
-    return text
+    return replace(one, text=text)
 
 
 def format_records(result: Mapping[str, Any]) -> list[str]:

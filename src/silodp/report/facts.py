@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.guarantee import NOT_COVERED, ON_THE_LIST, TECHNICAL, Guarantee
+from silodp.accounting.guarantee import NOT_COVERED, ON_THE_LIST, Guarantee
 from silodp.accounting.views import ADVERSARIES, Adversary
+from silodp.assumption import Assumption
 from silodp.config.schema import CardSection, parse_card
 from silodp.errors import SilodpError
 from silodp.parsing import UNSOUND, parse_json, parse_toml, refuse_unsound
-from silodp.report.guarantee_text import collect_texts
+from silodp.report.guarantee_text import collect_by_adversary
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import CONFIG, RUN_SPEC
@@ -34,19 +35,15 @@ _OTHER_METRICS = f"other {NOT_COVERED[0]} (noisy sums over the silos are covered
 
 
 @dataclass(frozen=True)
-class Assumption:
-    """One assumption of the guarantees of a run.
+class ListedAssumption(Assumption):
+    """An assumption of a run, with the guarantees that rest on it.
 
     Attributes:
-        text: The clause, without `TECHNICAL`.
         against: The adversaries whose guarantees rest on it.
-        is_technical: Whether it is about arithmetic or cryptography, which no person can answer for.
         is_shared: Whether all guarantees of the run rest on it.
     """
 
-    text: str
-    against: tuple[Adversary, ...]
-    is_technical: bool = False
+    against: tuple[Adversary, ...] = ()
     is_shared: bool = True
 
 
@@ -79,14 +76,14 @@ class Facts:
         return _list_private(self.run.guarantees)
 
     @property
-    def assumptions(self) -> tuple[Assumption, ...]:
+    def assumptions(self) -> tuple[ListedAssumption, ...]:
         """Every assumption of the guarantees once."""
         return list_assumptions(self.run.guarantees)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What no ε covers, one clause each."""
-        found = collect_texts(self.private, "not_covered")
+        found = collect_by_adversary({one.adversary: one.not_covered for one in self.private})
         if self.run.summary.get("evaluation") == "sums" and self.released.private:
             return tuple(_OTHER_METRICS if text == NOT_COVERED[0] else text for text in found)
         return tuple(found)
@@ -144,17 +141,12 @@ def _list_settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
             yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
 
 
-def list_assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[Assumption, ...]:
+def list_assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[ListedAssumption, ...]:
     """Return every assumption of these guarantees once, in their order."""
     private = _list_private(guarantees)
     return tuple(
-        Assumption(
-            text.removeprefix(TECHNICAL),
-            tuple(against),
-            text.startswith(TECHNICAL),
-            len(against) == len(private),
-        )
-        for text, against in collect_texts(private, "assumptions").items()
+        ListedAssumption(**vars(one), against=tuple(against), is_shared=len(against) == len(private))
+        for one, against in collect_by_adversary({one.adversary: one.assumptions for one in private}).items()
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from silodp.accounting.guarantee import ON_THE_LIST, Guarantee, describe_reservations, format_epsilon
 from silodp.accounting.trade_off import MembershipAttack, TradeOff
 from silodp.accounting.views import Adversary
 from silodp.report.formatting import as_number, format_accuracy, format_rate
+
+T = TypeVar("T")
 
 WHO: dict[Adversary, str] = {
     "released": "whoever sees the models",
@@ -176,14 +178,12 @@ def bound_accuracy(guarantee: Guarantee, attack: MembershipAttack | None) -> flo
     return TradeOff.of_pair(guarantee.epsilon or 0.0, guarantee.delta).accuracy
 
 
-def collect_texts(
-    guarantees: Iterable[Guarantee], name: Literal["assumptions", "not_covered"]
-) -> dict[str, list[Adversary]]:
-    """Return each text of these guarantees once, with the adversaries that it is about."""
-    found: dict[str, list[Adversary]] = {}
-    for guarantee in guarantees:
-        for text in dict.fromkeys(getattr(guarantee, name)):
-            found.setdefault(text, []).append(guarantee.adversary)
+def collect_by_adversary(stated: Mapping[Adversary, Iterable[T]]) -> dict[T, list[Adversary]]:
+    """Return each value that guarantees state once, with the adversaries that it is about."""
+    found: dict[T, list[Adversary]] = {}
+    for adversary, values in stated.items():
+        for value in dict.fromkeys(values):
+            found.setdefault(value, []).append(adversary)
     return found
 
 
@@ -274,7 +274,7 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
 
-    texts = (guarantee.accountant, guarantee.method, *guarantee.assumptions, *guarantee.not_covered)
+    texts = (guarantee.accountant, guarantee.method, *guarantee.not_covered)
     optional = tuple(text for text in (guarantee.unit, guarantee.reason) if text is not None)
     try:
         return (

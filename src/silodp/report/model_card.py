@@ -19,7 +19,7 @@ from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
-from silodp.report.facts import Assumption, Facts, collect_facts
+from silodp.report.facts import Facts, ListedAssumption, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import (
     IF_DEPLOYED,
@@ -163,7 +163,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
         ],
         "not_protected": NOT_PROTECTED if facts.has_public_list else "",
         "if_deployed": IF_DEPLOYED,
-        "is_counted": any(one.text == ASSUMES_INDEX_FROM_TABLES for one in facts.assumptions),
+        "is_counted": any(one.id == ASSUMES_INDEX_FROM_TABLES.id for one in facts.assumptions),
         "covers": describe_cover(facts.released.private),
         "sums": _tabulate_sums(find_evaluation(run.rows)),
         "names": list_quantities(run.rows),
@@ -171,7 +171,7 @@ def _describe_run(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _name_adversaries(one: Assumption) -> str:
+def _name_adversaries(one: ListedAssumption) -> str:
     """Return the adversaries that an assumption is about; "" where these are all."""
     return "" if one.is_shared else f"(against {join_names(WHO[a] for a in one.against)}) "
 

@@ -22,7 +22,7 @@ from silodp.report import guarantee_text, plots
 from silodp.report.decisions import calibrate_counts, find_decisions, list_gaps
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
-from silodp.report.facts import Assumption, Facts, collect_facts
+from silodp.report.facts import Facts, ListedAssumption, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
@@ -129,7 +129,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         released=released,
         attacks=run.attacks,
         to_sign=list_statements(facts.assumptions),
-        technical=_group_assumptions(one for one in facts.assumptions if one.is_technical),
+        technical=_group_assumptions(one for one in facts.assumptions if one.technical),
         visibility=_list_visibility(run),
         not_covered=_list_not_covered(facts),
         diverged=find_divergence(run.rows),
@@ -197,7 +197,9 @@ class PictureFolder:
                 path.unlink()
 
 
-def _group_assumptions(assumptions: Iterable[Assumption]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def _group_assumptions(
+    assumptions: Iterable[ListedAssumption],
+) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the assumptions of all guarantees, then the others by the adversaries that they are about."""
     # Most assumptions hold against every adversary: they are listed once, before those of single ones.
     everyone: list[str] = []

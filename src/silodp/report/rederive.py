@@ -336,9 +336,9 @@ def _covers(stated: float | None, derived: float | None) -> bool:
 def _compare_texts(stated: Guarantee, derived: Guarantee) -> str | None:
     # Where nothing is promised, nothing has to be assumed.
     if stated.epsilon is not None:
-        for text in derived.assumptions:
-            if text not in stated.assumptions:
-                return f"nothing of what it assumes: {text}"
+        for one in derived.assumptions:
+            if one not in stated.assumptions:
+                return f"nothing of what it assumes: {one.id} ({one.text})"
     for text in derived.not_covered:
         if text not in stated.not_covered:
             return f"nothing of what is not covered: {text}"

@@ -391,8 +391,8 @@ def _check_files(directory: Path, path: Path, signature: Signature) -> None:
             break
     else:
         _, guarantees = read_guarantees(directory)
-        stated = [one.text for one in list_statements(list_assumptions(guarantees))]
-        if stated != [one.text for one in signature.statements]:
+        stated = [(one.id, one.text) for one in list_statements(list_assumptions(guarantees))]
+        if stated != [(one.id, one.text) for one in signature.statements]:
             wrong = f"its statements are not those of {GUARANTEE}"
     require(
         wrong is None,

@@ -23,6 +23,7 @@ from silodp.accounting.guarantee import (
     list_not_covered,
 )
 from silodp.accounting.views import Adversary, View
+from silodp.assumption import OFFICERS, Assumption, as_assumptions
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
 from silodp.text import is_own
 
@@ -188,10 +189,11 @@ class DerivedGuarantee:
         )
         spent = [*counts[self.adversary].items(), *evaluations.items()]
         epsilon = compute_cost(spent, charges.delta, charges.accountant).epsilon
-        return () if epsilon is None else ({"epsilon": epsilon, "why": claimed.assumptions[-1]},)
+        why = as_assumptions(claimed.assumptions)[-1].text
+        return () if epsilon is None else ({"epsilon": epsilon, "why": why},)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions on which the guarantee rests."""
         spec, evaluation = self.spec, self.spec.charged_evaluation
         common = list_assumptions(
@@ -208,15 +210,17 @@ class DerivedGuarantee:
             spec.method.samples_users and spec.aggregator.sampled_by != "silos"
         )
         asks_server = draws or spec.method.needs_counts
-        protocol = [one for one in spec.aggregator.assumptions if asks_server or one != SERVER_FOLLOWS]
+        protocol = as_assumptions(spec.aggregator.assumptions)
+        if not asks_server:
+            protocol = tuple(one for one in protocol if one != SERVER_FOLLOWS)
         # Code from outside silodp is an assumption: silodp's tests do not cover it.
         has_plugin = spec.has_plugins or not is_own(type(self.charges.accountant))
         return (
             *common,
             *((ASSUMES_INDEX_BY_PROFILE,) if by_profile else ()),
             *(protocol if self.adversary != "released" else ()),
-            *spec.method.assumptions,
-            *(() if evaluation is None else evaluation.method.assumptions),
+            *as_assumptions(spec.method.assumptions),
+            *(() if evaluation is None else as_assumptions(evaluation.method.assumptions)),
             *spec.data.assumptions,
             *((PUBLIC_VALUES,) if spec.model.keeps_values else ()),
             *((OTHER_CODE,) if spec.model.other_code or has_plugin else ()),
@@ -298,14 +302,21 @@ class DerivedGuarantee:
         )
 
 
-def delta_warning(delta: float, users: int) -> tuple[str, ...]:
+def delta_warning(delta: float, users: int) -> tuple[Assumption, ...]:
     """Return the remark on a δ that is not below 1/U; () for others."""
     if delta * users < 1:
         return ()
     return (
-        f"δ = {delta:g} is accepted although it is not below 1/U = {1 / users:.2g}: a mechanism that publishes one "
-        "person's records outright has such a δ; take one well below",
+        warn_of_delta(
+            f"δ = {delta:g} is accepted although it is not below 1/U = {1 / users:.2g}: a mechanism that publishes one "
+            "person's records outright has such a δ; take one well below"
+        ),
     )
+
+
+def warn_of_delta(text: str) -> Assumption:
+    """Return the assumption that a large δ is wanted, with this text."""
+    return Assumption("delta-large", text, f"a statistician, and {OFFICERS}")
 
 
 def count_charges(spec: RunSpec, releases: Releases, events_in: EventsIn) -> dict[Adversary, Counter[Event]]:

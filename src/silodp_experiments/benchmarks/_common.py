@@ -161,7 +161,7 @@ def _make_federation(
         silos=tuple(silos),
         users=records if shares.allocation == "own" else shares.users,
         test=make_test(*test),
-        assumptions=(dataset.private_scaling,) if normalize == "private" else (),
+        assumptions=dataset.scaling_assumptions if normalize == "private" else (),
         name=dataset.name,
         classes=dataset.classes,
         features=features,

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from silodp.assumption import Assumption
 from silodp.data import Federation, PublicData, SiloData
 from silodp.training.made_up import make_up_records
 from support.refusals import refused
@@ -28,7 +29,7 @@ def test_public_facts_of_loaded_data(labels):
     assert (public.record_shape, public.labels, public.features) == ((2,), labels, ("age", "dose"))
     assert public.classes == (3 if labels == "classes" else None)
     assert (public.assumptions, public.user_budgets, public.record_budgets) == (
-        ("an assumption",),
+        (Assumption.from_text("an assumption"),),
         None,
         False,
     )

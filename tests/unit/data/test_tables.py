@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from silodp.data import Federation
+from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.reader import Schema, normalize_key, read_inputs
+from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_SPLIT
 from silodp.errors import SilodpError
 from support.refusals import refused
 
@@ -55,11 +57,7 @@ def test_features_labels_and_links(tmp_path):
     np.testing.assert_array_equal(built.counts(), [[1, 2, 0], [0, 1, 1]])
     assert built.classes == 2
     assert built.test is None
-    assert built.assumptions == (
-        "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
-        "person on it has records in at least one of them, and how many persons there are. To promise that too, "
-        "declare a list that also names people without records.",
-    )
+    assert built.assumptions == (ASSUMES_INDEX_FROM_TABLES,)
 
 
 @pytest.mark.parametrize("cell", ["50.0 bpm", "50 %", "< 50", "+50a", ".5 mg", "50;1", "50?"])
@@ -131,7 +129,7 @@ def test_split_column(tmp_path):
     assert len(built.silos[0]) == 2
     assert built.users == 2  # those with training records
     np.testing.assert_array_equal(built.test.user, [-1, 0])
-    assert any("both the training and the test split" in said for said in built.assumptions)
+    assert ASSUMES_SPLIT in built.assumptions
     apart = text.replace("1,80,f,yes,Test", "2,80,f,yes,test")  # whether there are such persons is private
     assert read(tmp_path, berlin=apart, options={"split": "part"}).assumptions == built.assumptions
 
@@ -149,9 +147,7 @@ def test_clipping_is_counted_in_the_log_only(tmp_path, caplog):
         built = read(tmp_path, berlin=text, options={"out_of_range": "clip"})
     assert "2 values clipped" in caplog.text
     np.testing.assert_array_equal(built.silos[0].x[:, 0], [0, -1, 1])
-    assert "Numbers outside the declared public ranges are clipped to them, record by record." in (
-        built.assumptions
-    )
+    assert ASSUMES_CLIPPING in built.assumptions
 
 
 def test_real_and_survival_labels(tmp_path):
@@ -261,7 +257,7 @@ def test_a_share_of_persons_is_for_testing_in_every_silo(tmp_path):
         assert len(np.unique(silo.test.user)) == 400 - len(train[0])
         assert np.bincount(silo.test.user).max() == 2  # records of a person have one number
     assert len(built.test) == sum(len(silo.test) for silo in built.silos)
-    assert not any("both the training and the test split" in said for said in built.assumptions)
+    assert ASSUMES_SPLIT not in built.assumptions
     assert read(tmp_path, berlin=many("berlin"), options={"test_share": 0.0}).silos[0].test.x.shape[0] == 0
 
 

@@ -459,7 +459,7 @@ def test_the_claim_is_a_method_that_says_what_it_is():
     paper = replace(DDP, trajectory="paper")
     claimed = paper.paper_claim
     assert claimed is not None
-    assert claimed.assumptions[-1] == CLAIM
+    assert claimed.assumptions[-1].text == CLAIM
     assert claimed.paper_claim is None
     assert claimed.bounds(FederationSize(3, 1)) == paper.bounds(FederationSize(3, 1))
     assert multipliers(claimed, SUM) == pytest.approx((0.8 * math.sqrt(10),) * 2)

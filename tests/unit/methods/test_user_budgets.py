@@ -312,7 +312,9 @@ def test_the_scale_is_of_a_public_constant():
 
 
 def test_the_guarantee_says_who_learns_what():
-    sampling, clip = (UldpAvg(5.0, 1.0, personal=own(by)).assumptions for by in ("sampling", "clip"))
+    sampling, clip = (
+        [one.text for one in UldpAvg(5.0, 1.0, personal=own(by)).assumptions] for by in ("sampling", "clip")
+    )
     assert "budget is public" in sampling[0]
     assert "every round's sample is drawn with these rates" in sampling[0]
     assert "every silo clips their rows" in clip[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,6 @@ def test_a_method_says_itself_on_which_of_its_fields_epsilon_does_not_depend(tmp
     asked = partial(answer_question, fields={"noise_multiplier": 5.0}, rounds=3)
     found = asked(f"{path}:Declared")
     assert found["epsilon"] == asked("uldp-avg")["epsilon"]
-    assert OTHER_CODE in found["assumptions"]
+    assert asdict(OTHER_CODE) in found["assumptions"]
     with refused("config.missing_field"):
         asked(f"{path}:Warm")

@@ -6,39 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from silodp.accounting.guarantee import (
-    LOCAL_INDEX,
-    OTHER_CODE,
-    PUBLIC_VALUES,
-    TECHNICAL,
-    Guarantee,
-    list_assumptions,
-)
+from silodp.accounting.guarantee import Guarantee, list_assumptions
 from silodp.accounting.views import ADVERSARIES, Adversary, View
-from silodp.aggregators import attempts, lattice, paillier
-from silodp.aggregators._private_sampling import ASSUMPTION
-from silodp.data.public import ASSUMES_INDEX_BY_PROFILE, ASSUMES_INDEX_FROM_TABLES
-from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_SPLIT
-from silodp.methods import Ddp, UldpAvg
-from silodp.methods.rpdp.method import Rpdp
-from silodp.methods.rpdp.renyi_filter import RpdpFilter
-from silodp.methods.uldp_baselines import UldpGroup
-from silodp.methods.user_budgets import UserBudgets
+from silodp.assumption import Assumption, as_assumptions
 from silodp.report import facts
 from silodp.report.checklist import (
     MAX_BYTES,
     read_checklist,
     write_checklist,
 )
-from silodp.report.statements import Statement, _look_up, list_statements
-from silodp.runtime.guarantees import delta_warning
-from silodp.training.sgd import LocalTraining
+from silodp.report.statements import Statement, list_statements
 from support.refusals import refused
 
 RUN = "0123456789abcdef"
 
 
-def guarantees(*more: str) -> dict[Adversary, Guarantee]:
+def guarantees(*more: Assumption | str) -> dict[Adversary, Guarantee]:
     return {
         adversary: Guarantee(
             adversary=adversary,
@@ -50,7 +33,7 @@ def guarantees(*more: str) -> dict[Adversary, Guarantee]:
             method="uldp-avg",
             private=True,
             releasable=True,
-            assumptions=(*list_assumptions(View(adversary, 4)), *more),
+            assumptions=(*list_assumptions(View(adversary, 4)), *as_assumptions(more)),
         )
         for adversary in ADVERSARIES
     }
@@ -84,8 +67,9 @@ def test_answers_are_read_back(filled: str, statements: tuple[Statement, ...]) -
 
 
 def test_technical_assumptions_are_no_statements(statements: tuple[Statement, ...]) -> None:
-    texts = {text for one in guarantees().values() for text in one.assumptions}
-    assert {one.text for one in statements} == {text for text in texts if not text.startswith(TECHNICAL)}
+    assumed = {one for guarantee in guarantees().values() for one in guarantee.assumptions}
+    assert {one.id for one in statements} == {one.id for one in assumed if not one.technical}
+    assert {one.id for one in statements} < {one.id for one in assumed}
 
 
 @pytest.mark.parametrize(
@@ -144,42 +128,14 @@ def test_a_file_that_people_filled_is_never_replaced(
 
 
 def test_texts_of_elsewhere_get_ids_by_their_content() -> None:
-    texts = (
-        "a text of a plug-in",
-        "how many records each silo has is public",
-        "how many records each silo has: 3",
-    )
-    found = {one.text: one.id for one in list_statements(facts.list_assumptions(guarantees(*texts)))}
+    taken = Assumption("no-collusion", "an id that is taken", "somebody else")
+    more = ("a text of a plug-in", "another text", taken)
+    listed = list_statements(facts.list_assumptions(guarantees(*more)))
+    found = {one.text: one.id for one in listed}
     assert found["a text of a plug-in"].startswith("declared-")
-    assert len(set(found.values())) == len(found)
+    assert len(set(found.values())) == len(found) == len(listed)
     # The same text has the same id, whatever stands beside it.
     (alone,) = (
-        one for one in list_statements(facts.list_assumptions(guarantees(texts[0]))) if one.text == texts[0]
+        one for one in list_statements(facts.list_assumptions(guarantees(more[0]))) if one.text == more[0]
     )
-    assert alone.id == found[texts[0]]
-
-
-def test_every_assumption_of_silodp_has_an_id() -> None:
-    local = LocalTraining(learning_rate=0.1)
-    by_clip = UserBudgets(by="clip", rounds=3, largest_budget=2.0)
-    steps = {"noise_multiplier": 1.0, "clip": 1.0, "local_steps": 2, "expected_batch_size": 8.0}
-    rpdp = {**steps, "delta": 1e-5, "local_learning_rate": 0.5, "largest_budget": 3.0}
-    methods = (
-        UldpAvg(noise_multiplier=1.0, clip=1.0, local=local, personal=by_clip),
-        UldpGroup(5.0, 0.1, 8, 0.05, 10, 6.0, 0.001),
-        Ddp(**steps, record_sampling=0.4, local_learning_rate=0.5),
-        RpdpFilter(**rpdp),
-        Rpdp(**rpdp, rounds=3, client_sampling=0.5),
-    )
-    texts = {
-        *(text for one in guarantees().values() for text in one.assumptions),
-        *list_assumptions(View("silo", 4), public_index=False, samples_users=True),
-        *list_assumptions(View("server", 4), samples_users=True, separate=True),
-        *(LOCAL_INDEX, OTHER_CODE, PUBLIC_VALUES, ASSUMES_CLIPPING, ASSUMES_SPLIT, ASSUMPTION),
-        *(ASSUMES_INDEX_BY_PROFILE, ASSUMES_INDEX_FROM_TABLES),
-        *(*attempts.MASKING_ASSUMPTIONS, *lattice.ASSUMPTIONS, *paillier.ASSUMPTIONS),
-        *delta_warning(0.1, 100),
-        *(text for method in methods for text in method.assumptions),
-    }
-    unknown = [text for text in texts if not text.startswith(TECHNICAL) and _look_up(text)[0] == "declared"]
-    assert unknown == []
+    assert alone.id == found["a text of a plug-in"]

@@ -49,7 +49,9 @@ def test_a_run_of_one_round_is_told_as_one(silodp: Silodp, config: Path) -> None
 
 def test_refusals_and_assumptions_about_one_are_about_one() -> None:
     told = [
-        text for text in UserBudgets(by="clip", rounds=1, largest_budget=2.0).assumptions if "round" in text
+        one.text
+        for one in UserBudgets(by="clip", rounds=1, largest_budget=2.0).assumptions
+        if "round" in one.text
     ]
     with pytest.raises(SilodpError) as caught:
         calibrate_noise_multiplier(lambda sigma: [(Gaussian(min(sigma, 1.0)), 1)], 1e-3, 1e-5)

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from silodp.assumption import Assumption
 from silodp.data.identity import IdentityProfile
 from silodp.data.identity.spellings import names_no_person
 from silodp.data.inputs import NamedArrays, concatenate
@@ -40,14 +41,14 @@ class LoadedTables:
         silos: training records, one table per silo.
         test: test records, pooled; None without a split column and a share of test persons.
         user_keys: the keys in the order of the users' index: (U,), and fewer where an identity profile declares U.
-        assumptions: what the guarantee rests on, or does not cover, by the schema; one sentence each.
+        assumptions: what the guarantee rests on, or does not cover, by the schema.
         profile: the identity profile by which the keys were read; None without one.
     """
 
     silos: tuple[SiloData, ...]
     test: SiloData | None
     user_keys: tuple[str, ...] = field(repr=False)
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
     profile: IdentityProfile | None = None
 
     @property
@@ -217,7 +218,7 @@ def _refuse_files(message: str) -> SilodpError:
 
 def _user_index(
     tables: Mapping[str, Table], schema: Schema, profile: IdentityProfile | None = None
-) -> tuple[dict[str, int], list[str]]:
+) -> tuple[dict[str, int], list[Assumption]]:
     """Return user key → number, and the assumptions behind it.
 
     The numbers follow the order of the public list if there is one, else that of the sorted training keys.

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.assumption import RECORD_OWNERS, Assumption
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.data.public import LabelKind
@@ -38,9 +39,15 @@ from silodp.errors import SilodpError
 from silodp.settings import Range, check_choice, check_type
 from silodp.text import first_line, suggest_name
 
-ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
-ASSUMES_SPLIT = (
-    "Persons may have records in both the training and the test split; test records are not protected."
+ASSUMES_CLIPPING = Assumption(
+    "ranges-clip",
+    "Numbers outside the declared public ranges are clipped to them, record by record.",
+    RECORD_OWNERS,
+)
+ASSUMES_SPLIT = Assumption(
+    "split-persons",
+    "Persons may have records in both the training and the test split; test records are not protected.",
+    RECORD_OWNERS,
 )
 UNSCALED_LABEL = (
     "the label is a number that is used as it is, and a step of 1 moves a prediction by about 1 in a round: declare "
@@ -310,8 +317,8 @@ class Schema:
                     )
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee does not cover, or rests on, by what is declared here; one sentence each."""
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What the guarantee does not cover, or rests on, by what is declared here."""
         may_divide = () if self.split is None else (ASSUMES_SPLIT,)  # whether it divides persons is private
         return (*may_divide, *((ASSUMES_CLIPPING,) if self.out_of_range == "clip" and self.numeric else ()))
 

@@ -11,15 +11,15 @@ import numpy as np
 from silodp._lazy import torch
 from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.two_stage import ChargingMode, TwoStage
 from silodp.accounting.views import Unit, View
+from silodp.assumption import OFFICERS, SERVER_OPERATOR, Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
+from silodp.methods.dp_sgd import RECORD_IN_ONE_SILO, DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import FederationSize
 from silodp.methods.rpdp import sampling_rates
 from silodp.settings import Clip, Count, Delta, Epsilon, Help, Positive, Probability
@@ -93,23 +93,32 @@ class TwoStageSampling(Method):
         raise NotImplementedError
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions about what is public besides the method's constants."""
-        public = (
+        public = Assumption(
+            "counts-and-budgets-public",
             "how many records each silo has, their privacy budgets, and which silos join a round are public, and say "
-            "nothing of what is in a record"
+            "nothing of what is in a record",
+            OFFICERS,
         )
-        found = [public, "a record lies in one silo only, and copies of it are further records"]
+        found = [public, RECORD_IN_ONE_SILO]
         if self.client_sampling < 1 and self.ledger == "planned":
             found.append(
-                "the server draws which silos join a round by chance alone; the ledgers and limits of silos count on "
-                "this, too (ledger = 'realized' does not)"
+                Assumption(
+                    "silos-by-chance",
+                    "the server draws which silos join a round by chance alone; the ledgers and limits of silos count "
+                    "on this, too (ledger = 'realized' does not)",
+                    SERVER_OPERATOR,
+                )
             )
         if self.calibration == "scf":
             found.append(
-                TECHNICAL
-                + "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked "
-                "for; ε is what the largest of them costs"
+                Assumption(
+                    "fitted-curve",
+                    "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked "
+                    "for; ε is what the largest of them costs",
+                    technical=True,
+                )
             )
         return tuple(found)
 

@@ -31,13 +31,13 @@ from silodp._lazy import torch
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.accounting.views import Unit, View
+from silodp.assumption import OFFICERS, SILO_OPERATORS, Assumption
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method
-from silodp.methods.dp_sgd import DpSgd, LocalSteps, Optimizer
+from silodp.methods.dp_sgd import RECORD_IN_ONE_SILO, DpSgd, LocalSteps, Optimizer
 from silodp.methods.roles import FederationSize, UnitBudgets
 from silodp.methods.rpdp import sampling_rates
 from silodp.settings import Clip, Delta, Epsilon, Help, Positive
@@ -79,15 +79,26 @@ class RpdpFilter(Method):
     unit: Unit | None = field(default="record", init=False)
     needs_counts: bool = field(default=False, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
-    assumptions: tuple[str, ...] = field(
+    assumptions: tuple[Assumption, ...] = field(
         default=(
-            "how many records each silo has and their privacy budgets are public, and say nothing of what is in a "
-            "record",
-            "a record lies in one silo only, and copies of it are further records",
-            "no silo tells which records have used up their budgets, or how many",
-            TECHNICAL
-            + "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
-            "whole clip (about one chance in 10^7 for a record and step, under a model that nobody chose for it)",
+            Assumption(
+                "counts-and-budgets-public",
+                "how many records each silo has and their privacy budgets are public, and say nothing of what is in a "
+                "record",
+                OFFICERS,
+            ),
+            RECORD_IN_ONE_SILO,
+            Assumption(
+                "spent-records-unseen",
+                "no silo tells which records have used up their budgets, or how many",
+                SILO_OPERATORS,
+            ),
+            Assumption(
+                "rounding-at-limits",
+                "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
+                "whole clip (about one chance in 10^7 for a record and step, under a model that nobody chose for it)",
+                technical=True,
+            ),
         ),
         init=False,
         repr=False,

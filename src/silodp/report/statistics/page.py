@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from silodp.accounting.guarantee import TECHNICAL
 from silodp.methods.statistics import COUNTED
 from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
 from silodp.report.formatting import render
@@ -122,7 +121,7 @@ def _compose_statistics(run: RunRecord, release: Release, pictures: PictureFolde
         release=release,
         facts=facts,
         released=run.guarantees["released"],
-        assumptions=[text.removeprefix(TECHNICAL) for text in run.guarantees["released"].assumptions],
+        assumptions=[one.text for one in run.guarantees["released"].assumptions],
         persons=next((one for one in sections if one.table.kind == "persons"), None),
         parts=[
             (one, _draw(pictures, one, release.unit))
