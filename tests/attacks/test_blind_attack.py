@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 import silodp
-from attacks.test_caught_faults import AVG, attack
 from silodp.methods import UldpAvg
+from support.attacked import AVG, attack
 from support.faults import BLINDED
 
 

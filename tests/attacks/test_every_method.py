@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 import silodp
-from attacks.test_caught_faults import SETTINGS
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.methods import METHODS, Rpdp, UldpAvg
 from silodp.training.sgd import LocalTraining
+from support.attacked import SETTINGS
 from support.benchmark_scripts import load_benchmark
 
 BENCHMARK = load_benchmark("attack")

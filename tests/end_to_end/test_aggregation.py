@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
-from silodp.accounting.views import Adversary
-from silodp.aggregators import Aggregator, Masked, Plain, RunSpec
+from silodp.aggregators import Aggregator, Masked, Plain
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord
 from silodp.aggregators.select import Select
 from silodp.config.resolve import ResolvedRun, load_config, resolve
@@ -32,17 +31,6 @@ from support.rewriting import rebind
 
 ROOT = Path(__file__).parents[2]
 METHOD = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.01}}
-
-
-@dataclass(frozen=True)
-class Half(Plain):
-    """Accounts its noise at half of δ, though it discloses nothing for which the other half would be kept."""
-
-    name: str = field(default="half", init=False)
-    delta_share: float = field(default=0.5, init=False, repr=False)
-
-    def disclosure(self, spec: RunSpec) -> dict[Adversary, float]:
-        return {}
 
 
 @pytest.fixture

@@ -14,37 +14,7 @@ from silodp.errors import SilodpError
 from silodp.methods import Rpdp, UldpAvg, UserBudgets
 from silodp_experiments.method_specs import parse_methods
 from support.commands import CONFIG, Silodp, assert_sentence
-
-PERSONAL = """
-name = "personal"
-rounds = 2
-seed = 1
-delta = 1e-4
-[data]
-source = "embedded"
-silos = 2
-allocation = "own"
-[budgets]
-distribution = "three-levels"
-levels = [0.5, 1, 5]
-seed = 3
-[method]
-name = "rpdp"
-noise_multiplier = 5.0
-clip = 1.0
-local_steps = 4
-expected_batch_size = 16.0
-local_learning_rate = 0.5
-largest_budget = 5.0
-"""
-USERS = """
-[budgets]
-distribution = "mixture"
-of = "users"
-[method.personal]
-by = "clip"
-largest_budget = 5.0
-"""
+from support.configs import PERSONAL, TABLE, USERS, tables
 
 
 @pytest.fixture
@@ -158,40 +128,6 @@ def test_budgets_that_are_asked_for_must_be_there(silodp: Silodp, personal: Path
         ),
         "rpdp-dropout needs a privacy budget",
     )
-
-
-TABLE = """
-rounds = 1
-delta = 1e-3
-[data]
-source = "tables"
-files = {{ a = "a.csv", b = "b.csv" }}
-[data.schema]
-user = "id"
-label = "y"
-classes = [0, 1]
-budget = "wish"
-[data.schema.numeric]
-x = [0, 10]
-{more}
-[method]
-name = "rpdp"
-noise_multiplier = 5.0
-clip = 1.0
-local_steps = 2
-expected_batch_size = 1.0
-local_learning_rate = 0.5
-largest_budget = 5.0
-"""
-
-
-def tables(folder: Path, wishes: tuple[str, ...]) -> Path:
-    for name in ("a", "b"):
-        rows = [f"{name}{i},{i % 2},{i},{wish}" for i, wish in enumerate(wishes)]
-        (folder / f"{name}.csv").write_text("\n".join(["id,y,x,wish", *rows]) + "\n")
-    path = folder / "tables.toml"
-    path.write_text(TABLE.format(more=""))
-    return path
 
 
 STEPS = "method={name='ddp', noise_multiplier=2.0, clip=1.0, local_steps=1, record_sampling=0.1, "

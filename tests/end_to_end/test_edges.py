@@ -22,6 +22,7 @@ from silodp.errors import SilodpError
 from silodp.planning.epsilon import answer_question
 from silodp.report.guarantee_text import describe_guarantee
 from support.commands import Silodp, assert_sentence
+from support.configs import TABLES
 
 STOPS_ONCE = """
 from pathlib import Path
@@ -45,21 +46,6 @@ class Steep(torch.nn.Linear):
         super().__init__(features, 1)
     def forward(self, x):
         return super().forward(x) * 1e20
-"""
-TABLES = """
-rounds = 1
-[data]
-source = "tables"
-files = { north = "north.csv", south = "south.csv" }
-[data.schema]
-user = "person"
-label = "sick"
-classes = ["no", "yes"]
-numeric = { age = [0, 100] }
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
 """
 
 

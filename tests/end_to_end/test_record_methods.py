@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_budgets_table import PERSONAL
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import count_events
@@ -20,25 +19,8 @@ from silodp.report.guarantee_text import CLAIMED, format_group, format_requested
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
 from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp, assert_sentence
+from support.configs import DDP, PERSONAL
 
-DDP = """
-name = "steps"
-rounds = 2
-seed = 1
-accountant = "rdp"
-[data]
-source = "embedded"
-silos = 3
-allocation = "own"
-[method]
-name = "ddp"
-noise_multiplier = 2.0
-clip = 1.0
-local_steps = 3
-record_sampling = 0.1
-expected_batch_size = 15.0
-local_learning_rate = 0.5
-"""
 TWO_STAGES = (
     "epsilon --method rpdp --noise-multiplier 6 --rounds 15 --local-steps 50 --record-sampling 0.05 "
     "--delta 1e-4"

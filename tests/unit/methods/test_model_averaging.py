@@ -11,7 +11,7 @@ import silodp
 from silodp.errors import SilodpError
 from silodp.methods.ddp import CLAIM
 from silodp.methods.model_averaging import average_models
-from unit.methods.test_distributed import TABLE
+from support.distributed import TABLE
 
 SETTINGS = {"noise_multiplier": 1.0, "local_steps": 10, "record_sampling": 0.1, "delta": 1e-5}
 
