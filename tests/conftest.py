@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from silodp.cli import main
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.report.figures import make_panel
-from silodp_experiments.benchmarks import data_root
 from support.commands import CONFIG, Outcome, Silodp
 
 # How long an example takes says something about the machine, not about the code.
@@ -49,7 +50,8 @@ def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.node.get_closest_marker("pictures") is None:
             patch.setattr("silodp.report.page.render_svg", lambda figure, name: UNDRAWN)
             patch.setattr("silodp.report.plots.make_panel", _reuse_panel)
-            patch.setattr("silodp.report.statistics.figures.make_panel", _reuse_panel)
+            with suppress(ImportError):  # the package of statistics need not be installed
+                patch.setattr("silodp.report.statistics.figures.make_panel", _reuse_panel)
         yield
 
 
@@ -93,7 +95,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The real data sets; a test that asks for them is skipped where they are not."""
+    benchmarks = pytest.importorskip("silodp_experiments.benchmarks")
     try:
-        return data_root()
+        return benchmarks.data_root()
     except SilodpError as error:
         pytest.skip(f"needs the shared data: {error}")
+
+
+@pytest.fixture(scope="session")
+def heart(data: Path) -> Federation:
+    """The heart disease data set, of 50 made-up persons."""
+    return pytest.importorskip("silodp_experiments.benchmarks").heart_disease(users=50)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from attacks.test_caught_faults import AVG, attack
 from silodp.attack.play import attack_method
 from silodp.methods import UldpAvg
+from support.attacked import AVG, attack
 from support.faults import BLINDED
 
 

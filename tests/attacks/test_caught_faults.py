@@ -7,33 +7,12 @@ released without `silodp attack` seeing it. The rehearsals have seeds, so their 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from silodp.attack.play import AttackResult, attack_method
-from silodp.methods import Ddp, Method, UldpAvg
-from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
-from silodp.training.sgd import LocalTraining
+from silodp.attack.play import AttackResult
+from support.attacked import SETTINGS, attack
 from support.faults import FAULTS
 
-AVG: dict[str, Any] = {"noise_multiplier": 2.0, "clip": 1.0, "local": LocalTraining(0.01)}
-STEPS: dict[str, Any] = {
-    "noise_multiplier": 2.0,
-    "clip": 1.0,
-    "expected_batch_size": 10.0,
-    "local_learning_rate": 1.0,
-}
-SETTINGS: dict[str, tuple[Method, str, int]] = {
-    "uniform": (UldpAvg(**AVG), "plain", 6),
-    "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain", 10),
-    "allocated": (UldpAvg(**AVG, random_allocation=4), "plain", 20),
-    "masked": (UldpAvg(**AVG), "masked", 6),
-    "records": (UldpAvg(**AVG, weighting="records"), "plain", 6),
-    "group": (UldpGroup(**STEPS, group_size=12, local_steps=1, record_sampling=0.1), "plain", 10),
-    "ddp": (Ddp(**STEPS, local_steps=4, record_sampling=0.2), "plain", 5),
-    "naive": (UldpNaive(**AVG), "plain", 4),
-}
 CAUGHT: dict[str, tuple[set[str], set[str]]] = {
     "half of the noise": ({"released", "server", "silo"}, {"noise of silo 0"}),
     "noise times .9": (set(), {"noise of silo 0"}),
@@ -69,11 +48,6 @@ FAST = {
     "every second round not charged",
 }
 EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CAUGHT]
-
-
-def attack(setting: str, canaries: int) -> AttackResult:
-    method, aggregator, rounds = SETTINGS[setting]
-    return attack_method(method, rounds=rounds, aggregator=aggregator, canaries=canaries, seed=1)
 
 
 def find_failures(result: AttackResult) -> tuple[set[str], set[str]]:

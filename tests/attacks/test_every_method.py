@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from attacks.test_caught_faults import SETTINGS
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.attack.play import attack_method
 from silodp.methods import METHODS, UldpAvg
 from silodp.methods.rpdp.method import Rpdp
 from silodp.training.sgd import LocalTraining
+from support.attacked import SETTINGS
 from support.benchmark_scripts import load_benchmark
 
 BENCHMARK = load_benchmark("attack")

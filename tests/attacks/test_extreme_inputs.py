@@ -8,17 +8,18 @@ it. Without the rule of `training.sgd.separate`, one record moves a sum by up to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream, add_weighted_rows, clip_rows
+from silodp.mechanisms.clipping import clip_rows
 from silodp.training.losses import squared_error
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
 from silodp.training.sgd.separate import predict_rows
 from silodp.training.task import Task
+from support.oracles import add_up
 
 ROUNDING = 1e-3
 """What rounding in shared computations may add to a clip (docs/privacy.md, section 7)."""
@@ -108,11 +109,6 @@ def make_records(count: int, shape: tuple[int, ...], magnitude: float) -> tuple[
     scale = torch.full((count,), magnitude)
     scale[::3] = 1.0  # ordinary records beside large ones
     return x * scale.reshape(-1, *[1] * len(shape)), y
-
-
-def add_up(chunks: Iterator[tuple[Tensor, Tensor]], size: int) -> Tensor:
-    rows = (clip_rows(owners, rows, 1.0) for owners, rows in chunks)
-    return add_weighted_rows(ClippedRowStream(rows, size, Bounds(1.0, 1.0, 1.0, 1e9), weighted=False)).value
 
 
 def measure_move(add: Callable[[int], Tensor], count: int) -> float:

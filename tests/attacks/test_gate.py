@@ -13,8 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from end_to_end.test_masked import AVG
-from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import PoissonSampled, select_kind
 from silodp.accounting.ledger import Ledger
@@ -35,8 +33,9 @@ from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from silodp.wire.transport import SignedParty, sign, verify
+from support.masked import AVG
 from support.oracles import small_federation
-from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from support.private import HALF, HIDDEN, HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from support.refusals import refused
 from support.stores import copy_entries, set_back, side_of
 from support.wires import set_state

@@ -11,7 +11,6 @@ from functools import cache
 import pytest
 import torch
 
-from attacks.test_wire_attacks import altered, parts
 from silodp.aggregators import _key_agreement
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import ClientHello, HandshakeState, Identity
@@ -21,7 +20,7 @@ from silodp.wire.transport import sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, Parties, run
 from support.refusals import refused
-from support.wires import Wire, tampered, wire  # noqa: F401
+from support.wires import Wire, altered, parts, tampered, wire  # noqa: F401
 
 AGGREGATORS = {"masked": Masked(), "lattice": LATTICE, "paillier": PAILLIER}
 ALL = pytest.mark.parametrize("name", AGGREGATORS)

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from end_to_end.test_masked import charges
-from end_to_end.test_private_charges import at
-from end_to_end.test_private_sampling import BOTH, HALF, HIDDEN, LAW
 from silodp.aggregators._private_sampling import OtClient
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.store import DirectoryStore
 from support.clear import released
+from support.masked import at, charges
 from support.oracles import small_federation
-from support.private import Parties, hidden_samples, in_clear, run
+from support.private import BOTH, HALF, HIDDEN, LAW, Parties, hidden_samples, in_clear, run
 from support.refusals import refused
 from support.stores import side_of
 from support.wires import (

@@ -5,7 +5,6 @@ key opens. Without masks on counts, fresh shares in each round and private trans
 would depend on the records of one silo, or on who is sampled.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +12,15 @@ import pytest
 from gmpy2 import invert
 from scipy import stats
 
-from end_to_end.test_masked import uniform
 from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
 from silodp.aggregators.masked import Masked
 from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.paillier.weighting import PaillierServer
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
+from support.masked import uniform
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, run, spec
+from support.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, holds, run, spec
 from support.stores import side_of
 from support.wires import Wire, wire  # noqa: F401
 
@@ -178,16 +177,6 @@ def test_the_servers_shares_are_uniform_and_of_two_rounds_independent():
 
 
 # --- every message of a run ---
-
-
-def holds(message: Message, vector: np.ndarray) -> bool:
-    """Whether the vector is in any part of a message, as numbers of any width, as bits, or as text."""
-    wanted = [vector.astype(kind).tobytes() for kind in ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8")]
-    wanted.append(np.packbits(vector > 0).tobytes())
-    wanted.append(json.dumps(vector.astype(np.int64).tolist())[1:-1].encode())
-    parts = [*(np.ascontiguousarray(a).tobytes() for a in message.arrays.values()), *message.blobs.values()]
-    parts.append(json.dumps(message.fields).encode())
-    return any(one in part for one in wanted for part in parts)
 
 
 PERSONS = small_federation(users=40, records=120)

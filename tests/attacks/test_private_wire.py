@@ -11,14 +11,13 @@ from functools import cache
 import pytest
 import torch
 
-from attacks.test_wire_attacks import altered
 from silodp.aggregators._reciprocal_shares import ReciprocalSilo
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, run
 from support.stores import side_of
-from support.wires import Wire, wire  # noqa: F401
+from support.wires import Wire, altered, wire  # noqa: F401
 
 PRIVATE = {"lattice": LATTICE, "paillier": PAILLIER}
 

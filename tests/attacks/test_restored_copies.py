@@ -26,8 +26,6 @@ import pytest
 import torch
 
 import silodp as package
-from end_to_end.test_masked import AVG
-from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
@@ -42,8 +40,9 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import SERVER, InProcess, SignedChannel
 from support.consortium import make_parties
+from support.masked import AVG
 from support.oracles import logistic_task, small_federation
-from support.private import HOME, LATTICE, RECORDS, SELECT, Parties
+from support.private import HALF, HIDDEN, HOME, LATTICE, RECORDS, SELECT, Parties
 from support.refusals import refused
 from support.stores import Backup, copy_entries, set_back
 

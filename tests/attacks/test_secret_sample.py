@@ -14,8 +14,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attacks.test_private_views import holds
-from end_to_end.test_masked import AVG
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
@@ -28,8 +26,9 @@ from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from support.clear import released
+from support.masked import AVG
 from support.oracles import small_federation, without_user
-from support.private import Parties, counts_of, run
+from support.private import Parties, counts_of, holds, run
 from support.refusals import refused
 from support.stores import side_of
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from end_to_end.test_private_charges import at
 from silodp.aggregators import _private_weights, select
 from silodp.aggregators.base import CHOICES_BLOB
 from silodp.crypto import oblivious_transfer as ot
@@ -21,6 +20,7 @@ from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from support.clear import released
+from support.masked import at
 from support.oracles import small_federation
 from support.private import HOME, LATTICE, SAMPLED, SELECT, Parties, counts_of, hidden_samples, run
 from support.refusals import refused

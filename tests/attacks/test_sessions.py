@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from attacks.test_wire_attacks import Parties
 from silodp.aggregators._key_agreement import SiloKeyAgreement, run_key_agreement
 from silodp.crypto import keys
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from support.refusals import refused
 from support.stores import side_of
-from support.wires import set_state
+from support.wires import Parties, set_state
 
 
 @pytest.fixture

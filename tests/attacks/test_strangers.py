@@ -27,8 +27,8 @@ from silodp.deploy.https._connections import find_max_connections
 from support.consortium import start_consortium
 from support.deployed import PLAIN, assert_same_run, simulate, wait_for
 from support.echo import Echo
+from support.https import Parties, serving, sign_challenge
 from support.refusals import refused
-from unit.deploy.test_https import Parties, serving, sign_challenge
 
 DESCRIPTORS = 1024
 """What a process may open on most systems, if nobody has changed it."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from end_to_end.test_masked import AVG, spec
 from silodp.accounting.accountant import compute_epsilon
 from silodp.aggregators._key_agreement import SessionInfo, run_key_agreement
 from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
@@ -22,6 +21,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
+from support.masked import AVG, spec
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 from support.wires import set_state

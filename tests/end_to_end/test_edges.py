@@ -17,11 +17,9 @@ from silodp.accounting.events import Gaussian
 from silodp.accounting.guarantee import Guarantee, format_epsilon
 from silodp.cli import main
 from silodp.cli.run import run_config as run_configured
-from silodp.config.resolve import resolve
-from silodp.errors import SilodpError
-from silodp.planning.epsilon import answer_question
 from silodp.report.guarantee_text import describe_guarantee
 from support.commands import Silodp, assert_sentence
+from support.configs import TABLES
 
 STOPS_ONCE = """
 from pathlib import Path
@@ -45,21 +43,6 @@ class Steep(torch.nn.Linear):
         super().__init__(features, 1)
     def forward(self, x):
         return super().forward(x) * 1e20
-"""
-TABLES = """
-rounds = 1
-[data]
-source = "tables"
-files = { north = "north.csv", south = "south.csv" }
-[data.schema]
-user = "person"
-label = "sick"
-classes = ["no", "yes"]
-numeric = { age = [0, 100] }
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
 """
 
 
@@ -219,7 +202,7 @@ def test_a_run_is_resumed_by_its_directory(silodp: Silodp, config: Path) -> None
         assert silodp("run", name, "--resume", "--json").json["out"] == "deep/a"
     more = silodp("run", "deep/a", "--resume", "--set", "rounds=3", "--json")
     assert (more.json["rounds"], more.json["out"]) == (3, "deep/a")
-    assert_sentence(silodp("run", "deep/a"), "silodp run deep/a --resume", code="config.path")
+    assert_sentence(silodp("run", "deep/a"), code="config.path")
     Path("empty").mkdir()
     assert_sentence(silodp("run", "empty", "--resume"), code="config.path")
     assert_sentence(silodp("run", "empty"), code="config.path")
@@ -310,11 +293,6 @@ def test_a_mistake_is_told_without_remarks(silodp: Silodp, config: Path) -> None
     assert_sentence(silodp("run", "own.toml", "--set", "budget.epsilon=0.01"), "budget.epsilon = 0.01")
 
 
-def test_config_toml_says_what_wrote_it(silodp: Silodp, config: Path) -> None:
-    run_configured(resolve(main.load_demo().config.model_copy(update={"rounds": 0})), Path("a"))
-    assert Path("a/config.toml").read_text().startswith("# Written by silodp ")
-
-
 def test_a_report_of_a_changed_guarantee_is_refused(silodp: Silodp, config: Path) -> None:
     assert silodp("run", config, "--out", "a").status == 0
     path = Path("a/guarantee.json")
@@ -351,8 +329,7 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         ("compare x.toml", "--methods"),
     ):
         told = silodp(*command.split(), "--json")
-        other = " or '--framework'" if missing == "--method" else ""
-        assert_sentence(told, f"Missing option '{missing}'{other}. See", code="cli.usage")
+        assert_sentence(told, code="cli.usage")
         assert told.json["error"]["field"] == missing
         assert "env var" not in told.err
 
@@ -421,22 +398,11 @@ def test_epsilon_of_any_dropouts_is_that_of_the_costliest_number_of_silos(silodp
     assert silo["any_dropouts"] == pytest.approx(at_most, rel=0.01)
 
 
-def test_one_of_a_thing_is_not_several(silodp: Silodp, config: Path) -> None:
-    planned = silodp("plan", config, "--set", "rounds=1", "--set", "budget.epsilon=0.9").out
-    assert "uldp-avg, 1 round, σ" in planned
-    assert "enough for 1 round\n" in planned
-    assert "uldp-avg, 1 round, loss" in silodp("run", config, "--set", "rounds=1", "--out", "a").out
-
-
 @pytest.mark.parametrize(
-    ("unit", "spent", "says"),
-    [
-        ("record", 1.0, "even odds that it is in the data guesses right at most 73.2 % of the time"),
-        ("user", 1.0, "even odds that they are in the data guesses right at most 73.2 % of the time"),
-        ("user", 40.0, "guesses right at most nearly 100 % of the time"),
-    ],
+    ("unit", "spent", "share"),
+    [("record", 1.0, "73.2 %"), ("user", 1.0, "73.2 %"), ("user", 40.0, "nearly 100 %")],
 )
-def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
+def test_a_promise_in_words(unit: Any, spent: float, share: str) -> None:
     made = Guarantee(
         adversary="released",
         unit=unit,
@@ -448,28 +414,7 @@ def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
         private=True,
         releasable=True,
     )
-    assert says in describe_guarantee(made)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"rounds": "3"}, "rounds = '3': set a whole number ≥ 0"),
-        ({"rounds": 2.5}, "rounds = 2.5: set"),
-        ({"rounds": True}, "rounds = True: set"),
-        ({"silos": "5"}, "silos = '5': set a whole number ≥ 1"),
-        ({"colluding": None}, "colluding = None: set a whole number of silos that pool"),
-    ],
-)
-def test_wrong_types_are_sentences(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(SilodpError, match=says):
-        answer_question("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
-
-
-def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) -> None:
-    Path("own.py").write_text("def build(features):\n    return 3\n")
-    told = silodp("run", config, "--set", "task.model=own.py:build", "--out", "a")
-    assert_sentence(told, "own.py:build' returned an object of type int: let it return a torch.nn.Module.")
+    assert share in describe_guarantee(made)
 
 
 def test_a_run_whose_every_round_was_refused_warns(silodp: Silodp, config: Path) -> None:

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from end_to_end.test_masked import charges
-from end_to_end.test_private_sampling import HALF, HIDDEN, LAW
 from silodp.aggregators import Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
@@ -24,8 +22,20 @@ from silodp.runtime.checkpoint import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_directory import RunDirectory
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.clear import released
+from support.masked import charges
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, SAMPLED, Parties, hidden_samples, in_clear, run
+from support.private import (
+    HALF,
+    HIDDEN,
+    LATTICE,
+    LAW,
+    PAILLIER,
+    SAMPLED,
+    Parties,
+    hidden_samples,
+    in_clear,
+    run,
+)
 from support.refusals import refused
 from support.wires import wire  # noqa: F401
 

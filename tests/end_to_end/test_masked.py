@@ -1,36 +1,29 @@
 """Secure aggregation in whole runs: what is summed, what is charged, what the server sees, what silos refuse."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.views import View
 from silodp.aggregators import masked
 from silodp.aggregators.masked import Masked
-from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
-from silodp.methods import FederationSize, UldpAvg, UldpSgd
+from silodp.methods import UldpSgd
 from silodp.methods.uldp_baselines import Default, UldpGroup, UldpNaive
 from silodp.runtime.server import Server
-from silodp.runtime.train import train
-from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from support.clear import MaskedInClear, described
-from support.oracles import judges_std, logistic_task, small_federation
-from support.specs import make_spec
+from support.masked import AVG, TRAIN, charges, multipliers, run, spec, uniform
+from support.oracles import judges_std
 from support.wires import Wire, wire  # noqa: F401
 
-TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
-AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
 METHODS = [
     AVG,
     replace(AVG, user_sampling=0.5),
@@ -40,11 +33,6 @@ METHODS = [
     UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5),
     Default(TRAIN),
 ]
-
-
-def run(aggregator="masked", method=AVG, rounds=3, seed: int | None = 1, silos=3, **more):
-    federation = small_federation(silos=silos)
-    return train(federation, logistic_task(), method, rounds=rounds, seed=seed, aggregator=aggregator, **more)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}-{getattr(m, 'user_sampling', '')}")
@@ -86,11 +74,6 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     assert judges_std(noise, event.noise_multiplier * sensitivity)
 
 
-def spec(method, silos=3, noise_sized_for=None) -> RunSpec:
-    names = tuple(f"silo{s}" for s in range(silos))
-    return make_spec("", names, method, FederationSize(silos, 12, noise_sized_for), 5)
-
-
 @pytest.mark.slow
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811
     """m = 3 of 4: with all four the sum carries more noise, with three exactly σ clips, and the ledger knows which."""
@@ -101,15 +84,6 @@ def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):
     totals = released(monkeypatch, Masked(min_silos=3), still, 120, silos=4)
     noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 120)
     assert judges_std(noise, 5.0 * 0.5)
-
-
-def charges(directory) -> list[dict]:
-    lines = (directory / "checkpoint" / "ledger.jsonl").read_text().splitlines()
-    return [fields for fields in map(json.loads, lines) if "events" in fields]
-
-
-def multipliers(directory) -> list[float]:
-    return [charge["events"]["released"]["noise_multiplier"] for charge in charges(directory)]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -313,12 +287,6 @@ def test_what_the_server_receives_says_nothing_of_one_silo(wire):  # noqa: F811
     ]
     survivors = [sum(sent[f"silo{s}", r, 1] for s in (0, 2, 3)) for r in range(60)]
     assert uniform(np.concatenate(late) - np.concatenate(survivors)), "the late silo's part stays sealed"
-
-
-def uniform(words: np.ndarray) -> bool:
-    """Bytes of the words, by chi-square."""
-    counts = np.bincount(np.ascontiguousarray(words).view(np.uint8), minlength=256)
-    return stats.chisquare(counts).pvalue > 1e-6
 
 
 def test_sums_need_three_silos_and_a_grid():

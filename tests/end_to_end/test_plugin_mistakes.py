@@ -182,34 +182,34 @@ OPTIMIZER, ACCOUNTANT, AGGREGATOR = "method.server_optimizer.name", "accountant"
 
 
 @pytest.mark.parametrize(
-    ("setting", "name", "error", "says"),
+    ("setting", "name", "error"),
     [
-        (OPTIMIZER, "Alone", "plugin.returned", "pair (params, state)"),
-        (OPTIMIZER, "Short", "plugin.returned", "(3,)"),
-        (OPTIMIZER, "Wide", "plugin.returned", "float64"),
-        (OPTIMIZER, "Counts", "plugin.returned", "'n'"),
-        (OPTIMIZER, "Taken", "plugin.returned", "'params'"),
-        (OPTIMIZER, "ShortOutput", "plugin.returned", "output_params"),
-        (ACCOUNTANT, "Number", "plugin.returned", "Composition"),
-        (ACCOUNTANT, "Nothing", "plugin.returned", "NoneType"),
-        (ACCOUNTANT, "Raising", "plugin.raised", "LookupError: nothing here"),
-        (AGGREGATOR, "Told", "plugin.returned", "visibility"),
-        (AGGREGATOR, "Share", "plugin.returned", "delta_share"),
-        (AGGREGATOR, "ShortSum", "plugin.returned", "ShortServer"),
-        (AGGREGATOR, "RaisingSum", "plugin.raised", "LookupError: nothing here"),
-        ("method.name", "Undeclared", "plugin.not_frozen", "root"),
-        ("method.name", "RaisingMethod", "plugin.raised", "LookupError: nothing here"),
+        (OPTIMIZER, "Alone", "plugin.returned"),
+        (OPTIMIZER, "Short", "plugin.returned"),
+        (OPTIMIZER, "Wide", "plugin.returned"),
+        (OPTIMIZER, "Counts", "plugin.returned"),
+        (OPTIMIZER, "Taken", "plugin.returned"),
+        (OPTIMIZER, "ShortOutput", "plugin.returned"),
+        (ACCOUNTANT, "Number", "plugin.returned"),
+        (ACCOUNTANT, "Nothing", "plugin.returned"),
+        (ACCOUNTANT, "Raising", "plugin.raised"),
+        (AGGREGATOR, "Told", "plugin.returned"),
+        (AGGREGATOR, "Share", "plugin.returned"),
+        (AGGREGATOR, "ShortSum", "plugin.returned"),
+        (AGGREGATOR, "RaisingSum", "plugin.raised"),
+        ("method.name", "Undeclared", "plugin.not_frozen"),
+        ("method.name", "RaisingMethod", "plugin.raised"),
         # What it called raised: it is the plug-in's mistake all the same.
-        ("method.name", "Careless", "plugin.raised", "AttributeError"),
+        ("method.name", "Careless", "plugin.raised"),
     ],
 )
 def test_a_mistake_names_the_class(
-    silodp: Silodp, config: Path, code: Path, setting: str, name: str, error: str, says: str
+    silodp: Silodp, config: Path, code: Path, setting: str, name: str, error: str
 ) -> None:
     ran = silodp("run", config, "--set", f"{setting}={code}:{name}", "--set", "rounds=1", "--out", "out")
     last = ran._replace(err=ran.err.splitlines(keepends=True)[-1])  # after the lines of rounds
     owner = {"ShortSum": "ShortServer"}.get(name, name)
-    assert_sentence(last, f"own.py:{owner}", says, code=error)
+    assert_sentence(last, f"own.py:{owner}", code=error)
     assert ("The traceback is in" in last.err) == (error == "plugin.raised")
 
 
@@ -219,44 +219,40 @@ def test_a_plan_refuses_what_the_end_of_a_run_would_need(
 ) -> None:
     setting = ACCOUNTANT if name == "Number" else AGGREGATOR
     planned = silodp("plan", config, "--set", f"{setting}={code}:{name}")
-    assert_sentence(planned, f"own.py:{name}", code="plugin.returned")
+    assert_sentence(planned, code="plugin.returned")
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "says"),
-    [
-        ("WIDE", "data.federation", "record_shape = (4,)"),
-        ("THREE", "data.federation", "classes = 3"),
-        ("SIX", "plugin.raised", "own.py:load"),
-    ],
+    ("data", "error"),
+    [("WIDE", "data.federation"), ("THREE", "data.federation"), ("SIX", "plugin.raised")],
 )
 def test_a_data_set_that_is_not_as_declared_is_refused(
-    silodp: Silodp, config: Path, code: Path, data: str, error: str, says: str
+    silodp: Silodp, config: Path, code: Path, data: str, error: str
 ) -> None:
     wrong = ", wrong=true" if data == "SIX" else ""
     ran = silodp("run", config, "--set", f"data={{source='{code}:{data}'{wrong}}}", "--out", "out")
-    assert_sentence(ran, says, code=error)
+    assert_sentence(ran, code=error)
     assert not Path("out").exists()
 
 
 def test_a_name_that_is_not_defined_is_told_by_its_kind(silodp: Silodp, config: Path, code: Path) -> None:
-    for setting, kind, name, close in (
-        ("task.loss", "loss", "recal", "recall"),
-        ("task.metrics", "metric", "recal", "recall"),
-        ("method.name", "class", "Careles", "Careless"),
-        ("data.source", "data set", "SIXX", "SIX"),
+    for setting, name in (
+        ("task.loss", "recal"),
+        ("task.metrics", "recal"),
+        ("method.name", "Careles"),
+        ("data.source", "SIXX"),
     ):
-        value = f'["{code}:{name}"]' if kind == "metric" else f"{code}:{name}"
+        value = f'["{code}:{name}"]' if setting == "task.metrics" else f"{code}:{name}"
         ran = silodp("run", config, "--set", f"{setting}={value}", "--out", "out")
-        assert_sentence(ran, f"has no {kind} '{name}'", f"'{close}'", code="config.not_importable")
+        assert_sentence(ran, code="config.not_importable")
     ran = silodp("epsilon", "--method", "own.py", "--rounds", "1")
-    assert_sentence(ran, "FILE.py:CLASS", code="argument.value")
+    assert_sentence(ran, code="argument.value")
 
 
 def test_an_attribute_without_a_type_is_no_setting(silodp: Silodp, config: Path, code: Path) -> None:
     settings = ("--set", f"method.name={code}:Untyped", "--set", "method.root=3")
     ran = silodp("plan", config, *settings)
-    assert_sentence(ran, "own.py:Untyped", "@dataclass(frozen=True)", code="config.unknown_field")
+    assert_sentence(ran, code="config.unknown_field")
 
 
 def test_metrics_that_sums_do_not_estimate_are_named_before_the_run(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from end_to_end.test_masked import charges, multipliers
 from silodp.aggregators import lattice, paillier
 from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.paillier.weighting import PaillierServer
@@ -15,6 +14,7 @@ from silodp.errors import SilodpError
 from silodp.runtime.server import Server
 from silodp.training.sgd.local import LocalTraining
 from support.clear import released
+from support.masked import at, charges, multipliers
 from support.oracles import judges_std, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties, in_clear, run, spec
 from support.wires import Wire, wire  # noqa: F401
@@ -167,10 +167,6 @@ def test_the_sum_is_noisy_in_every_residue_of_its_scale(aggregator, unmoved, mon
 
 
 # --- silos that are lost ---
-
-
-def at(silo: str, kind: str, round_: int, when: str):
-    return staticmethod(lambda name, m: when if (name, m.kind, m.round) == (silo, kind, round_) else None)
 
 
 @pytest.mark.slow

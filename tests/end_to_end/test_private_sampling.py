@@ -8,10 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from attacks.test_private_views import holds
-from end_to_end.test_masked import charges, uniform
-from end_to_end.test_private_charges import at
-from end_to_end.test_private_weighting import heart  # noqa: F401
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
@@ -30,18 +26,25 @@ from silodp.crypto.sampling import SamplingRatio
 from silodp.errors import SilodpError
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
+from support.masked import at, charges, uniform
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, Parties, hidden_samples, in_clear, run, spec
+from support.private import (
+    BOTH,
+    HALF,
+    HIDDEN,
+    LATTICE,
+    LAW,
+    PAILLIER,
+    RECORDS,
+    Parties,
+    hidden_samples,
+    holds,
+    in_clear,
+    run,
+    spec,
+)
 from support.stores import side_of
 from support.wires import wire  # noqa: F401
-
-HALF = replace(RECORDS, user_sampling=0.5)
-HIDDEN = {
-    "lattice": replace(LATTICE, hidden_sample=10),
-    "paillier": replace(PAILLIER, hidden_sample=10),
-}
-BOTH = pytest.mark.parametrize("aggregator", HIDDEN.values(), ids=HIDDEN)
-LAW = SamplingRatio(5, 10)
 
 # --- the sums ---
 
@@ -93,7 +96,7 @@ def test_sums_are_those_in_clear(name, silos, users, records, cap, law, sigma):
     ids=lambda a: a.name,
 )
 @pytest.mark.slow
-def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):  # noqa: F811
+def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):
     local = LocalTraining(learning_rate=0.001, epochs=2, batch_size=8)
     method = replace(RECORDS, clip=0.1, local=local, user_sampling=0.3, server_momentum=0.5)
     drawn = assert_as_in_clear(private, method, heart, rounds=3)

@@ -10,15 +10,22 @@ from hypothesis import strategies as st
 from silodp.aggregators import _private_weights
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
-from silodp.data.federation import Federation, SiloData
-from silodp.errors import SilodpError
 from silodp.methods import roles
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
-from silodp_experiments.benchmarks import data_root, heart_disease
 from support.clear import described, released
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, spec
+from support.private import (
+    LATTICE,
+    PAILLIER,
+    RECORDS,
+    SAMPLED,
+    counts_of,
+    in_clear,
+    run,
+    spec,
+    with_empty_silo,
+)
 from support.refusals import refused
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
@@ -32,12 +39,6 @@ def assert_as_in_clear(aggregator, method, federation=None, rounds=2) -> None:
     assert len(hidden) == rounds
     np.testing.assert_array_equal(hidden, clear)
     assert described(result) == described(twin)
-
-
-def with_empty_silo(federation: Federation) -> Federation:
-    *others, last = federation.silos
-    none = SiloData(last.name, last.x[:0], last.y[:0], last.user[:0])
-    return replace(federation, silos=(*others, none))
 
 
 @pytest.mark.slow
@@ -68,15 +69,6 @@ def test_sums_are_those_in_clear(private, silos, users, records, cap, rate, sigm
     aggregator = replace(private, count_cap=cap, min_silos=3 if odd and silos == 4 else None)
     method = replace(RECORDS, user_sampling=rate, noise_multiplier=sigma)
     assert_as_in_clear(aggregator, method, federation, rounds=1 if rate == 1 else 2)
-
-
-@pytest.fixture(scope="module")
-def heart() -> Federation:
-    try:
-        data_root()
-    except SilodpError as error:
-        pytest.skip(f"needs the shared data: {error}")
-    return heart_disease(users=50)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from end_to_end.test_masked import AVG, run
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
@@ -14,6 +13,7 @@ from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import SignedChannel
+from support.masked import AVG, run
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes

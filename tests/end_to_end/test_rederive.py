@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_budgets_table import PERSONAL, USERS, tables
-from test_edges import TABLES
-from test_record_methods import DDP
 
 from silodp.accounting.guarantee import HELD_OUT, NOT_COVERED, OTHER_CODE, format_epsilon
 from silodp.accounting.views import ADVERSARIES
@@ -33,6 +30,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
 from silodp.wire.transport import SIGNED_BYTES, DeliveryFailure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.configs import DDP, PERSONAL, TABLES, USERS, tables
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused as refused_with
 from support.rewriting import rebind

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -608,43 +607,34 @@ def test_persons_whose_keys_may_be_one_are_warned_of_once_methods_protect_person
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "code"),
     [
-        ({"rounds": "3"}, "rounds = '3'"),
-        ({"rounds": 1.5}, "rounds = 1.5"),
-        ({"rounds": True}, "rounds = True"),
-        ({"rounds": None}, "rounds = None"),
-        ({"evaluate_every": None}, "evaluate_every = None"),
-        ({"delta": "x"}, "delta = 'x'"),
-        ({"delta": True}, "delta = True"),
-        ({"delta": 0}, "delta = 0"),
-        ({"delta": 1}, "delta = 1"),
-        ({"delta": float("nan")}, "delta = nan"),
-        ({"out": 3}, "out is a int"),
-        ({"out": b"there"}, "out is a bytes"),
-        ({"evaluate_every": 0}, "evaluate_every = 0"),
-        ({"seed": 1.5}, "seed = 1.5"),
-        ({"seed": -1}, "seed = -1"),
-        ({"budget": 3.0}, "budget is a float"),
-        ({"aggregator": 3}, "aggregator is 3"),
-        ({"aggregator": Plain}, "aggregator is <class"),
-        ({"method": UldpAvg}, "method is <class"),
-        ({"method": "uldp-avg"}, "method is 'uldp-avg'"),
-        ({"task": torch.nn.Linear(4, 1)}, "task is a "),
-        ({"federation": None}, "federation is a NoneType"),
-        ({"on_round": 3}, "on_round is 3"),
+        ({"rounds": "3"}, "argument.value"),
+        ({"rounds": True}, "argument.value"),
+        ({"evaluate_every": 0}, "argument.value"),
+        ({"delta": "x"}, "argument.type"),
+        ({"delta": 1}, "argument.value"),
+        ({"delta": float("nan")}, "argument.value"),
+        ({"out": b"there"}, "argument.type"),
+        ({"seed": -1}, "argument.value"),
+        ({"budget": 3.0}, "argument.type"),
+        ({"aggregator": 3}, "argument.type"),
+        ({"aggregator": Plain}, "argument.type"),
+        ({"method": UldpAvg}, "argument.type"),
+        ({"method": "uldp-avg"}, "argument.type"),
+        ({"task": torch.nn.Linear(4, 1)}, "argument.type"),
+        ({"federation": None}, "argument.type"),
+        ({"on_round": 3}, "argument.type"),
+        ({"resume": True}, "argument.missing"),
     ],
 )
-def test_arguments_of_another_kind_are_one_sentence(change, says):
-    arguments = {
-        "federation": small_federation(),
-        "task": logistic_task(),
-        "method": AVG,
-        "rounds": 1,
-    } | change
-    first = [arguments.pop(name) for name in ("federation", "task", "method")]
-    with pytest.raises(SilodpError, match=re.escape(says)):
+def test_arguments_of_another_kind_are_refused(change, code):
+    usual = {"federation": small_federation(), "task": logistic_task(), "method": AVG}
+    arguments = {**usual, "rounds": 1, **change}
+    first = [arguments.pop(name) for name in usual]
+    with refused(code) as caught:
         train(*first, **arguments)
+    assert next(iter(change)) in str(caught.value)
 
 
 def test_a_delta_that_promises_nothing_is_said_to():

@@ -7,9 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from end_to_end.test_masked import charges
-from end_to_end.test_private_charges import at
-from end_to_end.test_private_weighting import with_empty_silo
 from silodp.accounting.events import PoissonSampled, RevealedSample, SampledReplacement, Skellam
 from silodp.aggregators import _private_weights
 from silodp.aggregators.masked import Masked
@@ -18,8 +15,9 @@ from silodp.crypto.homes import HomeParameters
 from silodp.data.federation import Federation
 from silodp.methods import roles
 from support.clear import described, released
+from support.masked import at, charges
 from support.oracles import small_federation
-from support.private import HOME, SELECT, counts_of, hidden_samples, in_clear, run, spec
+from support.private import HOME, SELECT, counts_of, hidden_samples, in_clear, run, spec, with_empty_silo
 from support.refusals import refused
 from support.wires import wire  # noqa: F401
 

@@ -181,9 +181,7 @@ def test_a_typical_time_is_a_number_above_0(
 def test_options_are_those_of_a_named_loss(folder: Path, silodp: Silodp) -> None:
     (folder / "own.py").write_text("def loss(outputs, targets):\n    return outputs[:, 0] ** 2\n")
     own = f"task.loss={folder / 'own.py'}:loss"
-    assert_sentence(
-        silodp("run", folder / "config.toml", "--set", own), "task.loss_options", code="argument.conflict"
-    )
+    assert_sentence(silodp("run", folder / "config.toml", "--set", own), code="argument.conflict")
     weighted = ["task.loss=cross_entropy", "task.loss_options={class_weights=[1, 2, 3]}"]
     config = load_config(folder / "config.toml", weighted).config
     assert config.task.loss_options == {"class_weights": [1, 2, 3]}
@@ -193,9 +191,9 @@ def test_a_run_is_not_resumed_with_another_typical_time(folder: Path, silodp: Si
     assert silodp("run", folder / "config.toml", "--out", folder / "run", "--set", "rounds=1").status == 0
     changed = ("--set", "task.loss_options.typical_time=5", "--set", "rounds=2")
     done = silodp("run", folder / "config.toml", "--out", folder / "run", "--resume", *changed)
-    assert_sentence(done, "task.loss_options", code="checkpoint.setup")
+    assert_sentence(done, code="checkpoint.setup")
     renamed = silodp("run", folder / "run", "--resume", "--set", "rounds=2", *COX)
-    assert_sentence(renamed, "task.loss", code="checkpoint.setup")
+    assert_sentence(renamed, code="checkpoint.setup")
     assert silodp("run", folder / "run", "--resume", "--set", "rounds=2").status == 0
 
 
@@ -218,12 +216,12 @@ def test_a_run_is_not_resumed_with_a_loss_of_code_in_place_of_one_of_silodp(
     (folder / "own.py").write_text(code)
     own = ("--set", f"task.loss={folder / 'own.py'}:cox", "--set", "rounds=2")
     done = silodp("run", folder / "run", "--resume", *own)
-    assert_sentence(done, "task.loss", code="checkpoint.setup")
+    assert_sentence(done, code="checkpoint.setup")
 
 
 def test_cox_has_no_options(folder: Path, silodp: Silodp) -> None:
     done = silodp("plan", folder / "config.toml", "--set", "task.loss=cox")
-    assert_sentence(done, "task.loss_options.typical_time", code="config.unknown_field")
+    assert_sentence(done, code="config.unknown_field")
     assert cox().name == "cox"
 
 

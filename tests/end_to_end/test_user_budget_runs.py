@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import stats
 
-from end_to_end.test_masked import AVG, TRAIN
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
@@ -21,6 +20,7 @@ from silodp.runtime.server import Server
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from support.clear import released
+from support.masked import AVG, TRAIN
 from support.oracles import logistic_task, small_federation, without_user
 from support.private import LATTICE, PAILLIER, in_clear, run
 from support.refusals import refused

@@ -84,45 +84,30 @@ def test_options_reach_a_function_that_collects_them(config: Path, code: Path):
 
 
 @pytest.mark.parametrize(
-    ("task", "error", "says"),
+    ("task", "error"),
     [
-        ("model={}:raises", "model.raised", "KeyError"),
-        ("model={}:leaves", "model.raised", "SystemExit"),
-        ("model={}:number", "model.not_a_module", "int"),
-        ("model={}:absent", "config.not_importable", "absent"),
-        ("model={folder}/leaves.py:build", "config.not_importable", "SystemExit"),
-        ("model=torch:tensor", "config.no_signature", "tensor"),
-        ("loss={}:scalar_loss", "loss.not_per_record", 'reduction="none"'),
-        ("loss={}:raising_loss", "loss.raised", "LookupError: nothing here"),
-        ("loss={}:number", "loss.not_callable", "int"),
-        ("loss=cross_entropy", "loss.output_shape", "one output per class"),
-        ("loss=cox", "loss.wrong_labels", "cox"),
-        ('metrics=["{}:raising_metric"]', "metric.raised", "LookupError: nothing here"),
-        ('metrics=["{}:number"]', "metric.not_callable", "int"),
-        ('metrics=["concordance"]', "metric.wrong_labels", "concordance"),
+        ("model={}:raises", "model.raised"),
+        ("model={}:leaves", "model.raised"),
+        ("model={}:number", "model.not_a_module"),
+        ("model={}:absent", "config.not_importable"),
+        ("model={folder}/leaves.py:build", "config.not_importable"),
+        ("model=torch:tensor", "config.no_signature"),
+        ("loss={}:scalar_loss", "loss.not_per_record"),
+        ("loss={}:raising_loss", "loss.raised"),
+        ("loss={}:number", "loss.not_callable"),
+        ("loss=cross_entropy", "loss.output_shape"),
+        ("loss=cox", "loss.wrong_labels"),
+        ('metrics=["{}:raising_metric"]', "metric.raised"),
+        ('metrics=["{}:number"]', "metric.not_callable"),
+        ('metrics=["concordance"]', "metric.wrong_labels"),
     ],
 )
 def test_what_fails_is_one_sentence_before_anything_is_spent(
-    silodp: Silodp,
-    config: Path,
-    code: Path,
-    task: str,
-    error: str,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
+    silodp: Silodp, config: Path, code: Path, task: str, error: str
 ):
-    raised: list[SilodpError] = []
-    make = SilodpError.__init__
-
-    def noted(self: SilodpError, *args: str, **fields: str) -> None:
-        make(self, *args, **fields)
-        raised.append(self)
-
-    monkeypatch.setattr(SilodpError, "__init__", noted)
     setting = "task." + task.replace("{folder}", str(code.parent)).replace("{}", str(code))
     ran = silodp("run", config, "--set", setting, "--out", "out")
-    assert_sentence(ran, says)
-    assert raised[-1].code == error
+    assert_sentence(ran, code=error)
     assert len(ran.err) < 700
     assert not Path("out").exists()
 

@@ -113,54 +113,23 @@ PERSONAL_CLIP: Plain = {"by": "clip", "largest_budget": 5.0}
 
 
 def _runs() -> dict[str, Plain]:
-    found: dict[str, Plain] = {}
-    for aggregator in ("plain", "masked", "lattice", "paillier"):
-        open_ = aggregator in ("plain", "masked")
-        sampled: Plain = {**AVG, "user_sampling": 0.5}
-        weighted: Plain = {**AVG, "weighting": "records"}
-        if open_:
-            found[f"uldp-avg uniform {aggregator}"] = run({**AVG, "server_momentum": 0.5}, aggregator)
-            found[f"uldp-avg sampled {aggregator}"] = run(sampled, aggregator)
-            sgd = {**without(AVG, "local"), "name": "uldp-sgd"}
-            found[f"uldp-sgd {aggregator}"] = run(sgd, aggregator)
-            found[f"uldp-naive {aggregator}"] = run(NAIVE, aggregator)
-            found[f"uldp-group {aggregator}"] = run(GROUP, aggregator)
-            local = {**LOCAL, "momentum": 0.5, "weight_decay": 0.01}
-            found[f"default {aggregator}"] = run({"name": "default", "local": local}, aggregator)
-        found[f"uldp-avg records {aggregator}"] = run(weighted, aggregator)
-        both = {**weighted, "user_sampling": 0.5}
-        found[f"uldp-avg records sampled {aggregator}"] = run(both, aggregator)
-        for by, personal in (("sampling", PERSONAL_SAMPLING), ("clip", PERSONAL_CLIP)):
-            if open_ or by == "clip":
-                method = {**(AVG if open_ else weighted), "personal": personal}
-                found[f"uldp-avg personal {by} {aggregator}"] = run(method, aggregator, budgets=OF_USERS)
-        if not open_:
-            settings = {**(LATTICE if aggregator == "lattice" else PAILLIER), "hidden_sample": 2}
-            found[f"uldp-avg hidden sample {aggregator}"] = run(both, aggregator, aggregation=settings)
-            sgd = {**without(weighted, "local"), "name": "uldp-sgd"}
-            found[f"uldp-sgd records {aggregator}"] = run(sgd, aggregator)
-            continue
-        found[f"rpdp {aggregator}"] = run(RPDP, aggregator, data=OWN_BUDGETS)
-        many = {**RPDP, "client_sampling": 0.6, "ledger": "realized", "optimizer": "adam"}
-        found[f"rpdp clients realized adam {aggregator}"] = run(many, aggregator, budgets=OF_RECORDS)
-        minimum = {**without(RPDP, "largest_budget"), "name": "rpdp-minimum", "budget": 0.5}
-        found[f"rpdp-minimum {aggregator}"] = run(minimum, aggregator, data=OWN_BUDGETS)
-        dropout = {**without(RPDP, "largest_budget"), "name": "rpdp-dropout", "threshold": 2.0}
-        found[f"rpdp-dropout {aggregator}"] = run(dropout, aggregator, data=OWN_BUDGETS)
-        filtered = {**RPDP, "name": "rpdp-filter", "noise_multiplier": 3.0}
-        found[f"rpdp-filter {aggregator}"] = run(filtered, aggregator, data=OWN_BUDGETS)
-        for trajectory in ("decoupled", "local", "paper"):
-            method = {**DDP, "trajectory": trajectory}
-            found[f"ddp {trajectory} {aggregator}"] = run(method, aggregator)
-        each = {
-            **DDP,
-            "noise_multiplier": [1.0, 1.5, 2.0],
-            "clip": [0.5, 0.4, 0.3],
-            "local_steps": [1, 2, 3],
-            "local_learning_rate": [0.5, 0.3, 0.2],
-            "local_momentum": 0.5,
-        }
-        found[f"ddp clients differ {aggregator}"] = run(each, aggregator)
+    sampled: Plain = {**AVG, "user_sampling": 0.5}
+    weighted: Plain = {**AVG, "weighting": "records"}
+    both: Plain = {**weighted, "user_sampling": 0.5}
+    sgd: Plain = {**without(AVG, "local"), "name": "uldp-sgd"}
+    local = {**LOCAL, "momentum": 0.5, "weight_decay": 0.01}
+    many = {**RPDP, "client_sampling": 0.6, "ledger": "realized", "optimizer": "adam"}
+    minimum = {**without(RPDP, "largest_budget"), "name": "rpdp-minimum", "budget": 0.5}
+    dropout = {**without(RPDP, "largest_budget"), "name": "rpdp-dropout", "threshold": 2.0}
+    filtered = {**RPDP, "name": "rpdp-filter", "noise_multiplier": 3.0}
+    each = {
+        **DDP,
+        "noise_multiplier": [1.0, 1.5, 2.0],
+        "clip": [0.5, 0.4, 0.3],
+        "local_steps": [1, 2, 3],
+        "local_learning_rate": [0.5, 0.3, 0.2],
+        "local_momentum": 0.5,
+    }
     scf = {
         **RPDP,
         "calibration": "scf",
@@ -168,90 +137,84 @@ def _runs() -> dict[str, Plain]:
         "local_steps": 50,
         "local_learning_rate": 0.01,
     }
-    found["rpdp fitted curve"] = run(scf, rounds=15, evaluate_every=5, delta=1e-3, budgets=OF_RECORDS)
-    pareto = {**OF_RECORDS, "distribution": "pareto", "shape": 1.5}
-    found["rpdp pareto"] = run(RPDP, budgets=pareto)
-    four = {**TABLES, "files": {name: f"{name}.csv" for name in CLINICS}}
-    fewer: Plain = {"min_silos": 3, "units": 65536}
-    found["uldp-avg one may be missing masked"] = run(AVG, "masked", aggregation=fewer, data=four)
-    found["uldp-avg embedded"] = run(AVG, data=EMBEDDED, task={}, evaluate_every=2, rounds=3)
-    found["uldp-avg embedded zipf mlp"] = run(
-        {**AVG, "weighting": "records"},
-        "masked",
-        data={**EMBEDDED, "allocation": "zipf", "seed": 3},
-        # GroupNorm of three units: of two it is a sign, which magnifies last bits, and these differ between CPUs.
-        task={"model": "mlp", "options": {"width": 6, "layers": 1, "groups": 2}},
-    )
-    found["uldp-avg stops at its budget"] = run(AVG, rounds=6, budget={"epsilon": 5.5})
-    found["uldp-avg budget of the server rdp"] = run(
-        AVG, "masked", rounds=6, budget={"epsilon": 5.5, "adversary": "server"}, accountant="rdp"
-    )
-    found["uldp-avg limits of silos"] = run(AVG, "masked", silo_limits={"server": 20.0, "released": 20.0})
+    found = {
+        "uldp-avg sampled plain": run(sampled),
+        "uldp-avg sampled masked": run(sampled, "masked"),
+        "uldp-avg records sampled lattice": run(both, "lattice"),
+        "uldp-sgd plain": run(sgd),
+        "uldp-sgd masked": run(sgd, "masked"),
+        "uldp-naive plain": run(NAIVE),
+        "uldp-group plain": run(GROUP),
+        "default plain": run({"name": "default", "local": local}),
+        "rpdp plain": run(RPDP, data=OWN_BUDGETS),
+        "rpdp clients realized adam plain": run(many, budgets=OF_RECORDS),
+        "rpdp clients realized adam masked": run(many, "masked", budgets=OF_RECORDS),
+        "rpdp-minimum plain": run(minimum, data=OWN_BUDGETS),
+        "rpdp-dropout plain": run(dropout, data=OWN_BUDGETS),
+        "rpdp-filter plain": run(filtered, data=OWN_BUDGETS),
+        "rpdp fitted curve": run(scf, rounds=15, evaluate_every=5, delta=1e-3, budgets=OF_RECORDS),
+        "ddp decoupled plain": run({**DDP, "trajectory": "decoupled"}),
+        "ddp decoupled masked": run({**DDP, "trajectory": "decoupled"}, "masked"),
+        "ddp local plain": run({**DDP, "trajectory": "local"}),
+        "ddp paper plain": run({**DDP, "trajectory": "paper"}),
+        "ddp clients differ plain": run(each),
+        "uldp-avg embedded": run(AVG, data=EMBEDDED, task={}, evaluate_every=2, rounds=3),
+        "uldp-avg stops at its budget": run(AVG, rounds=6, budget={"epsilon": 5.5}),
+    }
+    for aggregator in ("plain", "masked"):
+        found[f"uldp-avg uniform {aggregator}"] = run({**AVG, "server_momentum": 0.5}, aggregator)
+        clipped = {**AVG, "personal": PERSONAL_CLIP}
+        found[f"uldp-avg personal clip {aggregator}"] = run(clipped, aggregator, budgets=OF_USERS)
+    for aggregator in ("plain", "masked", "lattice", "paillier"):
+        found[f"uldp-avg records {aggregator}"] = run(weighted, aggregator)
+    for aggregator, settings in (("lattice", LATTICE), ("paillier", PAILLIER)):
+        hidden = {**settings, "hidden_sample": 2}
+        found[f"uldp-avg hidden sample {aggregator}"] = run(both, aggregator, aggregation=hidden)
+    clipped = {**weighted, "personal": PERSONAL_CLIP}
+    found["uldp-avg personal clip lattice"] = run(clipped, "lattice", budgets=OF_USERS)
+    by_sampling = {**AVG, "personal": PERSONAL_SAMPLING}
+    found["uldp-avg personal sampling plain"] = run(by_sampling, budgets=OF_USERS)
     return found
 
 
-RUNS = _runs()
-"""Name → configuration. The metrics are left out of most, as pictures of them take the time of a run."""
+CONFIGS = _runs()
+"""Name → configuration of runs and plans. Most have no metrics, as pictures of them take the time of a run."""
+
+RUNS = (
+    "uldp-avg uniform plain",
+    "uldp-avg sampled masked",
+    "uldp-avg hidden sample lattice",
+    "uldp-avg hidden sample paillier",
+    "uldp-avg personal clip lattice",
+    "uldp-sgd plain",
+    "uldp-group plain",
+    "uldp-naive plain",
+    "default plain",
+    "rpdp clients realized adam masked",
+    "rpdp-filter plain",
+    "ddp paper plain",
+)
+"""The runs that are computed again: methods, aggregators and units."""
 
 SLOW = frozenset(
     (
-        *(name for name in RUNS if "paillier" in name),
+        *(name for name in CONFIGS if "paillier" in name),
         "rpdp fitted curve",
-        "rpdp pareto",
-        "rpdp masked",
-        "rpdp-minimum masked",
-        "rpdp-dropout masked",
-        "rpdp clients realized adam plain",
-        "ddp decoupled plain",
         "ddp decoupled plain, for epsilon 3",
         "ddp clients differ plain",
-        "ddp clients differ masked",
-        "ddp paper masked",
-        "default masked",
-        "uldp-avg uniform masked",
         "uldp-avg personal sampling plain",
-        "uldp-avg personal clip plain",
         "uldp-avg personal clip masked",
-        "uldp-avg embedded zipf mlp",
-        "uldp-avg budget of the server rdp",
         "uldp-sgd masked",
-        "uldp-naive masked",
-        "uldp-group masked",
-        "resumed ddp local plain",
-        "resumed uldp-avg sampled plain",
-        "averaged models",
+        "rpdp clients realized adam plain",
     )
 )
-"""What takes seconds, and runs that have a faster twin; only `pytest -m slow` computes it. A name that begins with a
-part is slow in that part only."""
+"""What takes seconds; only `pytest -m slow` computes it."""
 
 
-def is_slow(part: str, name: str) -> bool:
+def is_slow(name: str) -> bool:
     """Whether only `pytest -m slow` computes a case."""
     many_steps = "--method ddp" in name and "--local-steps" in name and "--rounds 2 " not in name
-    return many_steps or bool({name, f"{part} {name}"} & SLOW)
-
-
-LISTED_RUNS = frozenset(
-    (
-        "uldp-avg uniform plain",
-        "uldp-avg sampled masked",
-        "uldp-avg hidden sample lattice",
-        "uldp-avg hidden sample paillier",
-        "rpdp clients realized adam plain",
-        "rpdp-filter plain",
-        "uldp-avg embedded",
-    )
-)
-"""Runs whose files are listed."""
-REPEATED_RUNS = (
-    "uldp-avg sampled plain",
-    "uldp-avg records masked",
-    "rpdp-filter plain",
-    "rpdp masked",
-    "ddp local plain",
-)
-"""Runs that are stopped after one round and resumed: what they end in is that of the run in one go."""
+    return many_steps or name in SLOW
 
 
 def _questions() -> dict[str, list[str]]:
@@ -373,7 +336,7 @@ def _plans() -> dict[str, tuple[Plain, list[str]]]:
         "uldp-avg stops at its budget",
         "uldp-avg embedded",
     ):
-        found[name] = (RUNS[name], [])
+        found[name] = (CONFIGS[name], [])
     for name in (
         "uldp-avg sampled plain",
         "uldp-avg uniform masked",
@@ -382,29 +345,24 @@ def _plans() -> dict[str, tuple[Plain, list[str]]]:
         "rpdp clients realized adam plain",
         "ddp decoupled plain",
     ):
-        found[f"{name}, for epsilon 3"] = (RUNS[name], ["--target-epsilon", "3"])
+        found[f"{name}, for epsilon 3"] = (CONFIGS[name], ["--target-epsilon", "3"])
     return found
 
 
 PLANS = _plans()
 
 
-COMPARED = run(AVG, data=EMBEDDED, task={"metrics": ["accuracy"]})
-COMPARED["methods"] = {"uldp-group": without(GROUP, "name", "group_size", "noise_multiplier", "clip")}
-COMPARED_METHODS = "uldp-avg:weighting=records,uldp-avg:q=0.5,uldp-naive,uldp-group:k=2"
-
-
 def _mistakes() -> dict[str, tuple[str, Plain | None, list[str]]]:
     """Name → command, configuration (None: the command takes none), further arguments."""
-    plain, masked, lattice = (RUNS[f"uldp-avg records {name}"] for name in ("plain", "masked", "lattice"))
+    plain, masked, lattice = (CONFIGS[f"uldp-avg records {name}"] for name in ("plain", "masked", "lattice"))
     paillier, group, naive = (
-        RUNS["uldp-avg records paillier"],
-        RUNS["uldp-group plain"],
-        RUNS["uldp-naive plain"],
+        CONFIGS["uldp-avg records paillier"],
+        CONFIGS["uldp-group plain"],
+        CONFIGS["uldp-naive plain"],
     )
-    rpdp, ddp, filtered = RUNS["rpdp plain"], RUNS["ddp local plain"], RUNS["rpdp-filter plain"]
-    personal = RUNS["uldp-avg personal sampling plain"]
-    embedded = RUNS["uldp-avg embedded"]
+    rpdp, ddp, filtered = CONFIGS["rpdp plain"], CONFIGS["ddp local plain"], CONFIGS["rpdp-filter plain"]
+    personal = CONFIGS["uldp-avg personal sampling plain"]
+    embedded = CONFIGS["uldp-avg embedded"]
     set_: list[tuple[str, Plain, str]] = [
         ("plan", plain, "rounds=-1"),
         ("plan", plain, "rounds=2.5"),
@@ -449,7 +407,7 @@ def _mistakes() -> dict[str, tuple[str, Plain | None, list[str]]]:
         ("run", plain, "budget={epsilon=1,adversary='server'}"),
         ("plan", plain, "budget={epsilon=1e-9}"),
         ("run", plain, "silo_limits={server=0}"),
-        ("run", RUNS["uldp-avg uniform plain"], "silo_limits={server=0.01}"),
+        ("run", CONFIGS["uldp-avg uniform plain"], "silo_limits={server=0.01}"),
         ("plan", plain, "silo_limits={me=3}"),
         ("plan", plain, "budgets={distribution='pareto'}"),
         ("run", rpdp, "budgets={distribution='pareto'}"),
@@ -538,7 +496,7 @@ def _mistakes() -> dict[str, tuple[str, Plain | None, list[str]]]:
         "resume nothing": "run no_such_directory --resume",
     }
     found |= {name: (line.split()[0], None, line.split()[1:]) for name, line in asked.items()}
-    found["out of reach"] = ("plan", RUNS["uldp-avg uniform plain"], ["--target-epsilon", "1e-12"])
+    found["out of reach"] = ("plan", CONFIGS["uldp-avg uniform plain"], ["--target-epsilon", "1e-12"])
     found["compare nothing"] = ("compare", plain, ["--methods", ","])
     found["compare twice"] = ("compare", plain, ["--methods", "uldp-avg,uldp-avg"])
     found["compare unknown"] = ("compare", plain, ["--methods", "uldp-avg:colour=red"])
@@ -547,17 +505,3 @@ def _mistakes() -> dict[str, tuple[str, Plain | None, list[str]]]:
 
 
 MISTAKES = _mistakes()
-
-SHOWN: dict[str, list[str]] = {
-    **{name: ["epsilon", *QUESTIONS[name]] for name in list(QUESTIONS)[:22:2]},
-    **{name: ["run"] for name in ("uldp-avg uniform plain", "uldp-avg uniform masked", "ddp paper plain")},
-}
-"""Commands whose text is searched for ε."""
-CHECKPOINTS = (
-    "uldp-avg uniform plain",
-    "uldp-avg sampled masked",
-    "uldp-avg hidden sample lattice",
-    "rpdp clients realized adam plain",
-    "rpdp-filter plain",
-)
-"""Runs whose checkpoints are looked into."""

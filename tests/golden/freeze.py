@@ -1,6 +1,6 @@
 """Compute what the golden files hold, from public entry points only: commands, configurations, stored files, the wire.
 
-Usage: python tests/golden/freeze.py --write [PART ...]     PART: runs, resumed, epsilon, plans, … (see PARTS)
+Usage: python tests/golden/freeze.py --write [PART ...]     PART: runs, epsilon, plans, errors
        python tests/golden/freeze.py --show PART CASE       everything that the digests of a case are computed from
 
 Stored are digests and a few numbers. Everything is computed twice; what differs between both, because it comes from
@@ -209,14 +209,6 @@ def _merged(messages: list[dict[str, Any]]) -> dict[str, Any]:
 # --- runs ---
 
 
-def files_of(directory: Path) -> list[str]:
-    """The files of a run directory; the run's id is left out of their names."""
-    ledger = directory / "checkpoint" / "ledger.jsonl"
-    run = json.loads(ledger.read_text().splitlines()[0])["run"] if ledger.exists() else "?"
-    names = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-    return sorted(re.sub(r"[0-9a-f]{16,}", "ID", name.replace(run, "RUN")) for name in names)
-
-
 ABOUT = ("kind", "round", "release", "request")
 """What a line says of a charge beside its events."""
 
@@ -310,73 +302,21 @@ SUMMARY = frozenset(("stopped", "loss", "epsilon", "private", "releasable", "att
 def played(name: str) -> dict[str, Any]:
     """A run, from its configuration to what it leaves."""
     importlib.import_module("silodp").train  # noqa: B018  loads what carries messages
-    with workplace(cases.RUNS[name]) as folder, wire() as seen:
+    with workplace(cases.CONFIGS[name]) as folder, wire() as seen:
         status, out = silodp("run", folder / "config.toml", "--out", folder / "out", "--json")
         if status:
             return {"error": code_of(out)}
         summary = {key: numbers_in(value) for key, value in json.loads(out).items() if key in SUMMARY}
-        found = {"summary": summary, **kept_of(folder / "out"), "wire": messages_of(seen)}
-        if name in cases.LISTED_RUNS:
-            found |= {"files": files_of(folder / "out"), "report": reported(folder / "out")}
-        return found
-
-
-def resumed(name: str) -> dict[str, Any]:
-    """The same run, stopped after its first round."""
-    with workplace(cases.RUNS[name]) as folder:
-        config = cases.RUNS[name]
-        method = config["method"]
-        laid_out = method["name"] in ("rpdp", "rpdp-minimum", "rpdp-dropout")
-        rounds = ["--set", f"method.rounds={config['rounds']}"] if laid_out else []
-        silodp("run", folder / "config.toml", "--out", folder / "out", "--set", "rounds=1", *rounds)
-        status, out = silodp(
-            "run", folder / "out", "--resume", "--set", f"rounds={config['rounds']}", "--json"
-        )
-        return {"error": code_of(out)} if status else kept_of(folder / "out")
+        return {"summary": summary, **kept_of(folder / "out"), "wire": messages_of(seen)}
 
 
 # --- the other commands ---
-
-
-def cells_of(page: str) -> list[str]:
-    """The numbers in the tables of a page, in order."""
-    texts = (re.sub(r"<[^>]*>|\s", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page, re.DOTALL))
-    return [text for text in texts if re.fullmatch(r"[-+≤≥<>±×·–/%.,\d]+", text)]
-
-
-def reported(directory: Path) -> dict[str, Any]:
-    """What `silodp report` says of a directory, its pictures, and the numbers in its tables."""
-    status, out = silodp("report", directory, "--json")
-    if status:
-        return {"error": code_of(out)}
-    said = json.loads(out)
-    page = Path(said["report"]).read_text(encoding="utf-8")
-    pictures = sorted(path.name for path in directory.glob("plots/*"))
-    return {
-        "not checked": len(said["not_checked"]),
-        "pictures": pictures,
-        "numbers": " ".join(cells_of(page)),
-    }
 
 
 def planned(name: str) -> Any:
     config, more = cases.PLANS[name]
     with workplace(config) as folder:
         return answer("plan", folder / "config.toml", *more)
-
-
-def compared(_: str) -> Any:
-    """A comparison of methods: its result, and its files but for the pages."""
-    with workplace(cases.COMPARED) as folder:
-        arguments = ("--methods", cases.COMPARED_METHODS, "--seeds", 2, "--out", folder / "out")
-        found = answer("compare", folder / "config.toml", *arguments)
-        for method in found.get("methods", ()):
-            method.get("bytes", {}).pop("seconds", None)
-        return found
-
-
-def averaged(_: str) -> Any:
-    return answer("table", "averaged-models")
 
 
 def mistaken(name: str) -> str:
@@ -388,169 +328,6 @@ def mistaken(name: str) -> str:
             arguments += ["--out", "out"]
         status, out = silodp(*arguments, *more, "--json")
         return f"{status} {code_of(out)}" if status else "no error"
-
-
-def shown(name: str) -> list[str]:
-    """Every ε that a command shows to people, as it is rounded there."""
-    arguments = cases.SHOWN[name]
-    if arguments[0] == "epsilon":
-        return re.findall(r"ε = (\S+)", silodp(*arguments)[1])
-    with workplace(cases.RUNS[name]) as folder:
-        return re.findall(
-            r"ε = (\S+)", silodp(*arguments, folder / "config.toml", "--out", folder / "out")[1]
-        )
-
-
-def checkpoint_of(name: str) -> dict[str, str]:
-    """What lies in the checkpoint of a run: of every file with entries their kind, fields, types and shapes."""
-    with workplace(cases.RUNS[name]) as folder:
-        silodp("run", folder / "config.toml", "--out", folder / "out")
-        return layouts_of(folder / "out")
-
-
-def layouts_of(directory: Path) -> dict[str, str]:
-    run = json.loads((directory / "checkpoint" / "ledger.jsonl").read_text().splitlines()[0])["run"]
-    found = {}
-    for path in sorted(directory.glob("checkpoint/**/*")):
-        if path.is_file() and "silo_ledgers" not in path.parts:
-            name = str(path.relative_to(directory / "checkpoint")).replace(run, "RUN")
-            found[re.sub(r"[0-9a-f]{16,}", "ID", name)] = layout_of(path.read_bytes())
-    return found
-
-
-def layout_of(data: bytes) -> str:
-    if data[32:33] == b"{":  # an answer, behind its line in the ledger
-        data = data[32:].partition(b"\n")[2]
-    for start in range(0, 160, 32):  # stores put digests first
-        length = int.from_bytes(data[start : start + 8], "little")
-        text = data[start + 8 : start + 8 + length]
-        if len(text) == length and text.startswith(b'{"'):
-            break
-    else:
-        return "no entries"
-    entries = json.loads(text)
-    header = entries.pop("__metadata__", {})
-    message = (
-        json.loads(header["message"]) if "message" in header else {"kind": "-", "fields": sorted(header)}
-    )
-    layout = [f"{name}:{entry['dtype']}{entry['shape']}" for name, entry in sorted(entries.items())]
-    return " ".join([message["kind"], *sorted(message["fields"]), *layout]).replace(", ", ",")
-
-
-# --- Python ---
-
-
-def _linear(bias: float) -> Any:
-    import torch
-
-    layer = torch.nn.Linear(4, 1)
-    with torch.no_grad():
-        layer.weight.copy_(torch.arange(4.0) + bias)
-        layer.bias.fill_(bias)
-    return layer
-
-
-def _said(guarantee: Any) -> Any:
-    return numbers_in(json.loads(json.dumps(guarantee.to_dict())))
-
-
-def average_of(**settings: Any) -> dict[str, Any]:
-    """Three models, averaged."""
-    from silodp.methods.model_averaging import average_models
-
-    found = average_models([_linear(b) for b in (0.0, 1.0, 5.0)], delta=1e-5, record_sampling=0.1, **settings)
-    return {
-        "model": {n: p.tolist() for n, p in found.model.state_dict().items()},
-        "guarantee": _said(found.guarantee),
-    }
-
-
-def federation(**changes: Any) -> Any:
-    """Three silos with 20 records each, from whole numbers."""
-    import silodp as package
-
-    rows = np.arange(240, dtype=np.int64)
-    x = ((rows[:, None] * np.array([7, 11, 13, 17]) + np.array([1, 2, 3, 5])) % 29 / 14.5 - 1).astype(
-        np.float32
-    )
-    y = (x @ np.array([2.0, -1.0, 1.0, 0.5]) > 0).astype(np.int64)
-    user = rows * 37 % 8
-    silos = tuple(package.SiloData(f"silo{s}", x[s:60:3], y[s:60:3], user[s:60:3]) for s in range(3))
-    test = package.SiloData("test", x[60:], y[60:], np.full(180, -1))
-    return package.Federation(**{"silos": silos, "users": 8, "test": test, "classes": 2} | changes)
-
-
-def trained(model: str, **settings: Any) -> dict[str, Any]:
-    """A run by `silodp.train`, with arrays and a model of the caller's."""
-    import torch
-
-    import silodp as package
-    from silodp.training import accuracy, binary_cross_entropy
-
-    torch.manual_seed(0)
-    network = torch.nn.Linear(4, 1)
-    if model == "deep":
-        network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    task = package.Task(network, binary_cross_entropy(), {"accuracy": accuracy})
-    local = package.LocalTraining(learning_rate=0.3, epochs=2, batch_size=3)
-    method = package.methods.UldpAvg(noise_multiplier=2.0, clip=0.5, local=local, server_learning_rate=4.0)
-    shown: list[Any] = []
-    result = package.train(
-        federation(), task, method, on_round=shown.append, **{"rounds": 3, "seed": 7} | settings
-    )
-    rows = [numbers_in(json.loads(json.dumps(row))) for row in result.metrics]
-    return {
-        "params": about(result.params.numpy()),
-        "stopped": result.stopped,
-        "epsilon": result.epsilon,
-        "metrics": columns(rows),
-        "rows shown": len(shown),
-        "guarantees": {name: _said(guarantee) for name, guarantee in result.guarantees.items()},
-    }
-
-
-def refused(call: Callable[[], Any]) -> str:
-    """Code and field of what a call is refused with."""
-    import silodp as package
-
-    try:
-        call()
-    except package.SilodpError as error:
-        return f"{error.code} @ {error.field}"
-    return "no error"
-
-
-PYTHON: dict[str, Callable[[], Any]] = {
-    "train linear": lambda: trained("linear"),
-    "train deep": lambda: trained("deep"),
-    "train deep masked": lambda: trained("deep", aggregator="masked", evaluate_every=2),
-    "train until the budget": lambda: trained("linear", rounds=9, budget={"epsilon": 5.0, "delta": 1e-5}),
-    "average one step": lambda: average_of(noise_multiplier=1.5, local_steps=1),
-    "average ten steps": lambda: average_of(
-        noise_multiplier=[1.5, 2.0, 2.5], local_steps=10, accountant="rdp"
-    ),
-    "average fewer clients": lambda: average_of(noise_multiplier=1.5, local_steps=1, clients=2),
-    "refused rounds": lambda: refused(lambda: trained("linear", rounds=-1)),
-    "refused rounds of a bool": lambda: refused(lambda: trained("linear", rounds=True)),
-    "refused seed": lambda: refused(lambda: trained("linear", seed="one")),
-    "refused delta": lambda: refused(lambda: trained("linear", delta=0.0)),
-    "refused aggregator": lambda: refused(lambda: trained("linear", aggregator="open")),
-    "refused budget": lambda: refused(lambda: trained("linear", budget={"epsilon": 0.0, "delta": 1e-5})),
-    "refused budget's delta": lambda: refused(
-        lambda: trained("linear", budget={"epsilon": 1.0, "delta": 1e-3}, delta=1e-5)
-    ),
-    "refused accountant": lambda: refused(lambda: trained("linear", accountant="exact")),
-    "refused out": lambda: refused(lambda: trained("linear", out=3)),
-    "refused resume": lambda: refused(lambda: trained("linear", resume=True)),
-    "refused limits": lambda: refused(lambda: trained("linear", silo_limits={"server": 0.5})),
-    "refused on_round": lambda: refused(lambda: trained("linear", evaluate_every=0)),
-    "refused users": lambda: refused(lambda: federation(users=3)),
-    "refused silos": lambda: refused(lambda: federation(silos=())),
-    "refused steps of averages": lambda: refused(lambda: average_of(noise_multiplier=1.0, local_steps=0)),
-    "refused clients of averages": lambda: refused(
-        lambda: average_of(noise_multiplier=1.0, local_steps=1, clients=4)
-    ),
-}
 
 
 # --- comparing ---
@@ -577,8 +354,6 @@ NUMBERS = ("epsilon", "loss", "projection", "model")
 """The keys of numbers that are stored; of all others only digests are."""
 MOST = 3
 """How many numbers are stored of a case."""
-SECTIONED = frozenset(("runs", "resumed", "python"))
-"""Parts with two digests for each section of a case; the other parts have two for each case."""
 
 
 def condensed(part: str, case: Any) -> Any:
@@ -588,7 +363,7 @@ def condensed(part: str, case: Any) -> Any:
     """
     if not isinstance(case, dict):
         return case
-    sections = case if part in SECTIONED else {"all": case}
+    sections = case if part == "runs" else {"all": case}
     numbers = dict(numbers_of(case))
     spread = max(1, math.ceil(len(numbers) / MOST))
     digests = {name: f"{digest(value)} {digest(without_floats(value))}" for name, value in sections.items()}
@@ -607,7 +382,7 @@ def without_floats(value: Any, key: str = "") -> Any:
         return [without_floats(inner, key) for inner in value]
     if key == "bits" or isinstance(value, float):
         return "float"
-    return len(value.split()) if key == "numbers" and isinstance(value, str) else value
+    return value
 
 
 def numbers_of(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, float]]:
@@ -692,15 +467,9 @@ def _kind(value: Any) -> tuple[str, ...]:
 # --- the parts ---
 
 PARTS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
-    "runs": (tuple(cases.RUNS), played),
-    "resumed": (cases.REPEATED_RUNS, resumed),
+    "runs": (cases.RUNS, played),
     "epsilon": (tuple(cases.QUESTIONS), lambda name: answer("epsilon", *cases.QUESTIONS[name])),
     "plans": (tuple(cases.PLANS), planned),
-    "shown": (tuple(cases.SHOWN), shown),
-    "checkpoints": (cases.CHECKPOINTS, checkpoint_of),
-    "compare": (("compare",), compared),
-    "table": (("averaged models",), averaged),
-    "python": (tuple(PYTHON), lambda name: PYTHON[name]()),
     "errors": (tuple(cases.MISTAKES), mistaken),
 }
 

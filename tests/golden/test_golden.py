@@ -14,7 +14,7 @@ import freeze
 import pytest
 
 ENTRIES = [
-    pytest.param(part, name, id=f"{part}-{name}", marks=pytest.mark.slow if cases.is_slow(part, name) else ())
+    pytest.param(part, name, id=f"{part}-{name}", marks=pytest.mark.slow if cases.is_slow(name) else ())
     for part, (names, _) in freeze.PARTS.items()
     for name in names
 ]

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
+from silodp.attack.play import AttackResult, attack_method
+from silodp.methods import Ddp, Method, UldpAvg
+from silodp.methods.uldp_baselines import UldpGroup, UldpNaive
+from silodp.training.sgd import LocalTraining
+
 
 def make_view(adversary: str, epsilon: float | None, leak: float = 1.0, mu: float = 0.6) -> dict[str, Any]:
     """Return the entry of one adversary: a Gaussian attacker who sees `leak` times the shift that is claimed."""
@@ -101,3 +106,27 @@ def make_attack(directory: Path, **changes: Any) -> dict[str, Any]:
 
 def write_attack(directory: Path, record: Any) -> None:
     (directory / "attack.json").write_text(json.dumps(record, sort_keys=True))
+
+
+AVG: dict[str, Any] = {"noise_multiplier": 2.0, "clip": 1.0, "local": LocalTraining(0.01)}
+STEPS: dict[str, Any] = {
+    "noise_multiplier": 2.0,
+    "clip": 1.0,
+    "expected_batch_size": 10.0,
+    "local_learning_rate": 1.0,
+}
+SETTINGS: dict[str, tuple[Method, str, int]] = {
+    "uniform": (UldpAvg(**AVG), "plain", 6),
+    "sampled": (UldpAvg(**AVG, user_sampling=0.3), "plain", 10),
+    "allocated": (UldpAvg(**AVG, random_allocation=4), "plain", 20),
+    "masked": (UldpAvg(**AVG), "masked", 6),
+    "records": (UldpAvg(**AVG, weighting="records"), "plain", 6),
+    "group": (UldpGroup(**STEPS, group_size=12, local_steps=1, record_sampling=0.1), "plain", 10),
+    "ddp": (Ddp(**STEPS, local_steps=4, record_sampling=0.2), "plain", 5),
+    "naive": (UldpNaive(**AVG), "plain", 4),
+}
+
+
+def attack(setting: str, canaries: int) -> AttackResult:
+    method, aggregator, rounds = SETTINGS[setting]
+    return attack_method(method, rounds=rounds, aggregator=aggregator, canaries=canaries, seed=1)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
@@ -27,7 +26,18 @@ from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, DeliveryFailure, SignedParty, _sign_bytes, sign, verify
 from support.oracles import small_federation
-from support.private import HOME, LATTICE, PAILLIER, RECORDS, SAMPLED, SELECT, Parties, Recording
+from support.private import (
+    HALF,
+    HIDDEN,
+    HOME,
+    LATTICE,
+    PAILLIER,
+    RECORDS,
+    SAMPLED,
+    SELECT,
+    Parties,
+    Recording,
+)
 from support.stores import Backup
 
 RUNS = {

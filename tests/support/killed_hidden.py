@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from unit.methods.test_distributed import DDP
+from support.distributed import DDP
 
 NAME, STRIDE = sys.argv[1:]
 sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported

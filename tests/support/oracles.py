@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from scipy import stats
+from torch import Tensor
 
 from silodp.data.federation import Federation, SiloData
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, add_weighted_rows, clip_rows
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.metrics import accuracy
@@ -81,3 +85,8 @@ def expand_rows(rows: torch.Tensor | FactoredRows) -> torch.Tensor:
 def logistic_task(features: int = 4) -> Task:
     """One logit."""
     return Task(torch.nn.Linear(features, 1), binary_cross_entropy(), {"accuracy": accuracy})
+
+
+def add_up(chunks: Iterator[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    rows = (clip_rows(owners, rows, 1.0) for owners, rows in chunks)
+    return add_weighted_rows(ClippedRowStream(rows, size, Bounds(1.0, 1.0, 1.0, 1e9), weighted=False)).value

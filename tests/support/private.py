@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from end_to_end.test_masked import AVG
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators._key_agreement import current_session
 from silodp.aggregators.base import Aggregator
@@ -22,7 +22,7 @@ from silodp.aggregators.select import Select
 from silodp.crypto import sampling
 from silodp.crypto.keys import Identity
 from silodp.crypto.sampling import SamplingRatio
-from silodp.data.federation import Federation
+from silodp.data.federation import Federation, SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import FederationSize
 from silodp.runtime.server import Server
@@ -32,6 +32,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import DeliveryFailure
 from support.clear import LatticeInClear, PaillierInClear, SelectInClear
+from support.masked import AVG
 from support.oracles import logistic_task, small_federation
 from support.specs import make_spec
 from support.stores import Backup, set_back
@@ -233,3 +234,28 @@ class Parties:
     def kept(self, what: str) -> Message:
         """From the server's store."""
         return Message.decode(self.server.store.run.get(what) or b"")
+
+
+def with_empty_silo(federation: Federation) -> Federation:
+    *others, last = federation.silos
+    none = SiloData(last.name, last.x[:0], last.y[:0], last.user[:0])
+    return replace(federation, silos=(*others, none))
+
+
+HALF = replace(RECORDS, user_sampling=0.5)
+HIDDEN = {
+    "lattice": replace(LATTICE, hidden_sample=10),
+    "paillier": replace(PAILLIER, hidden_sample=10),
+}
+BOTH = pytest.mark.parametrize("aggregator", HIDDEN.values(), ids=HIDDEN)
+LAW = SamplingRatio(5, 10)
+
+
+def holds(message: Message, vector: np.ndarray) -> bool:
+    """Whether the vector is in any part of a message, as numbers of any width, as bits, or as text."""
+    wanted = [vector.astype(kind).tobytes() for kind in ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8")]
+    wanted.append(np.packbits(vector > 0).tobytes())
+    wanted.append(json.dumps(vector.astype(np.int64).tolist())[1:-1].encode())
+    parts = [*(np.ascontiguousarray(a).tobytes() for a in message.arrays.values()), *message.blobs.values()]
+    parts.append(json.dumps(message.fields).encode())
+    return any(one in part for one in wanted for part in parts)

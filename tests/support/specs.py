@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from silodp.accounting.views import Adversary
 from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.aggregators.run_spec import ModelSpec
 from silodp.data.public import PublicData
@@ -42,3 +45,14 @@ def make_spec(
         delta=delta,
         run=run,
     )
+
+
+@dataclass(frozen=True)
+class Half(Plain):
+    """Accounts its noise at half of δ, though it discloses nothing for which the other half would be kept."""
+
+    name: str = field(default="half", init=False)
+    delta_share: float = field(default=0.5, init=False, repr=False)
+
+    def disclosure(self, spec: RunSpec) -> dict[Adversary, float]:
+        return {}

@@ -25,7 +25,6 @@ import pandas as pd
 import pytest
 import torch
 
-from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.aggregators._private_sampling import OtServer
 from silodp.aggregators._reciprocal_shares import ReciprocalServerShares
 from silodp.aggregators.attempts import MaskedSilo, ServerAttempts
@@ -59,7 +58,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 from support.oracles import small_federation
-from support.private import Parties
+from support.private import HALF, HIDDEN, Parties
 from support.stores import side_of
 
 SESSION = bytes(range(32))

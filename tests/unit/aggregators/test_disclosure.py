@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from scipy import optimize, stats
 
-from end_to_end.test_aggregation import Half
 from silodp.accounting.accountant import choose_accountant, compute_delta, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, Gaussian, reveal_samples, scale_shift
 from silodp.accounting.guarantee import SERVER_FOLLOWS
@@ -38,7 +37,7 @@ from silodp.runtime.silo import make_ledger
 from support.oracles import logistic_task, small_federation
 from support.private import run
 from support.refusals import refused
-from support.specs import make_spec
+from support.specs import Half, make_spec
 
 DELTA, USERS, SIZE, COUNT_CAP = 1e-5, 40, 200, 40
 METHOD = UldpAvg(5.0, 0.5, weighting="records")

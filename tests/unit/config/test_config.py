@@ -45,14 +45,6 @@ def base(tmp_path: Path) -> Path:
     return path
 
 
-def complaint(path: Path, *overrides: str) -> str:
-    with pytest.raises(SilodpError) as caught:
-        load_config(path, overrides)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
 def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
     config = load_config(
         base,
@@ -173,76 +165,75 @@ def test_a_schema_that_is_written_and_read_again_has_its_features_in_order(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "code", "field"),
     [
-        ("rouns=3", "rouns is not a field of the configuration: did you mean 'rounds'?"),
-        ("min_silos=3", "min_silos is not a field of the configuration: write aggregation.min_silos."),
-        ("noise_multiplier=3", "write method.noise_multiplier."),
-        ("method.clipp=1", "method.clipp is not a field of uldp-avg: did you mean 'clip'?"),
-        ("method.local.epoch=1", "did you mean 'epochs'?"),
-        ("method.local.xyz=1", "use learning_rate, epochs, batch_size"),
-        ("data.user=1", "data.user is not a field of the data source 'embedded': did you mean 'users'?"),
-        ("task.los=cox", "task.los is not a field of [task]: did you mean 'loss'?"),
-        ("budget.epsilonn=1", "did you mean 'epsilon'?"),
-        ("methods.uldp-group.group=1", "methods.uldp-group.group is not a field of uldp-group"),
-        ("method.name=uldp-avgg", "method.name = 'uldp-avgg' is not known: did you mean 'uldp-avg'?"),
-        ("data.source=heart", "data.source = 'heart' is not known: did you mean 'heart_disease'?"),
-        ("aggregator=plan", "aggregator = 'plan' is not known: did you mean 'plain'?"),
-        ("accountant=moments", "accountant = 'moments': set one of pld, rdp, or 'file.py:Name'."),
-        (
-            "method.weighting=equal",
-            "method.weighting = 'equal': it should be 'uniform', 'present', 'records' or 'home'.",
-        ),
-        ("rounds=many", "rounds = 'many': it should be a whole number."),
-        ("rounds=true", "rounds = True: it should be a whole number."),
-        ("rounds=-1", "rounds = -1"),
-        ("method.clip='1'", "method.clip = '1': it should be a number."),
-        ("method.clip=0", "clip = 0"),
-        ("method.clip=nan", "clip = nan"),
-        ("method.clip=inf", "clip = inf"),
-        ("method.noise_multiplier=-1", "noise_multiplier = -1"),
-        ("method.noise_multiplier=nan", "noise_multiplier = nan"),
-        ("method.user_sampling=0", "user_sampling = 0"),
-        ("method.user_sampling=1.5", "user_sampling = 1.5"),
-        ("method.local=3", "method.local = 3: it should be a table"),
-        ("delta=0", "delta = 0"),
-        ("delta=1", "delta = 1"),
-        ("delta=nan", "delta = nan"),
-        ("budget.epsilon=0", "budget.epsilon"),
-        ("budget={epsilon=1, adversary='nobody'}", "budget.adversary = 'nobody'"),
-        ("name=../up", "name = '../up'"),
-        ("rounds", "'rounds' sets nothing: write KEY=VALUE"),
-        ("=3", "'=3' sets nothing"),
-        ("#=3", "'#=3' sets nothing"),
-        ("rounds.x=3", "rounds = {'x': 3}: it should be"),
-        ("data=embedded", "data = 'embedded': it should be a table"),
-        ("method.local={epochs=2}", "method.local.learning_rate is missing"),
+        ("rouns=3", "config.unknown_field", "rouns"),
+        ("noise_multiplier=3", "config.unknown_field", "noise_multiplier"),
+        ("method.clipp=1", "config.unknown_field", "method.clipp"),
+        ("method.local.epoch=1", "config.unknown_field", "method.local.epoch"),
+        ("data.user=1", "config.unknown_field", "data.user"),
+        ("task.los=cox", "config.unknown_field", "task.los"),
+        ("budget.epsilonn=1", "config.unknown_field", "budget.epsilonn"),
+        ("methods.uldp-group.group=1", "config.unknown_field", "methods.uldp-group.group"),
+        ("method.name=uldp-avgg", "argument.value", "method.name"),
+        ("data.source=heart", "argument.value", "data.source"),
+        ("aggregator=plan", "argument.value", "aggregator"),
+        ("accountant=moments", "config.value", "accountant"),
+        ("method.weighting=equal", "config.value", "method.weighting"),
+        ("rounds=many", "config.value", "rounds"),
+        ("rounds=true", "config.value", "rounds"),
+        ("rounds=-1", "config.value", "rounds"),
+        ("method.clip='1'", "config.value", "method.clip"),
+        ("method.clip=0", "argument.value", "clip"),
+        ("method.clip=nan", "argument.value", "clip"),
+        ("method.noise_multiplier=-1", "argument.value", "noise_multiplier"),
+        ("method.user_sampling=0", "argument.value", "user_sampling"),
+        ("method.local=3", "config.value", "method.local"),
+        ("delta=0", "config.value", "delta"),
+        ("delta=nan", "config.value", "delta"),
+        ("budget.epsilon=0", "argument.value", "budget.epsilon"),
+        ("budget={epsilon=1, adversary='nobody'}", "config.value", "budget.adversary"),
+        ("name=../up", "config.value", "name"),
+        ("rounds", "cli.usage", "--set"),
+        ("=3", "cli.usage", "--set"),
+        ("rounds.x=3", "config.value", "rounds"),
+        ("data=embedded", "config.value", "data"),
+        ("method.local={epochs=2}", "config.missing_field", "method.local.learning_rate"),
+        ("method={name='uldp-group', noise_multiplier=5.0}", "config.missing_field", "method.clip"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_it(base: Path, override: str, says: str) -> None:
-    assert says in complaint(base, override)
+def test_a_mistake_names_its_field(base: Path, override: str, code: str, field: str) -> None:
+    with refused(code) as caught:
+        load_config(base, [override])
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
 
 
-def test_a_required_field_is_asked_for(base: Path) -> None:
-    base.write_text(BASE.replace("noise_multiplier = 5.0", ""))
-    assert complaint(base) == "method.noise_multiplier is missing: uldp-avg needs it."
-    more = "group_size, record_sampling, local_steps, expected_batch_size, local_learning_rate"
-    said = complaint(base, "method={name='uldp-group', noise_multiplier=5.0}")
-    assert said == f"method.clip is missing: uldp-group needs it, and also {more}."
-    base.write_text(BASE.replace("rounds = 3", ""))
-    assert complaint(base) == "rounds is missing: set it to a whole number."
-    base.write_text(BASE.replace('source = "embedded"', ""))
-    assert "data.source" in complaint(base)
-    base.write_text(BASE.replace('name = "uldp-avg"', ""))
-    assert "method.name is missing" in complaint(base)
+@pytest.mark.parametrize(
+    ("line", "code", "field"),
+    [
+        ("noise_multiplier = 5.0", "config.missing_field", "method.noise_multiplier"),
+        ("rounds = 3", "config.missing_field", "rounds"),
+        ('source = "embedded"', "config.value", "data.source"),
+        ('name = "uldp-avg"', "config.missing_field", "method.name"),
+    ],
+)
+def test_a_required_field_is_asked_for(base: Path, line: str, code: str, field: str) -> None:
+    base.write_text(BASE.replace(line, ""))
+    with refused(code) as caught:
+        load_config(base)
+    assert caught.value.field == field
 
 
 def test_a_file_that_is_not_there_or_not_toml(base: Path, tmp_path: Path) -> None:
-    assert "there is no configuration at" in complaint(tmp_path / "nowhere.toml")
     base.write_text("rounds = = 3")
-    assert "is not TOML" in complaint(base)
-    assert "line 1" in complaint(base)
-    assert "cannot be read" in complaint(tmp_path)
+    for path, code in (
+        (tmp_path / "nowhere.toml", "config.path"),
+        (tmp_path, "config.path"),
+        (base, "config.not_toml"),
+    ):
+        with refused(code):
+            load_config(path)
 
 
 def test_every_method_can_be_written_in_toml() -> None:
@@ -353,24 +344,24 @@ def test_a_configuration_can_start_at_the_values_of_a_model(base: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "code"),
     [
-        ("task.model=nothere.py:build", "there is no file"),
-        ("task.model=no_such_module:build", "cannot be imported"),
-        ("task.model=math:pi", "refer to a function"),
-        ("task.model=math:tau2", "has no function 'tau2'"),
-        ("task.model=os:getcwd", "let it return a torch.nn.Module"),
-        ("task.model=logistik", "task.model = 'logistik' is not known: did you mean 'logistic'?"),
-        ("task.loss=croos_entropy", "did you mean 'cross_entropy'?"),
-        ("task.metrics=['acc']", "task.metrics = 'acc' is not known"),
-        ("task.options.width=3", "task.options.width is not a field of the model 'logistic'"),
+        ("task.model=nothere.py:build", "config.not_importable"),
+        ("task.model=no_such_module:build", "config.not_importable"),
+        ("task.model=math:pi", "model.not_a_module"),
+        ("task.model=math:tau2", "config.not_importable"),
+        ("task.model=os:getcwd", "model.not_a_module"),
+        ("task.model=logistik", "argument.value"),
+        ("task.loss=croos_entropy", "argument.value"),
+        ("task.metrics=['acc']", "argument.value"),
+        ("task.options.width=3", "config.unknown_field"),
     ],
 )
-def test_a_task_that_cannot_be_built(base: Path, override: str, says: str) -> None:
+def test_a_task_that_cannot_be_built(base: Path, override: str, code: str) -> None:
     config = load_config(base, [override])
-    with pytest.raises(SilodpError) as caught:
+    with refused(code) as caught:
         config.build_task(config.load_federation())
-    assert says in str(caught.value)
+    assert caught.value.field == override.partition("=")[0]
     assert "\n" not in str(caught.value)
 
 
@@ -403,20 +394,21 @@ def test_specifications_inherit_what_both_methods_have(base: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "field"),
     [
-        ("uldp-group:k=8", "methods.uldp-group.record_sampling is missing"),
-        ("uldp-avg:k=8", "methods.uldp-avg.group_size is not a field of uldp-avg"),
-        ("uldp-avgg", "did you mean 'uldp-avg'?"),
-        ("uldp-avg,uldp-avg", "twice"),
-        ("", "empty"),
-        ("uldp-avg:q=2", "user_sampling = 2"),
-        ("uldp-avg:weighting", "sets nothing"),
+        ("uldp-group:k=8", "config.missing_field", "methods.uldp-group.record_sampling"),
+        ("uldp-avg:k=8", "config.unknown_field", "methods.uldp-avg.group_size"),
+        ("uldp-avgg", "argument.value", "methods"),
+        ("uldp-avg,uldp-avg", "argument.value", "methods"),
+        ("", "argument.value", "methods"),
+        ("uldp-avg:q=2", "argument.value", "user_sampling"),
+        ("uldp-avg:weighting", "cli.usage", "--set"),
     ],
 )
-def test_a_specification_that_does_not_fit(base: Path, text: str, says: str) -> None:
-    with pytest.raises(SilodpError, match=says.replace("?", r"\?").replace(".", r"\.")):
+def test_a_specification_that_does_not_fit(base: Path, text: str, code: str, field: str) -> None:
+    with refused(code) as caught:
         parse_methods(load_config(base), text)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("raised", ["ValueError('odd clip')", "AssertionError('odd clip')"])
@@ -430,9 +422,8 @@ def test_what_a_plug_in_raises_about_its_fields_is_a_mistake_of_the_configuratio
         "    def __post_init__(self):\n"
         f"        raise {raised}\n"
     )
-    with refused("config.value") as caught:
+    with refused("config.value"):
         load_config(base, ["method.name=own.py:Picky"])
-    assert "odd clip" in str(caught.value)
 
 
 def test_every_object_is_made_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

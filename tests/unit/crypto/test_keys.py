@@ -8,20 +8,7 @@ from silodp.crypto.keys import ClientHello, HandshakeState, Identity, Session
 from silodp.crypto.streams import derive_key, derive_secret, keystream
 from silodp.errors import SilodpError
 from support.refusals import refused
-
-NAMES = ("north", "east", "south", "west")
-IDENTITIES = {name: Identity.fresh(name) for name in NAMES}
-PINS = {name: identity.public for name, identity in IDENTITIES.items()}
-
-
-def openings(run: str = "run") -> dict[str, HandshakeState]:
-    return {name: HandshakeState.fresh(identity, run) for name, identity in IDENTITIES.items()}
-
-
-def sessions(parties: dict[str, HandshakeState] | None = None) -> dict[str, Session]:
-    parties = openings() if parties is None else parties
-    hellos = [parties[name].hello for name in NAMES]
-    return {name: opening.meet(hellos, PINS, "constants") for name, opening in parties.items()}
+from support.sessions import IDENTITIES, NAMES, PINS, openings, sessions
 
 
 def test_every_two_silos_share_keys_that_no_third_has():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
-from unit.crypto.test_keys import NAMES, sessions
+from support.sessions import NAMES, sessions
 
 MET = sessions()
 

@@ -200,7 +200,6 @@ def test_the_folder_of_one_data_set_is_told_from_that_of_all(monkeypatch, tmp_pa
     (loose / "centers.csv").touch()
     with refused("data.no_dataset") as caught:
         LOADERS["tcga_brca"](loose)
-    assert "a folder tcga_brca" in str(caught.value)
 
 
 def test_data_root(monkeypatch, tmp_path):

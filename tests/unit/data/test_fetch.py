@@ -108,9 +108,8 @@ def test_the_manual_alternative_counts_as_fetched(tmp_path):
 
 @pytest.mark.parametrize("call", [fetch, check])
 def test_unknown_names(tmp_path, call):
-    with refused("argument.value") as caught:
+    with refused("argument.value"):
         call("titanic", tmp_path)
-    assert "heart_disease" in str(caught.value)
 
 
 @pytest.mark.parametrize("call", [fetch, check])

@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tables import schema, write
 
 from silodp.data import Federation, IdentityProfile, PublicData
 from silodp.data.catalog import find_dataset
@@ -31,6 +30,7 @@ from silodp.data.tables.columns import Reader
 from silodp.data.tables.reader import read_person_index
 from support.identifiers import REFUSED, passes, read_identifier
 from support.refusals import refused
+from support.tables import schema, write
 
 HEART = IdentityProfile(
     study="heart-2026",

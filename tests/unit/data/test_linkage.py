@@ -5,13 +5,13 @@ import unicodedata
 import numpy as np
 import pandas as pd
 import pytest
-from test_tables import read, schema, write
 
 from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.data.federation import count_persons_by_silos
 from silodp.data.identity.linkage import find_few_persons, find_key_doubts, find_linkage_doubts
 from support.refusals import refused
+from support.tables import read, schema, write
 
 HEADER = "patient,age,sex,ill\n"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -15,17 +13,15 @@ import pytest
 from silodp.cli.parties import parse_address
 from silodp.deploy import PROTOCOL, certificates
 from silodp.deploy import check as check_module
-from silodp.deploy.certificates import load_context
 from silodp.deploy.check import check_party
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.https import HttpsServer, listen_at
+from silodp.deploy.https import listen_at
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import find_free_port, seal_public
 from support.commands import CONFIG, Silodp
 from support.consortium import make_parties
+from support.https import find_bad, listening
 from support.refusals import refused
-
-GOOD = ["keys", "run", "certificates", "policy", "limits", "port", "tls", "clock", "version", "digest"]
 
 
 @pytest.fixture
@@ -33,19 +29,7 @@ def parties(tmp_path: Path) -> Path:
     return make_parties(tmp_path, CONFIG, find_free_port())
 
 
-@contextmanager
-def listening(parties: Path, consortium: Consortium, host: str = "127.0.0.1") -> Iterator[None]:
-    """A server that has a public folder."""
-    tls = load_context(consortium, "server", parties / "server")
-    roster = consortium.sealed
-    with HttpsServer(
-        (host, roster.port), tls, roster.silos, consortium.digest, answer_timeout=1, max_bytes=1000
-    ):
-        yield
-
-
-def find_bad(folder: Path, consortium: Consortium) -> list[str]:
-    return [one.name for one in check_party(folder, consortium) if not one.is_good]
+GOOD = ["keys", "run", "certificates", "policy", "limits", "port", "tls", "clock", "version", "digest"]
 
 
 def test_a_silo_that_can_take_part_is_told_so_and_nothing_is_written(silodp: Silodp, parties: Path) -> None:

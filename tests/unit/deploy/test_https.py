@@ -12,8 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,91 +23,19 @@ from starlette.requests import Request
 
 from silodp.accounting.guarantee import format_epsilon
 from silodp.crypto.keys import Identity
-from silodp.deploy import PROTOCOL, certificates
-from silodp.deploy.certificates import Authority, make_context, make_request
+from silodp.deploy import certificates
 from silodp.deploy.https import HttpsClient, HttpsServer, _protocol
-from silodp.deploy.https._protocol import format_connect_text
 from silodp.deploy.https._server import _find_wait as find_wait
 from silodp.deploy.setup import find_free_port
 from silodp.errors import SilodpError
 from support.echo import Echo
+from support.https import DIGEST, SILOS, Parties, serving, sign_challenge, wait_until
 from support.proxy import Proxy
-
-DIGEST = "d" * 64
-SILOS = {name: Identity.fresh(name) for name in ("north", "south")}
-
-
-class Parties:
-    """Certificates of a server and two silos, of one authority."""
-
-    def __init__(self, folder: Path, authority: Authority | None = None) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-        self.authority = authority or Authority.fresh("test")
-        (folder / "ca.pem").write_bytes(self.authority.certificate)
-        for name in ("server", *SILOS):
-            key, request = make_request(name)
-            hosts = ("127.0.0.1",) if name == "server" else ()
-            (folder / f"{name}.key").write_bytes(key)
-            (folder / f"{name}.pem").write_bytes(self.authority.sign(request, name, hosts))
-
-    def tls(self, name: str, is_server: bool = False):
-        return make_context(
-            self.folder / "ca.pem",
-            self.folder / f"{name}.pem",
-            self.folder / f"{name}.key",
-            is_server=is_server,
-        )
-
-    def server(
-        self,
-        port: int = 0,
-        answer_timeout: float = 20,
-        digest: str = DIGEST,
-        max_bytes: int = 10**6,
-        **changes,
-    ):
-        publics = {name: identity.public for name, identity in SILOS.items()}
-        return HttpsServer(
-            ("127.0.0.1", port),
-            self.tls("server", True),
-            publics,
-            digest,
-            answer_timeout=answer_timeout,
-            max_bytes=max_bytes,
-            **changes,
-        )
 
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
     return Parties(tmp_path_factory.mktemp("tls"))
-
-
-@contextmanager
-def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -> Iterator[threading.Event]:
-    """A silo that serves in a thread until the end."""
-    fields = {"identity": SILOS[name], "digest": DIGEST, "tls": parties.tls(name), **changes}
-    client = HttpsClient(
-        f"https://127.0.0.1:{port}",
-        fields["tls"],
-        fields["identity"],
-        fields["digest"],
-        endpoint,
-        max_bytes=10**6,
-        max_pause=0.2,
-        count_answers=changes.get("count_answers", lambda: 0),
-        on_problem=changes.get("on_problem", lambda problem: None),
-        proxy=changes.get("proxy"),
-        prepare=changes.get("prepare", lambda: None),
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.set()
 
 
 def test_requests_and_answers_arrive_unchanged(parties: Parties) -> None:
@@ -193,13 +120,6 @@ def test_a_silo_knows_what_keeps_it_from_its_server(parties: Parties) -> None:
         with parties.server(port) as server:
             assert server.ask({"north": b"12"})[0] == {"north": b"21"}
             assert told[-1] is None
-
-
-def wait_until(happened: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> None:
@@ -717,20 +637,6 @@ def test_the_status_page_executes_and_loads_nothing_whatever_parties_are_called(
         httpx.Client(verify=parties.tls("north"), trust_env=False) as client,
     ):
         assert client.get(f"https://127.0.0.1:{server.port}/").status_code == 404  # for the operator alone
-
-
-def sign_challenge(client: httpx.Client, port: int, answers: str = "0") -> dict[str, str]:
-    """Ask a server for a challenge as north; return what north then sends to connect."""
-    asked = client.post(f"https://127.0.0.1:{port}/v1/challenge", json={"name": "north"})
-    challenge = asked.json()["challenge"]
-    return {
-        "name": "north",
-        "challenge": challenge,
-        "digest": DIGEST,
-        "protocol": str(PROTOCOL),
-        "answers": answers,
-        "signature": SILOS["north"].sign(format_connect_text(DIGEST, "north", challenge, answers)).hex(),
-    }
 
 
 def test_a_challenge_is_signed_once(parties: Parties) -> None:

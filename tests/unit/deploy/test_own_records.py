@@ -118,9 +118,8 @@ def test_a_silo_with_fewer_records_than_a_batch_is_refused(method: str, write: W
     opens(parties, "north")
     table = parties.folder.parent / "north.csv"
     table.write_text("\n".join(table.read_text().splitlines()[: 1 + 4]))
-    with refused("data.too_few_records") as caught:
+    with refused("data.too_few_records"):
         opens(parties, "north")
-    assert "'north'" in str(caught.value)
     opens(parties, "south")
 
 

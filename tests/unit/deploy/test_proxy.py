@@ -26,9 +26,8 @@ from support.commands import CONFIG
 from support.connect_proxy import ConnectProxy, make_interceptor
 from support.consortium import make_parties
 from support.echo import Echo
+from support.https import find_bad, listening, wait_until
 from support.refusals import refused
-from unit.deploy.test_check import find_bad, listening
-from unit.deploy.test_https import wait_until
 
 NAME = "server.test"
 """A name that this machine cannot resolve: whoever reaches it has asked the proxy."""

@@ -10,7 +10,7 @@ from torch import nn
 from silodp.errors import SilodpError
 from silodp.methods.ddp import CLAIM
 from silodp.methods.model_averaging import average_models
-from unit.methods.test_distributed import TABLE
+from support.distributed import TABLE
 
 SETTINGS = {"noise_multiplier": 1.0, "local_steps": 10, "record_sampling": 0.1, "delta": 1e-5}
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import silodp
-from attacks.test_extreme_inputs import add_up
 from silodp.data.sequences import pack_sequences
 from silodp.training import LocalTraining, Task, cross_entropy, record_gradients, user_updates
 from silodp.training.models import causal_lm
+from support.oracles import add_up
 from support.reference import assert_equal_updates, looped, updates
 
 peft = pytest.importorskip("peft")
