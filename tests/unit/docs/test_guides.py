@@ -37,8 +37,6 @@ PAGES = [
 TABLES = ROOT / "docs" / "guides" / "tables.md"
 # What a page needs besides silodp and the tools of its tests.
 PACKAGES = {"pretrained": ("peft", "transformers")}
-# A section at the end of a page that is left out where the packages of "pretrained" are not installed.
-LAST_SECTIONS = {"text": "## Adapters"}
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -49,21 +47,18 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks_of(page: Path, end: str | None = None) -> list[Block]:
-    """Return the fenced blocks of a page up to a heading, without the indentation of a list or tab around them."""
-    text = page.read_text()
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, without the indentation of a list or tab around them."""
     return [
         Block(language, title or None, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
-        for indent, language, title, text in _BLOCK.findall(
-            text if end is None else text.partition(f"\n{end}\n")[0]
-        )
+        for indent, language, title, text in _BLOCK.findall(page.read_text())
     ]
 
 
-def runnable_blocks_of(page: Path, end: str | None = None) -> list[Block]:
+def runnable_blocks_of(page: Path) -> list[Block]:
     """Return the blocks of a page after those of the page of tables that it begins with."""
-    begins = [] if "(tables.md#the-tables)" not in page.read_text() else blocks_of(TABLES)[:3]
-    return begins + blocks_of(page, end)
+    begins = blocks_of(TABLES)[:3] if "(tables.md#the-tables)" in page.read_text() else []
+    return begins + blocks_of(page)
 
 
 def find_missing(page: str) -> list[str]:
@@ -140,7 +135,7 @@ def test_everything_on_a_page_runs_and_prints_what_it_shows(
     if missing := find_missing(page.stem):
         pytest.skip(f"{', '.join(missing)} not installed: make test-{page.stem}")
     monkeypatch.chdir(tmp_path)
-    run_blocks(runnable_blocks_of(page, LAST_SECTIONS.get(page.stem) if find_missing("pretrained") else None))
+    run_blocks(runnable_blocks_of(page))
 
 
 @pytest.mark.slow
