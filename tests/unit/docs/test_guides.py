@@ -5,6 +5,7 @@ The rules for a page:
     ```python without a title is a program, ```sh holds commands (`silodp ...` or `python FILE`), one per line, and
     every page has one of these.
     ```text shows lines of what the block before it printed; "..." stands for what differs from run to run.
+    A page that links to "tables.md#the-tables" begins with the tables and the config.toml of that page.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ PAGES = [
     ROOT / "docs" / "extending.md",
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
+TABLES = ROOT / "docs" / "guides" / "tables.md"
 # What a page needs besides silodp and the tools of its tests.
 PACKAGES = {"pretrained": ("peft", "transformers")}
-# A section at the end of a page that is left out where the packages of "pretrained" are not installed.
-LAST_SECTIONS = {"text": "## Adapters"}
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -47,15 +47,18 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks_of(page: Path, end: str | None = None) -> list[Block]:
-    """Return the fenced blocks of a page up to a heading, without the indentation of a list or tab around them."""
-    text = page.read_text()
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, without the indentation of a list or tab around them."""
     return [
         Block(language, title or None, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
-        for indent, language, title, text in _BLOCK.findall(
-            text if end is None else text.partition(f"\n{end}\n")[0]
-        )
+        for indent, language, title, text in _BLOCK.findall(page.read_text())
     ]
+
+
+def runnable_blocks_of(page: Path) -> list[Block]:
+    """Return the blocks of a page after those of the page of tables that it begins with."""
+    begins = blocks_of(TABLES)[:3] if "(tables.md#the-tables)" in page.read_text() else []
+    return begins + blocks_of(page)
 
 
 def find_missing(page: str) -> list[str]:
@@ -132,7 +135,7 @@ def test_everything_on_a_page_runs_and_prints_what_it_shows(
     if missing := find_missing(page.stem):
         pytest.skip(f"{', '.join(missing)} not installed: make test-{page.stem}")
     monkeypatch.chdir(tmp_path)
-    run_blocks(blocks_of(page, LAST_SECTIONS.get(page.stem) if find_missing("pretrained") else None))
+    run_blocks(runnable_blocks_of(page))
 
 
 @pytest.mark.slow
@@ -220,6 +223,15 @@ def test_tables_of_members_on_the_page_of_plugins_are_those_of_their_classes() -
         if name == "Bounds":
             order = re.findall(r"`(\w+)`(?:: | = )", text)
             assert order == list(cls.__dataclass_fields__)
+
+
+def test_pages_that_use_the_made_up_tables_begin_with_them() -> None:
+    using = [page for page in PAGES if len(runnable_blocks_of(page)) > len(blocks_of(page))]
+    assert len(using) >= 3
+    for page in using:
+        program, make, config = runnable_blocks_of(page)[:3]
+        assert (program.title, config.title) == ("make_tables.py", "config.toml")
+        assert commands_of(make) == [["python", "make_tables.py"]]
 
 
 def test_output_that_is_not_printed_is_noticed() -> None:
