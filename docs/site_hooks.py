@@ -15,7 +15,12 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT_PAGES = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "security": "SECURITY.md"}
+PROJECT_PAGES = {
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "security": "SECURITY.md",
+    "measurements": "packages/silodp-experiments/RESULTS.md",
+}
 
 # What makes a browser load something; an <a href> is only an outbound link and may stay.
 _LOADS = re.compile(
@@ -93,8 +98,11 @@ def _is_documented_type(value: Any) -> bool:
 
 
 def format_project_page(name: str) -> str:
-    """Return a page of the root (CONTRIBUTING.md, for example) with its links to docs/ as links between pages."""
-    text = (ROOT / name).read_text()
+    """Return a page outside docs/ (CONTRIBUTING.md, for example) with its links to docs/ as links between pages."""
+    path = ROOT / name
+    if not path.exists():  # of a package that this checkout leaves out
+        return f"# {path.stem}\n\nThis checkout has no `{name}`."
+    text = path.read_text().replace("](../../docs/", "](docs/")
     for page, file in PROJECT_PAGES.items():
         text = text.replace(f"]({file}", f"]({page}.md")
     return text.replace("](docs/", "](../").replace("](README.md)", "](../index.md)")

@@ -45,6 +45,10 @@ def test_links_of_root_pages_lead_into_the_site(hooks: ModuleType) -> None:
             ), (file, target)
 
 
+def test_a_page_of_a_package_that_was_deleted_is_still_a_page(hooks: ModuleType) -> None:
+    assert hooks.format_project_page("packages/deleted/RESULTS.md").startswith("# RESULTS\n")
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
