@@ -126,11 +126,10 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_config(config: Any) -> Any:
-    """Put one entry for each public package into the reference's part of the navigation."""
-    for section in config.nav:
-        if "Reference" in section:
-            pages = [{p.__name__: f"reference/{p.__name__}.md"} for p in public_packages()]
-            section["Reference"][1:1] = pages
+    """Put one entry for each public package into the API's part of the navigation."""
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    (api,) = (section["API"] for section in reference if "API" in section)
+    api += [{package.__name__: f"reference/{package.__name__}.md"} for package in public_packages()]
     return config
 
 
