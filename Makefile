@@ -95,7 +95,7 @@ house: $(DEVELOPED)
 	$(BIN)/python benchmarks/house.py
 	$(BIN)/python benchmarks/budgets.py
 
-# Every training run of docs/results.md that has no line yet in benchmarks/results; ONLY=heart for a part, ARGS=--list for
+# Every training run of RESULTS.md that has no line yet in benchmarks/results; ONLY=heart for a part, ARGS=--list for
 # what is missing and its cost, ARGS=--tables to write the tables. SILODP_DATA is the folder of the data sets.
 results: $(DEVELOPED)
 	$(BIN)/python benchmarks/results.py $(ONLY) $(ARGS)

@@ -1,4 +1,4 @@
-"""Attack every method under every aggregator, and print the rows of docs/results.md, section "Attacked".
+"""Attack every method under every aggregator, and print the rows of RESULTS.md, section "Attacked".
 
     python benchmarks/attack.py                 all rows: about 15 CPU minutes
     python benchmarks/attack.py rpdp ddp        rows of these methods

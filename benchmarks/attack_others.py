@@ -1,4 +1,4 @@
-"""Attack what others claim, and print the rows of docs/results.md, section "What others claim".
+"""Attack what others claim, and print the rows of RESULTS.md, section "What others claim".
 
     python benchmarks/attack_others.py          all rows: about a CPU minute
 

@@ -172,7 +172,7 @@ def measure_case(case: str, device: str, small: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the tables of docs/results.md."""
+    """Print the tables of RESULTS.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

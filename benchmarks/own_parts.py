@@ -120,7 +120,7 @@ def compare_counted(
 
 
 def main() -> None:
-    """Print the table of docs/results.md."""
+    """Print the table of RESULTS.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -94,7 +94,7 @@ def measure(federation: Federation, seeds: int, **weights: Any) -> tuple[float, 
 
 
 def main() -> None:
-    """Print the table of docs/results.md."""
+    """Print the table of RESULTS.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

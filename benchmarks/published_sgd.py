@@ -1,6 +1,6 @@
 """ULDP-SGD with the gradient that the published code of ULDP-FL clips (its src/local_trainer.py).
 
-For a row of the tables of docs/results.md: the privacy is that of `uldp-sgd`, the model is worse.
+For a row of the tables of RESULTS.md: the privacy is that of `uldp-sgd`, the model is worse.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def print_utility(name: str, seeds: int) -> None:
 
 
 def main() -> None:
-    """Print the tables of docs/results.md."""
+    """Print the tables of RESULTS.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Every training run behind docs/results.md: `make results`, or `python benchmarks/results.py [JOB ...]`.
+"""Every training run behind packages/silodp-experiments/RESULTS.md.
 
 A piece is one run of one method with one seed, on one thread. Each finished piece is one line of
 benchmarks/results/JOB.jsonl, so a call that was stopped continues with the first piece that has no line. A piece that
@@ -9,7 +9,7 @@ the lines of the jobs concerned.
     python benchmarks/results.py heart tcga     only jobs whose name begins so
     python benchmarks/results.py --list         finished and missing pieces, and the time that the missing ones take
     python benchmarks/results.py --print JOB    the command of every piece
-    python benchmarks/results.py --tables       write the tables of docs/results.md from the lines
+    python benchmarks/results.py --tables       write the tables of RESULTS.md from the lines
     python benchmarks/results.py --workers 8    the same lines, of eight pieces at a time (needs silodp[ray])
 
 Figure 5 as printed takes weeks (--list says how long). Its jobs begin with "printed" and run only where they are named.
@@ -52,7 +52,7 @@ PRINTED = results_users.PRINTED
 """Of experiments that take days: only where they are named."""
 TABLES = results_users.TABLES | results_records.TABLES
 LINES = Path(__file__).parent / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "packages" / "silodp-experiments" / "RESULTS.md"
 UNFINISHED = ROOT / "runs" / "results"
 """Run directories of pieces that take long; each is deleted when its line is written."""
 LONG_SECONDS = 600
@@ -166,7 +166,7 @@ def list_jobs(jobs: Iterable[Job], folder: Path = LINES) -> str:
 
 
 def render(name: str, folder: Path = LINES) -> str:
-    """Return a table of docs/results.md: a row for each label, a column for each place."""
+    """Return a table of RESULTS.md: a row for each label, a column for each place."""
     table: Table = TABLES[name]
     jobs = [job for job in (*JOBS, *PRINTED) if job.table == name]
     columns = list(dict.fromkeys(job.column for job in jobs))
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("job", nargs="*", help="only jobs whose name begins so")
     parser.add_argument("--list", action="store_true", help="finished and missing pieces, and what they take")
     parser.add_argument("--print", action="store_true", help="print the command of every piece")
-    parser.add_argument("--tables", action="store_true", help="write the tables of docs/results.md")
+    parser.add_argument("--tables", action="store_true", help="write the tables of RESULTS.md")
     parser.add_argument(
         "--at-most", type=float, default=math.inf, help="only pieces of at most so many seconds"
     )

@@ -15,7 +15,7 @@ class Job:
 
     Attributes:
         name: of the file of its lines.
-        table: the table of docs/results.md that shows it; "": none does.
+        table: the table of RESULTS.md that shows it; "": none does.
         column: its column there.
         example: the configuration whose data, task and method are replaced.
         data: [data]; the data set is that of the example unless `source` names another.
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Table:
-    """How a table of docs/results.md is printed.
+    """How a table of RESULTS.md is printed.
 
     Attributes:
         after: cells begin with the first metric after this round; None: they do not.

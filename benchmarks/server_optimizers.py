@@ -90,7 +90,7 @@ GRIDS: dict[str, list[ServerOptimizer]] = {
 
 
 def main() -> None:
-    """Print the table of docs/results.md."""
+    """Print the table of RESULTS.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

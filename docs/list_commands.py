@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +25,17 @@ def fill_page(text: str) -> str:
 
 
 def format_commands() -> str:
-    """Return a table of all commands, and a section for each with its arguments and options."""
+    """Return links to all commands, what three or more of them share, and a section for each with the rest."""
     commands = list(list_commands())
-    summary = ["| command | what it does |", "|---|---|"]
-    for context in commands:
-        anchor = context.command_path.replace(" ", "-")
-        first = re.split(r"(?<=\.)\s", " ".join((context.command.help or "").split()))[0]
-        summary.append(f"| [`{context.command_path}`](#{anchor}) | {_escape(first)} |")
-    return "\n\n".join(["\n".join(summary), *(_format_command(context) for context in commands)])
+    rows = [_list_parameters(context) for context in commands]
+    counts = Counter(chain.from_iterable(rows))
+    shared = [row for row, count in counts.items() if count >= 3]
+    links = [f"[`{context.command_path}`](#{_anchor(context)})" for context in commands]
+    sections = [
+        _format_command(context, found, shared) for context, found in zip(commands, rows, strict=True)
+    ]
+    meanings = "\n".join(map(_format_parameter, shared))
+    return "\n\n".join([", ".join(links) + ".", "### Shared by several commands", meanings, *sections])
 
 
 def list_commands() -> Iterator[click.Context]:
@@ -54,19 +59,34 @@ def list_commands() -> Iterator[click.Context]:
     return visit(typer.main.get_command(app), "silodp", None)
 
 
-def _format_command(context: click.Context) -> str:
-    command = context.command
-    usage = command.get_usage(context).removeprefix("Usage: ")
-    rows = ["| argument or option | meaning |", "|---|---|"]
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record is not None:  # None: a hidden option
-            names = record[0].replace("|", "&#124;")
-            rows.append(f"| <code>{names}</code> | {_escape(_format_notes(record[1]))} |")
-    return "\n\n".join([
-        f"### `{context.command_path}`", _escape(command.help or ""), f"```text\n{' '.join(usage.split())}\n```",
-        "\n".join(rows),
-    ])  # fmt: skip
+def _anchor(context: click.Context) -> str:
+    return context.command_path.replace(" ", "-")
+
+
+def _list_parameters(context: click.Context) -> list[tuple[str, str]]:
+    """Return the name and the help of each argument and option that is not hidden."""
+    found = (parameter.get_help_record(context) for parameter in context.command.params)
+    return [record for record in found if record is not None]
+
+
+def _format_command(
+    context: click.Context, rows: list[tuple[str, str]], shared: list[tuple[str, str]]
+) -> str:
+    usage = context.command.get_usage(context).removeprefix(f"Usage: {context.command_path} ").split()
+    arguments = "".join(f" `{word}`" for word in usage if word != "[OPTIONS]")
+    parts = [
+        f"### `{context.command_path}`{arguments} {{ #{_anchor(context)} }}",
+        _escape(context.command.help or ""),
+    ]
+    own = [_format_parameter(row) for row in rows if row not in shared]
+    names = [f"`{row[0].partition(' ')[0]}`" for row in rows if row in shared and row[0].startswith("--")]
+    parts += ["\n".join(own)] if own else []
+    parts += [f"[Shared](#shared-by-several-commands): {', '.join(names)}."] if names else []
+    return "\n\n".join(parts)
+
+
+def _format_parameter(row: tuple[str, str]) -> str:
+    return f"- `{row[0]}`: {_escape(_format_notes(row[1]))}"
 
 
 def _format_notes(text: str) -> str:

@@ -15,7 +15,12 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT_PAGES = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "security": "SECURITY.md"}
+PROJECT_PAGES = {
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "security": "SECURITY.md",
+    "measurements": "packages/silodp-experiments/RESULTS.md",
+}
 
 # What makes a browser load something; an <a href> is only an outbound link and may stay.
 _LOADS = re.compile(
@@ -93,8 +98,11 @@ def _is_documented_type(value: Any) -> bool:
 
 
 def format_project_page(name: str) -> str:
-    """Return a page of the root (CONTRIBUTING.md, for example) with its links to docs/ as links between pages."""
-    text = (ROOT / name).read_text()
+    """Return a page outside docs/ (CONTRIBUTING.md, for example) with its links to docs/ as links between pages."""
+    path = ROOT / name
+    if not path.exists():  # of a package that this checkout leaves out
+        return f"# {path.stem}\n\nThis checkout has no `{name}`."
+    text = path.read_text().replace("](../../docs/", "](docs/")
     for page, file in PROJECT_PAGES.items():
         text = text.replace(f"]({file}", f"]({page}.md")
     return text.replace("](docs/", "](../").replace("](README.md)", "](../index.md)")
@@ -118,11 +126,10 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_config(config: Any) -> Any:
-    """Put one entry for each public package into the reference's part of the navigation."""
-    for section in config.nav:
-        if "Reference" in section:
-            pages = [{p.__name__: f"reference/{p.__name__}.md"} for p in public_packages()]
-            section["Reference"][1:1] = pages
+    """Put one entry for each public package into the API's part of the navigation."""
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    (api,) = (section["API"] for section in reference if "API" in section)
+    api += [{package.__name__: f"reference/{package.__name__}.md"} for package in public_packages()]
     return config
 
 

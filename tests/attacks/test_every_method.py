@@ -1,7 +1,7 @@
 """Every method under every aggregator is attacked briefly; and most of what is promised leaks.
 
 Attacked is the program as a whole: what a run charges in its ledger against what its parties see. The rows are those of
-benchmarks/attack.py, whose full table is in docs/results.md.
+benchmarks/attack.py, whose full table is in RESULTS.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ SERVER, ADMIN = "localhost", "admin@example.org"
 
 
 class Federation:
-    """The processes of a provisioned project, with mutual TLS on loopback; the page docs/nvflare.md by hand.
+    """The processes of a provisioned project, with mutual TLS on loopback; the page docs/couriers.md by hand.
 
     Args:
         folder: Of the sockets, server.sock and NAME.sock for each silo; NVFlare's files are in its folder "nvflare".

@@ -78,13 +78,17 @@ def test_the_page_of_commands_has_every_command_with_every_option(
 ) -> None:
     """Compared with what `--help` prints, which another part of click writes."""
     shown = commands.format_commands()
-    sections = dict(re.findall(r"^### `silodp (.+?)`\n(.*?)(?=^### |\Z)", shown, re.MULTILINE | re.DOTALL))
+    before = shown.partition("### `silodp ")[0]
+    sections = dict(re.findall(r"^### `silodp (.+?)`.*?\n(.*?)(?=^### |\Z)", shown, re.MULTILINE | re.DOTALL))
     assert {"run", "plan", "data list", "deploy init", "table averaged-models"} <= sections.keys()
     for command, section in sections.items():
         printed = silodp(*command.split(), "--help").out
         options = set(re.findall(r"^  (--[\w-]+)", printed, re.MULTILINE)) - {"--help"}
-        assert options == set(re.findall(r"^\| <code>(--[\w-]+)", section, re.MULTILINE)), command
-        assert f"(#silodp-{command.replace(' ', '-')})" in shown
+        listed = set(re.findall(r"^- `(--[\w-]+)", section, re.MULTILINE))
+        shared = set(re.findall(r"`(--[\w-]+)`", section.partition("[Shared]")[2]))
+        assert options == listed | shared, command
+        assert shared <= set(re.findall(r"^- `(--[\w-]+)", before, re.MULTILINE)), command
+        assert f"(#silodp-{command.replace(' ', '-')})" in before
     assert "Runs of each method. Default: 5." in sections["compare"]
     assert "computing and sending count. Default: 300.0, at least 1.0." in sections["server"]
 

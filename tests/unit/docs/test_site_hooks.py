@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,6 +44,21 @@ def test_links_of_root_pages_lead_into_the_site(hooks: ModuleType) -> None:
                 or (ROOT / "docs" / "project" / target).resolve().exists()
                 or (target.removesuffix(".md") in hooks.PROJECT_PAGES)
             ), (file, target)
+
+
+def test_a_page_of_a_package_that_was_deleted_is_still_a_page(hooks: ModuleType) -> None:
+    assert hooks.format_project_page("packages/deleted/RESULTS.md").startswith("# RESULTS\n")
+
+
+def test_no_group_of_the_navigation_has_more_than_eight_entries(hooks: ModuleType) -> None:
+    config = SimpleNamespace(nav=yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    groups = [list(config.nav)]
+    for group in groups:
+        sections = [entry for entry in group if isinstance(entry, dict)]
+        groups += [value for entry in sections for value in entry.values() if isinstance(value, list)]
+        assert 1 <= len(group) <= 8, group
+    hooks.on_config(config)
+    assert {"silodp.methods": "reference/silodp.methods.md"} in groups[-1]
 
 
 @pytest.mark.parametrize(
