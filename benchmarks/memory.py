@@ -254,7 +254,7 @@ def show_rounds(rounds: int) -> None:
             status = Path("/proc/self/status").read_text()
             held[done.round] = int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), sys.getallocatedblocks()
 
-    federation = silodp.data.benchmarks.embedded(users=50, silos=3)
+    federation = silodp.data.embedded(users=50, silos=3)
     task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy(), {"roc_auc": roc_auc})
     method = silodp.methods.UldpSgd(noise_multiplier=40.0, step=0.1)
     with tempfile.TemporaryDirectory() as folder:

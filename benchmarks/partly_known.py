@@ -82,7 +82,7 @@ def measure_step(
 
 LOADERS: dict[str, Callable[[int, int], Federation]] = {
     "creditcard": lambda users, silos: benchmarks.creditcard(users=users, silos=silos),
-    "embedded": lambda users, silos: benchmarks.embedded(users=users, silos=silos),
+    "embedded": lambda users, silos: silodp.data.embedded(users=users, silos=silos),
     "mnist": lambda users, silos: benchmarks.mnist(users=users, silos=silos, normalize="public"),
     "acs_income": load_states,
 }

@@ -15,6 +15,7 @@ import argparse
 import logging
 from collections.abc import Callable
 
+import silodp
 from partly_known import measure_step
 from silodp.accounting import compute_epsilon
 from silodp.accounting.calibration import calibrate_noise_multiplier
@@ -31,7 +32,7 @@ CASES = (
 """Rounds, rounds of an allocation, noise multiplier."""
 TABLES: dict[str, Callable[[], Federation]] = {
     "heart": lambda: benchmarks.heart_disease(users=50, normalize="public"),
-    "embedded": lambda: benchmarks.embedded(users=100, silos=5),
+    "embedded": lambda: silodp.data.embedded(users=100, silos=5),
     "creditcard": lambda: benchmarks.creditcard(users=1000, silos=5, normalize="public"),
 }
 

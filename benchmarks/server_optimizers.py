@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import silodp
 from partly_known import measure_step
 from silodp.data.federation import Federation
 from silodp.methods import ServerAdam, ServerOptimizer, ServerSgd
@@ -28,7 +29,7 @@ from silodp_experiments import benchmarks
 STEPS = (0.3, 1.0, 3.0, 10.0)
 TABLES: dict[str, Callable[[], Federation]] = {
     "heart": lambda: benchmarks.heart_disease(users=50),
-    "embedded": lambda: benchmarks.embedded(users=100, silos=5),
+    "embedded": lambda: silodp.data.embedded(users=100, silos=5),
     "creditcard": lambda: benchmarks.creditcard(users=100, silos=5),
 }
 

@@ -147,7 +147,7 @@ def test_a_card_names_the_code_without_which_the_model_cannot_be_used(folder: Pa
 
 
 def test_a_card_of_a_model_that_a_program_passed_asks_for_it_again(tmp_path: Path) -> None:
-    federation = silodp.data.benchmarks.embedded(users=20, silos=2)
+    federation = silodp.data.embedded(users=20, silos=2)
     task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy())
     method = silodp.methods.UldpSgd(noise_multiplier=5.0, step=1.0)
     silodp.train(federation, task, method, rounds=1, out=tmp_path / "run")
@@ -229,7 +229,7 @@ def test_metrics_of_few_persons_are_in_no_row(folder: Path, silodp: Silodp) -> N
 
 def test_held_out_records_of_nobody_are_persons_of_their_own() -> None:
     """Data sets of the papers simulate no persons for them."""
-    federation = silodp.data.benchmarks.embedded(users=20, silos=6)
+    federation = silodp.data.embedded(users=20, silos=6)
     assert federation.test is not None
     task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy())
     found = measure_held_out(federation, task, task.initial(0), 0)

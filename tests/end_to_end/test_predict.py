@@ -646,7 +646,7 @@ def test_buffers_outside_the_state_must_be_those_of_the_run(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_schema_predicts_from_arrays(tmp_path: Path) -> None:
-    made = silodp.data.benchmarks.embedded(users=20, silos=2)
+    made = silodp.data.embedded(users=20, silos=2)
     plain = silodp.Federation(made.silos, made.users, made.test, classes=2)
     task = silodp.Task(
         nn.Linear(30, 1), silodp.Loss.per_record("squared_error", lambda a, b: (a.squeeze(-1) - b) ** 2)

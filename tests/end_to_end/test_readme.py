@@ -20,7 +20,7 @@ from sklearn.datasets import load_breast_cancer
 
 from silodp.cli import main
 from silodp.config.resolve import load_config
-from silodp_experiments.benchmarks.health import EMBEDDED_RANGES
+from silodp.data._embedded import EMBEDDED_RANGES
 from silodp_experiments.method_specs import parse_methods
 from support.commands import Silodp
 

@@ -18,14 +18,13 @@ from silodp.accounting.events import Gaussian
 from silodp.aggregators import Masked
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
-from silodp.data import load_profile
+from silodp.data import embedded, load_profile
 from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, VerifiedIds
 from silodp.methods.evaluation import Evaluation
 from silodp.methods.model_averaging import average_models
 from silodp.methods.user_budgets import UserBudgets
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
-from silodp_experiments.benchmarks import embedded
 from support.oracles import logistic_task, small_federation
 
 VALUES: tuple[Any, ...] = (

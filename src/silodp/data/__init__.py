@@ -5,21 +5,17 @@ A new data set is a `Dataset` in a file; see docs/extending.md.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
+    from silodp.data._embedded import embedded
     from silodp.data.dataset import Dataset, Origin
     from silodp.data.federation import Federation
     from silodp.data.identity import IdentityProfile, load_profile
     from silodp.data.public import PublicData
     from silodp.data.silo_data import SiloData
-
-    benchmarks: ModuleType
 
 __all__ = [
     "Dataset",
@@ -28,13 +24,14 @@ __all__ = [
     "Origin",
     "PublicData",
     "SiloData",
-    "benchmarks",
+    "embedded",
     "load_profile",
 ]
 
-_exported = export_lazily(
+__getattr__ = export_lazily(
     __name__,
     {
+        "_embedded": ("embedded",),
         "dataset": ("Dataset", "Origin"),
         "federation": ("Federation",),
         "identity": ("IdentityProfile", "load_profile"),
@@ -42,9 +39,3 @@ _exported = export_lazily(
         "silo_data": ("SiloData",),
     },
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "benchmarks":  # by its name: the core does not import what stands beside it
-        return importlib.import_module("silodp_experiments.benchmarks")
-    return _exported(name)

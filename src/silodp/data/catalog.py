@@ -1,4 +1,4 @@
-"""The data sets that a configuration can name: tables of the silos, and those that other packages add."""
+"""The data sets that a configuration can name: tables of the silos, the demo's, and those that other packages add."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DATASETS: Registry[Dataset] = Registry(
     "datasets",
-    {"tables": "silodp.data.tables.dataset:TABLES"},
+    {"embedded": "silodp.data._embedded:EMBEDDED", "tables": "silodp.data.tables.dataset:TABLES"},
 )
 """By name. A data set outside the package needs no entry: a configuration names its file."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import Event
 from silodp.accounting.views import Adversary, Unit, View
+from silodp.assumption import Assumption
 from silodp.data.budgets import load_budgets
 from silodp.errors import SilodpError
 from silodp.settings import Settings
@@ -376,7 +377,7 @@ class PersonalBudgets(Settings, prefix="personal."):
         raise NotImplementedError
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions that the budgets rest on."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The papers' data sets as federations of simulated users, and one table that needs no download.
+"""The papers' data sets as federations of simulated users.
 
 The users' index is simulated by `allocation`; the records are real. Where a loader estimates a constant
 from private rows, as the papers do, it says so in `Federation.assumptions`; `normalize="public"` uses published or
@@ -14,7 +14,7 @@ from silodp._lazy import export_lazily
 if TYPE_CHECKING:
     from silodp_experiments.benchmarks._common import data_root
     from silodp_experiments.benchmarks.finance import acs_income, creditcard
-    from silodp_experiments.benchmarks.health import embedded, heart_disease, tcga_brca
+    from silodp_experiments.benchmarks.health import heart_disease, tcga_brca
     from silodp_experiments.benchmarks.images import digit_masks, digit_volumes, fashion_mnist, mnist
     from silodp_experiments.benchmarks.text import docstrings
 
@@ -25,7 +25,6 @@ __all__ = [
     "digit_masks",
     "digit_volumes",
     "docstrings",
-    "embedded",
     "fashion_mnist",
     "heart_disease",
     "mnist",
@@ -37,7 +36,7 @@ __getattr__ = export_lazily(
     {
         "_common": ("data_root",),
         "finance": ("acs_income", "creditcard"),
-        "health": ("embedded", "heart_disease", "tcga_brca"),
+        "health": ("heart_disease", "tcga_brca"),
         "images": ("digit_masks", "digit_volumes", "fashion_mnist", "mnist"),
         "text": ("docstrings",),
     },

@@ -1,4 +1,4 @@
-"""Heart disease in four hospitals, breast cancer survival in six regions, and scikit-learn's table of tumors."""
+"""Heart disease in four hospitals, and breast cancer survival in six regions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import numpy as np
 
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.data.silo_data import scale_to_range
 from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.schema import Schema
 from silodp.settings import check_choice
 from silodp_experiments.benchmarks._common import (
-    SPLIT_SEED,
     Normalize,
     Part,
     Shares,
     federate_fixed,
-    federate_free,
     find_file,
     pool,
 )
@@ -55,44 +52,6 @@ HEART_COLUMNS: dict[str, NumericColumn] = {
 
 # Ages at which breast cancer is diagnosed. Mapped to [-1, 1], they weigh as much as the 38 indicators beside them.
 TCGA_AGES = NumericColumn((20, 90))
-
-# Scikit-learn's Wisconsin breast cancer table holds ten measures of cell nuclei (Street, Wolberg and
-# Mangasarian 1993), each as mean, standard error and mean of the three largest. The ranges are round numbers
-# written down from what the measures are (a nucleus of radius up to 30 px, area up to π·30² ≈ 2800 px²,
-# ratios below 1) and from the orders of magnitude in the table's published description; nothing is estimated
-# at run time.
-EMBEDDED_RANGES: dict[str, tuple[float, float]] = {
-    "mean radius": (5, 30),
-    "mean texture": (5, 40),
-    "mean perimeter": (30, 200),
-    "mean area": (0, 2800),
-    "mean smoothness": (0.05, 0.2),
-    "mean compactness": (0, 0.4),
-    "mean concavity": (0, 0.5),
-    "mean concave points": (0, 0.25),
-    "mean symmetry": (0.1, 0.3),
-    "mean fractal dimension": (0.04, 0.1),
-    "radius error": (0, 3),
-    "texture error": (0, 5),
-    "perimeter error": (0, 20),
-    "area error": (0, 300),
-    "smoothness error": (0, 0.03),
-    "compactness error": (0, 0.1),
-    "concavity error": (0, 0.2),
-    "concave points error": (0, 0.05),
-    "symmetry error": (0, 0.08),
-    "fractal dimension error": (0, 0.02),
-    "worst radius": (5, 40),
-    "worst texture": (10, 50),
-    "worst perimeter": (40, 250),
-    "worst area": (0, 4000),
-    "worst smoothness": (0.05, 0.25),
-    "worst compactness": (0, 1),
-    "worst concavity": (0, 1.2),
-    "worst concave points": (0, 0.3),
-    "worst symmetry": (0.1, 0.6),
-    "worst fractal dimension": (0.05, 0.2),
-}
 
 
 def heart_disease(
@@ -213,37 +172,6 @@ def tcga_brca(
     return federate_fixed(TCGA_BRCA, parts, tests, shares, normalize=normalize, features=features, pairs=True)
 
 
-def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: int = 0) -> Federation:
-    """Load the breast cancer table of scikit-learn, without a download: x (n, 30), y = malignant (1) or benign (0).
-
-    455 train and 114 test records, split 80/20 by label with a fixed seed. Features are clipped to the public
-    `EMBEDDED_RANGES` and mapped to [-1, 1], so no constant comes from private rows.
-
-    Args:
-        users: U.
-        silos: S.
-        allocation: "uniform", "zipf", or "own", which makes every record a user.
-        seed: the seed of the allocation.
-    """
-    from sklearn.datasets import load_breast_cancer
-    from sklearn.model_selection import train_test_split
-
-    table = load_breast_cancer()
-    low, high = np.array([EMBEDDED_RANGES[str(name)] for name in table.feature_names]).T
-    x = scale_to_range(table.data, low, high)
-    y = (table.target == 0).astype(np.int64)  # scikit-learn's 0 is malignant
-    train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=SPLIT_SEED, stratify=y)
-    return federate_free(
-        EMBEDDED,
-        (x[train], y[train]),
-        (x[test], y[test]),
-        Shares(users, silos, allocation, seed),
-        normalize="public",
-        features=tuple(EMBEDDED_RANGES),
-        schema=EMBEDDED.schema,
-    )
-
-
 class _HeartDisease(Dataset):
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return ("pooled",) if self.argument(arguments, "silos") == 1 else HEART_CENTERS
@@ -302,22 +230,5 @@ TCGA_BRCA = Dataset(
             "centers.csv": (_FLAMBY + "centers.csv",),
             "train_test_split.csv": (_FLAMBY + "dataset_creation_scripts/train_test_split.csv",),
         },
-    ),
-)
-EMBEDDED = Dataset(
-    name="embedded",
-    loader=embedded,
-    record_shape=(len(EMBEDDED_RANGES),),
-    classes=2,
-    features=tuple(EMBEDDED_RANGES),
-    schema=Schema(
-        user="patient",
-        label="diagnosis",
-        classes=("benign", "malignant"),
-        numeric=EMBEDDED_RANGES,
-        out_of_range="clip",
-    ),
-    origin=Origin(
-        rows=569, license="BSD 3-clause (scikit-learn)", publisher="Wisconsin breast cancer, in scikit-learn"
     ),
 )

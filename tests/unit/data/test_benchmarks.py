@@ -6,9 +6,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from silodp.data import benchmarks
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
+from silodp_experiments import benchmarks
 from silodp_experiments.benchmarks import data_root
 from silodp_experiments.benchmarks.health import HEART_COLUMNS, TCGA_REGIONS
 from silodp_experiments.benchmarks.images import read_idx
