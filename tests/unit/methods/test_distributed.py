@@ -320,7 +320,7 @@ def test_noise_of_different_clients_adds_up_to_what_is_charged():
         assert look.second.noise_multiplier == pytest.approx(released)
         assert look.first.noise_multiplier == pytest.approx(3 * released)
         assert one.parts[0].count == steps - 1
-        # docs/decoupled.md, "Clients with settings of their own": 1/√(1/σ_a² + J_i c_i²/V)
+        # docs/decoupled.md, "Clients with different settings": 1/√(1/σ_a² + J_i c_i²/V)
         together = 1 / math.sqrt(1 / look.first.noise_multiplier**2 + steps * reach**2 / whole)
         simple = 1 / math.sqrt(1 / look.first.noise_multiplier**2 + 1 / look.second.noise_multiplier**2)
         assert together == pytest.approx(simple)
