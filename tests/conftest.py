@@ -17,16 +17,11 @@ from silodp.cli import main
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.report.figures import make_panel
-from support.commands import CONFIG, Outcome, Silodp
+from support.commands import CONFIG, UNDRAWN, Outcome, Silodp
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
-
-
-_BACKGROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
-UNDRAWN = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{_BACKGROUND}</svg>'
-"""What stands for a picture where a test is not about pictures."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import UNDRAWN
 from silodp.assumption import Assumption
 from silodp.cli.run import run_config
 from silodp.config.resolve import resolve
@@ -34,7 +33,7 @@ from silodp.report.statements import list_statements
 from silodp.wire.messages import Message
 from silodp.wire.transport import _sign_bytes, sign, verify
 from support.attacked import make_attack, write_attack
-from support.commands import CONFIG, Silodp, assert_sentence
+from support.commands import CONFIG, UNDRAWN, Silodp, assert_sentence
 from support.refusals import refused
 
 OTHERS = ("cohort.json", "statistics.json", "statistics.html")

@@ -25,6 +25,10 @@ clip = 0.1
 learning_rate = 0.01
 """
 
+_BACKGROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
+UNDRAWN = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{_BACKGROUND}</svg>'
+"""What stands for a picture where a test is not about pictures."""
+
 
 class Outcome(NamedTuple):
     status: int
