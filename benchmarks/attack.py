@@ -18,12 +18,12 @@ from typing import Any
 
 import silodp
 from silodp.accounting.guarantee import format_epsilon
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.attack.evidence import bound_share
 from silodp.attack.play import Target, play_evaluation
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Ddp, Method, UldpAvg
-from silodp.methods.evaluation import Evaluation
 from silodp.training.sgd import LocalTraining
 from timing import show_help
 

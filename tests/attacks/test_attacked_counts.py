@@ -12,13 +12,14 @@ import pytest
 
 import silodp
 from silodp.accounting.events import Gaussian
+from silodp.aggregators.evaluation import Evaluation
 from silodp.attack import counted
 from silodp.attack.play import AttackResult, Target, play_evaluation
 from silodp.mechanisms.clipping import ClippedRows
 from silodp.methods import Ddp, Statistics, UldpAvg, UldpNaive
 from silodp.methods import evaluation as evaluation_module
 from silodp.methods import statistics as statistics_module
-from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.evaluation import EvaluationSums
 from silodp.training.sgd import LocalTraining
 from support.refusals import refused
 

@@ -16,6 +16,7 @@ from silodp import Budget, Federation, LocalTraining, Schema, SiloData, Task, av
 from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Lattice, Masked, Paillier
+from silodp.aggregators.evaluation import Evaluation
 from silodp.data import load_profile
 from silodp.methods import (
     METHODS,
@@ -27,7 +28,6 @@ from silodp.methods import (
     UserBudgets,
     VerifiedIds,
 )
-from silodp.methods.evaluation import Evaluation
 from silodp.tracking import make_tracker
 from silodp.training import binary_cross_entropy, cross_entropy, exponential_survival
 from silodp_experiments.benchmarks import embedded
