@@ -21,6 +21,7 @@ from silodp.accounting.events import Gaussian, NonPrivate, Skellam
 from silodp.accounting.ledger import reopen_ledger
 from silodp.accounting.views import View
 from silodp.aggregators import Plain
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import PlainServer
 from silodp.data.federation import Federation
@@ -28,7 +29,7 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.counted import CategoryCells, NumericRanges
 from silodp.methods import Ddp, UldpAvg
 from silodp.methods.count_parts import CountParts
-from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.evaluation import EvaluationSums
 from silodp.runtime import evaluation as runtime_evaluation
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import Result, train
@@ -184,7 +185,7 @@ def test_a_person_moves_all_counts_by_at_most_what_noise_is_for(name, aggregator
     assert moved == pytest.approx(math.sqrt(columns) * together, rel=2e-3)
     with_parts = {"aggregator": AGGREGATORS[aggregator], "evaluation": evaluation}
     spec = prepare_run(federation, logistic_task(), AVG, rounds=1, **with_parts)
-    sums = spec.evaluation_spec
+    sums = spec.derived["evaluation"]
     assert moved / sums.method.spread(sums.population) <= sums.bounds.sensitivity * (1 + 1e-9)
     if silos == SILOS:
         assert moved / sums.method.spread(sums.population) >= sums.bounds.sensitivity * 0.99, "not reached"
@@ -218,8 +219,8 @@ def test_the_noise_is_that_which_is_charged(name, aggregator, method, tmp_path):
     result, counts = evaluate(federation, evaluation, aggregator, METHODS[method], rounds=40, out=out)
     noise = counts - reduce_to(count_truly(federation, result.params), parts)
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
-        (event,) = {c.events["released"] for c in ledger.history if c.evaluation is not None}
-        (server,) = {c.events["server"] for c in ledger.history if c.evaluation is not None}
+        (event,) = {c.events["released"] for c in ledger.history if c.series == "evaluation"}
+        (server,) = {c.events["server"] for c in ledger.history if c.series == "evaluation"}
     assert isinstance(event, Skellam if aggregator == "masked" else Gaussian)
     assert event.noise_multiplier == pytest.approx(0.7)
     # Who sees each silo's share sees the same blocks: no ε is hidden in a sum.
@@ -348,7 +349,7 @@ def test_each_evaluation_is_charged_once_for_all_its_parts(tmp_path: Path):
     result, _ = evaluate(federation_of(), make(every=1, by_silo=True, **BOTH), rounds=3, out=out)
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
         charges = Counter(c.events["released"] for c in ledger.history)
-        assert sum(c.evaluation is not None for c in ledger.history) == 3
+        assert sum(c.series == "evaluation" for c in ledger.history) == 3
     epsilon = compute_epsilon(list(charges.items()), 1e-5, "rdp")
     assert result.guarantees["released"].epsilon == pytest.approx(epsilon, rel=1e-6)
 
@@ -377,7 +378,9 @@ def test_a_label_that_nobody_checked_moves_no_other_persons_row(monkeypatch):
     """A data set of a plug-in may have passed no check: what is counted stays in the row of whose record it is."""
     monkeypatch.setattr(Federation, "_check", lambda *_, **__: None)
     evaluation, federation = make(5.0, by_silo=True), federation_of()
-    spec = prepare_run(federation, logistic_task(), AVG, rounds=1, evaluation=evaluation).evaluation_spec
+    spec = prepare_run(federation, logistic_task(), AVG, rounds=1, evaluation=evaluation).derived[
+        "evaluation"
+    ]
     sums, whole = [], spec.method.spread(spec.population)
     for labels in ([0] * 39, [2 * k + 1 for k in range(1, 40)], [-k for k in range(1, 40)]):
         sums.append(evaluate(with_labels(federation, labels), evaluation)[1] / whole)

@@ -16,28 +16,30 @@ import pytest
 import torch
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.events import Gaussian, Skellam
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
+from silodp.accounting.series_ledger import SeriesLedger
 from silodp.accounting.views import ADVERSARIES
 from silodp.aggregators import Plain
-from silodp.aggregators.evaluation import name_evaluation
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import PlainServer
+from silodp.aggregators.series import name_series
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Ddp, UldpAvg
-from silodp.methods.evaluation import Evaluation, EvaluationSums
+from silodp.methods.evaluation import EvaluationSums
 from silodp.methods.uldp_baselines import Default
 from silodp.report.model_card import write_card
 from silodp.report.page import write_report
-from silodp.runtime.evaluation import EvaluatedSilo, LocalMetrics, make_silo
+from silodp.runtime.evaluation import LocalMetrics
 from silodp.runtime.gate import Gate
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_files import STATE
+from silodp.runtime.series import SiloWithSeries, make_silo
 from silodp.runtime.server import Server
 from silodp.runtime.silo import make_ledger
 from silodp.runtime.train import Result, train
@@ -96,8 +98,7 @@ def true_counts(federation: Federation, result: Result, table=None) -> np.ndarra
 
 def prepare_table():
     spec = prepare_run(small_federation(held_out=2), logistic_task(), STILL, rounds=1, evaluation=SUMS)
-    assert spec.evaluation_spec is not None
-    return spec.evaluation_spec.method.table
+    return spec.derived["evaluation"].method.table
 
 
 def with_held_out(federation: Federation, tests: list[SiloData]) -> Federation:
@@ -159,8 +160,8 @@ def test_the_noise_is_that_which_is_charged(aggregator, method, tmp_path):
     )
     noise = counts_of(result) - true_counts(federation, result)
     with reopen_ledger(tmp_path / "run" / "checkpoint" / "ledger.jsonl") as ledger:
-        (event,) = {c.events["released"] for c in ledger.history if c.evaluation is not None}
-        assert sum(c.evaluation is not None for c in ledger.history) == 25
+        (event,) = {c.events["released"] for c in ledger.history if c.series == "evaluation"}
+        assert sum(c.series == "evaluation" for c in ledger.history) == 25
     assert isinstance(event, Skellam if aggregator == "masked" else Gaussian)
     spread = 3 if method is STILL else 1
     assert noise.std() == pytest.approx(event.noise_multiplier * evaluation.clip * spread, rel=0.08)
@@ -180,7 +181,7 @@ def test_every_share_that_the_server_sees_has_its_noise(monkeypatch, tmp_path):
     shares = torch.stack([share for share in seen if share.shape[1] == 80])  # (25, S, cells)
     noise = shares - shares.mean(dim=0)
     with reopen_ledger(tmp_path / "run" / "checkpoint" / "ledger.jsonl") as ledger:
-        (event,) = {c.events["server"] for c in ledger.history if c.evaluation is not None}
+        (event,) = {c.events["server"] for c in ledger.history if c.series == "evaluation"}
     assert float(noise.std(dim=0).mean()) == pytest.approx(event.noise_multiplier / np.sqrt(3), rel=0.05)
 
 
@@ -192,11 +193,11 @@ def test_training_and_evaluation_draw_different_noise():
         federation.silos[0], logistic_task(), replace(spec, run="r"), Randomness.from_seed(0), MemoryStore(),
         Identity.fresh("silo0"), {}, make_ledger(replace(spec, run="r")),
     )  # fmt: skip
-    assert isinstance(silo, EvaluatedSilo)
+    assert isinstance(silo, SiloWithSeries)
     request = Message("update", "r", 0)
     first, second = (
         one._derive_round_randomness(request, 0).stream("share noise").standard_normal(4)
-        for one in (silo.training, silo.evaluation)
+        for one in (silo.training, silo.series["evaluation"])
     )
     assert not np.allclose(first, second)
 
@@ -213,7 +214,7 @@ def test_an_evaluation_is_charged_before_a_record_is_looked_at(aggregator, monke
     with refused("run.refused"):
         evaluate(small_federation(held_out=2), aggregator, out=tmp_path / "run")
     with reopen_ledger(tmp_path / "run" / "checkpoint" / "silo_ledgers" / "000.jsonl") as ledger:
-        assert [charge.evaluation for charge in ledger.history] == [None, 0]
+        assert [charge.place for charge in ledger.history] == [("", 0, 0), ("evaluation", 0, 0)]
         spent = ledger.epsilon("released")
     monkeypatch.undo()
     result = evaluate(small_federation(held_out=2), aggregator, out=tmp_path / "run", resume=True)
@@ -248,8 +249,8 @@ def test_ledgers_of_server_and_silos_hold_the_evaluation(tmp_path):
     ledgers += sorted((tmp_path / "run" / "checkpoint" / "silo_ledgers").iterdir())
     for path in ledgers:
         with reopen_ledger(path) as ledger:
-            assert [(c.round, c.evaluation) for c in ledger.history] == [
-                (0, None), (1, None), (1, 0), (2, None), (2, 1)
+            assert [(c.training_round, c.series, c.round) for c in ledger.history] == [
+                (0, "", 0), (1, "", 1), (1, "evaluation", 0), (2, "", 2), (2, "evaluation", 1)
             ]  # fmt: skip
             assert ledger.rounds == 3
             for adversary, guarantee in result.guarantees.items():
@@ -277,7 +278,7 @@ def test_a_report_finds_a_missing_or_changed_charge(tmp_path):
     path.unlink()
     with Ledger(path, header[0], header[1], header[2], run=name, subject=subject) as rewritten:
         rewritten.charge(0, 0, history[0].events)
-        rewritten.charge_evaluation(0, 0, {a: Gaussian(0.1) for a in history[1].events})
+        rewritten.charge(0, 0, {a: Gaussian(0.1) for a in history[1].events}, series="evaluation")
     with refused("report.contradicted"):  # ε in guarantee.json is smaller
         write_report(run)
 
@@ -350,7 +351,7 @@ def test_a_lost_result_is_repeated_with_the_same_noise(aggregator, monkeypatch, 
     assert torch.equal(sums[0], sums[2])
     np.testing.assert_allclose(counts_of(result)[0], sums[0] * 3, atol=6e-4)
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
-        assert [charge.evaluation for charge in ledger.history] == [None, 0]
+        assert [charge.place for charge in ledger.history] == [("", 0, 0), ("evaluation", 0, 0)]
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
@@ -370,7 +371,9 @@ def test_an_evaluation_that_was_begun_is_ended_before_the_next(aggregator, monke
     result = evaluate(federation, aggregator, method=LEARNING, rounds=4, seed=None, out=out, resume=True)
     assert [row["round"] for row in result.metrics if "evaluation" in row] == [2, 4]
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
-        assert [c.evaluation for c in ledger.history] == [None, None, 0, None, None, 1]
+        assert [(c.series, c.round) for c in ledger.history] == [
+            ("", 0), ("", 1), ("evaluation", 0), ("", 2), ("", 3), ("evaluation", 1)
+        ]  # fmt: skip
         assert result.epsilon == ledger.epsilon("released")
     write_report(out)
 
@@ -413,7 +416,7 @@ def test_an_evaluation_of_a_model_that_cannot_come_again_is_closed_as_spent(
     assert len(result.metrics) == 4
     is_spent = dies == "before the sum is kept"  # of the three evaluations that the run may have
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
-        numbers = [c.evaluation for c in ledger.history if c.evaluation is not None]
+        numbers = [c.round for c in ledger.history if c.series == "evaluation"]
         assert numbers == ([0, 1, 2] if across == "sums" else [])
         assert result.epsilon == ledger.epsilon("released")
     if across == "sums":
@@ -425,7 +428,7 @@ def test_an_evaluation_of_a_model_that_cannot_come_again_is_closed_as_spent(
     assert measured == ([1, 2] if is_spent else [1, 2, 3])
 
 
-def lone_silo(limits=None, evaluation=SUMS, evaluations=None) -> EvaluatedSilo:
+def lone_silo(limits=None, evaluation=SUMS, releases=None) -> SiloWithSeries:
     federation = small_federation(held_out=20)
     spec = prepare_run(
         federation, logistic_task(), STILL, rounds=50, evaluation=evaluation, silo_limits=limits
@@ -433,16 +436,16 @@ def lone_silo(limits=None, evaluation=SUMS, evaluations=None) -> EvaluatedSilo:
     spec = replace(spec, run="r")
     silo = make_silo(
         federation.silos[0], logistic_task(), spec, Randomness.secret(), MemoryStore(), Identity.fresh("silo0"), {},
-        make_ledger(spec), evaluations=evaluations,
+        make_ledger(spec), releases=releases,
     )  # fmt: skip
-    assert isinstance(silo, EvaluatedSilo)
-    silo.answer(Message("setup", name_evaluation("r")))
+    assert isinstance(silo, SiloWithSeries)
+    silo.answer(Message("setup", name_series("r", "evaluation")))
     return silo
 
 
 def ask(number: int, model: float = 0.0, rounds: int = 1) -> Message:
     arrays = {"params": np.full(5, model, np.float32), "state.rounds": np.array([rounds])}
-    return Message("update", name_evaluation("r"), number, arrays=arrays)
+    return Message("update", name_series("r", "evaluation"), number, arrays=arrays)
 
 
 def test_a_server_that_asks_again_gets_the_same_counts():
@@ -471,7 +474,7 @@ def test_a_server_that_averages_the_noise_away_is_stopped_by_the_limit():
 
 
 def test_a_silo_answers_no_more_evaluations_than_were_agreed():
-    silo = lone_silo(evaluations=2)
+    silo = lone_silo(releases={"evaluation": 2})
     for number in range(2):
         silo.answer(ask(number))
     with refused("gate.rounds"):
@@ -536,8 +539,8 @@ def test_a_silo_that_answers_more_than_nothing_is_refused():
     spec = prepare_run(
         small_federation(held_out=2), logistic_task(), STILL, rounds=1, evaluation=Evaluation("local")
     )
-    assert spec.evaluation_spec is not None
-    script = spec.evaluation_spec.aggregator.script(spec.evaluation_spec, "silo0")
+    derived = spec.derived["evaluation"]
+    script = derived.aggregator.script(derived, "silo0")
     with refused("message.malformed"):
         script.update.answer.check(Message("update", "r", arrays={"accuracy": np.ones(1)}), "silo 'silo0'")
 
@@ -588,13 +591,13 @@ def test_only_the_last_evaluation_spends_what_is_reserved_for_it():
     event = dict.fromkeys(ADVERSARIES, Gaussian(2.0))
     room_for_two = Budget(compute_epsilon([(Gaussian(2.0), 2)], 1e-5, "pld") * 1.001, 1e-5)
     ledger = Ledger(None, 1e-5, "pld", room_for_two, run="run")
-    ledger.reserved, charges = event, EvaluationLedger(ledger)
+    ledger.reserved, charges = {"evaluation": event}, SeriesLedger(ledger, "evaluation")
     assert charges.affords(event)
     charges.charge(0, 0, event)
     assert not charges.affords(event)
     charges.is_last = True
     assert charges.affords(event)
-    assert ledger.reserved == event  # a round of training has no room left
+    assert ledger.reserved == {"evaluation": event}  # a round of training has no room left
     assert not ledger.affords(event)
 
 
@@ -623,7 +626,6 @@ def test_noise_for_an_epsilon_costs_at_most_that():
             federation, logistic_task(), STILL, rounds=3, aggregator=AGGREGATORS[aggregator],
             evaluation=Evaluation("sums", epsilon=1.5),
         )  # fmt: skip
-        assert spec.evaluation_spec is not None
         with make_ledger(replace(spec, run="r")) as ledger:
-            ledger.charge_evaluation(0, 0, spec.evaluation_spec.round_events())
+            ledger.charge(0, 0, spec.derived["evaluation"].round_events(), series="evaluation")
             assert 1.45 < ledger.epsilon("released") <= 1.5

@@ -122,7 +122,7 @@ def test_a_silo_with_another_cap_does_not_take_part(name, monkeypatch):
         aggregator = replace(spec.aggregator, count_cap=cap)
         return Silo(data, spec=replace(spec, aggregator=aggregator), **more)
 
-    monkeypatch.setattr("silodp.runtime.evaluation.Silo", other)
+    monkeypatch.setattr("silodp.runtime.series.Silo", other)
     with pytest.raises(SilodpError, match=r"the transcript of silo 'silo1'.*does not hold"):
         few(PRIVATE[name])
 

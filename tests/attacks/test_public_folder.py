@@ -30,6 +30,7 @@ import torch
 from pydantic import BaseModel
 
 from silodp.accounting.ledger import Budget
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.deploy import format_agreement
 from silodp.config.budgets import BudgetDistribution
@@ -48,7 +49,6 @@ from silodp.deploy.server import serve
 from silodp.deploy.silo import open_silo
 from silodp.errors import SilodpError
 from silodp.methods import METHODS
-from silodp.methods.evaluation import Evaluation
 from silodp.training.losses import LOSSES
 from silodp.training.models import MODELS
 from support.commands import CONFIG, Silodp, assert_sentence

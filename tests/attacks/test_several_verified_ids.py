@@ -18,11 +18,11 @@ import silodp
 from silodp.accounting.guarantee import INDEX_VERIFIED_IN_PART, PUBLIC_INDEX
 from silodp.accounting.views import View
 from silodp.aggregators import Masked, Plain
+from silodp.aggregators.evaluation import Evaluation
 from silodp.config.resolve import load_config
 from silodp.data import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.methods import FederationSize, UldpAvg, UldpSgd, VerifiedIds, roles
-from silodp.methods.evaluation import Evaluation
 from silodp.training import Task, squared_error
 from support.specs import make_spec
 
@@ -168,9 +168,9 @@ def test_a_run_refuses_more_verified_ids_than_users():
 def test_an_evaluation_by_sums_is_refused_since_it_counts_every_id_as_a_person():
     some = UldpSgd(5.0, weighting="home", verified=VerifiedIds(VERIFIED))
     spec = make_spec("run", ("a", "b"), some, FederationSize(2, USERS), 1)
-    spec = replace(spec, evaluation=Evaluation("sums", noise_multiplier=5.0))
+    spec = replace(spec, series=(Evaluation("sums", noise_multiplier=5.0),))
     with pytest.raises(SilodpError) as refused:
-        spec.evaluation_spec  # noqa: B018
+        spec.derived["evaluation"]
     assert refused.value.code == "evaluation.unit"
 
 

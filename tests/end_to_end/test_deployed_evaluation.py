@@ -36,7 +36,7 @@ def assert_charged(processes: Processes, evaluations: int) -> None:
         (path,) = (processes.home(silo) / "ledgers").iterdir()
         processes.kill(silo)
         with reopen_ledger(path) as ledger:
-            numbers = [charge.evaluation for charge in ledger.history if charge.evaluation is not None]
+            numbers = [charge.round for charge in ledger.history if charge.series == "evaluation"]
             assert numbers == list(range(evaluations))
             assert all(ledger.epsilon(a) >= e * (1 - 1e-9) for a, e in spent.items())  # type: ignore[operator]
 
@@ -120,7 +120,7 @@ def test_the_operator_decides_about_evaluations(parts: str, kind: str, tmp_path:
     with start_consortium(tmp_path, PLAIN + SUMS + parts) as processes:
         consortium = Consortium.load(processes.public)
         agreed = describe_agreement(consortium)
-        assert (agreed["evaluation"], agreed["evaluations"]) == (kind, 2)
+        assert [agreed["series"]["evaluation"][name] for name in ("kind", "times")] == [kind, 2]
         policy = Policy.load(processes.home("silo-1") / "policy.toml")
         assert policy.evaluation == [kind]
         columns = consortium.list_columns("silo-1")

@@ -15,6 +15,7 @@ import torch
 from silodp.accounting.events import Skellam
 from silodp.accounting.guarantee import ON_THE_LIST
 from silodp.aggregators import Aggregator
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.aggregators.select import Select
@@ -22,7 +23,6 @@ from silodp.config.resolve import load_config
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.methods import UldpAvg
-from silodp.methods.evaluation import Evaluation
 from silodp.planning.plan import plan_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
@@ -164,7 +164,7 @@ def test_a_target_is_met_by_rounds_and_evaluations_together(evaluated: Path) -> 
     method = replace(spec.method, noise_multiplier=found["noise_multiplier"])
     assert 7.9 < spend(replace(spec, method=method)) <= 8
     assert found["user_sampling"] == 1  # the target leaves more than these rounds cost
-    without = plan_run(replace(spec, evaluation=Evaluation("none")), target=8.0)["target"]
+    without = plan_run(replace(spec, series=(Evaluation("none"),)), target=8.0)["target"]
     assert without["noise_multiplier"] < found["noise_multiplier"]
 
 
@@ -274,8 +274,7 @@ def test_counts_are_masked_wherever_updates_are_hidden(aggregator: Aggregator, w
     settings = {"rounds": 1, "evaluation": replace(EXACT, noise_multiplier=1.0)}
     federation, method = small_federation(held_out=20), replace(AVG, weighting=weighting)
     spec = prepare_run(federation, logistic_task(), method, aggregator=aggregator, **settings)  # type: ignore[arg-type]
-    derived = spec.evaluation_spec
-    assert derived is not None
+    derived = spec.derived["evaluation"]
     assert isinstance(derived.aggregator, Masked)
     assert all(isinstance(event, Skellam) for event in derived.round_events().values())
 
@@ -287,8 +286,7 @@ def test_dropouts_are_charged_with_the_noise_that_is_left() -> None:
         federation, logistic_task(), AVG, rounds=1, aggregator=Masked(min_silos=3),
         evaluation=replace(EXACT, noise_multiplier=1.0),
     )  # fmt: skip
-    derived = spec.evaluation_spec
-    assert derived is not None
+    derived = spec.derived["evaluation"]
     everyone, fewer = (derived.round_events(survivors)["released"] for survivors in (4, 3))
     assert isinstance(everyone, Skellam)
     assert isinstance(fewer, Skellam)

@@ -59,7 +59,7 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr("silodp.runtime.evaluation.Silo", Seen)
+    monkeypatch.setattr("silodp.runtime.series.Silo", Seen)
     return made
 
 

@@ -301,7 +301,7 @@ def test_evaluation_by_sums_of_counts_is_refused_and_within_silos_measures() -> 
         sums = {"across": "sums", "noise_multiplier": 5.0}
         prepare_run(federation.public(), task, METHOD, rounds=1, evaluation=sums)
     local = prepare_run(federation.public(), task, METHOD, rounds=1, evaluation={"across": "local"})
-    assert local.evaluation is not None
+    assert [one.stated for one in local.series] == ["local"]
 
 
 @pytest.mark.parametrize(("labels", "values"), [("multilabel", {0.0, 1.0}), ("real", None)])

@@ -16,11 +16,11 @@ from silodp import Budget, Federation, LocalTraining, Schema, SiloData, Task, lo
 from silodp.accounting import compute_delta, compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Masked
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.data import embedded, load_profile
 from silodp.methods import METHODS, FederationSize, ServerAdam, ServerSgd, TailAverage, UldpAvg, VerifiedIds
-from silodp.methods.evaluation import Evaluation
 from silodp.methods.model_averaging import average_models
 from silodp.methods.user_budgets import UserBudgets
 from silodp.tracking import make_tracker

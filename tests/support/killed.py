@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from silodp.aggregators import Plain
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
-from silodp.methods.evaluation import Evaluation
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from support.oracles import logistic_task, small_federation

@@ -84,7 +84,7 @@ def compute_cost(
 def count_events(
     event_in: Callable[[int], E], numbers: Sequence[int], period: int = 1
 ) -> list[tuple[E, int]]:
-    """Return the events of rounds (or evaluations) with their counts.
+    """Return the events of rounds with their counts.
 
     Where units with budgets retire, rounds cost less from some round on and never more again; so in a plan equal rounds
     are neighbors, and each change is found by bisection. What a ledger charged is counted one by one, and so are rounds
@@ -124,12 +124,11 @@ class ChargeCounts:
     Attributes:
         delta: The δ of the noise; what ciphertexts disclose has its own part of the δ of a guarantee.
         accountant: The accountant that composes the events.
-        rounds: The number of charged rounds.
-        charged: How often each event was charged, by adversary, for rounds and evaluations.
-        evaluations: The part of `charged` that was charged for evaluations, by adversary.
-        releases: What was charged, in order, as (is_evaluation, release, numbers). `numbers` are the rounds, or the
-            evaluations, counted from 0, whose release with this number was charged; of a plan they are a range
-            (`count_events`).
+        rounds: The number of charged rounds of training.
+        charged: How often each event was charged, by adversary, for all series.
+        further: The part of `charged` that was charged for additional series, by series and adversary.
+        releases: What was charged, in order, as (series, release, numbers). `numbers` are the rounds of the series,
+            counted from 0, whose release with this number was charged; of a plan they are a range (`count_events`).
         reported: The ε by adversary that was reported earlier; no later ε is smaller.
     """
 
@@ -137,9 +136,13 @@ class ChargeCounts:
     accountant: Accountant
     rounds: int
     charged: Mapping[Adversary, Mapping[Event, int]]
-    evaluations: Mapping[Adversary, Mapping[Event, int]]
-    releases: Sequence[tuple[bool, int, Sequence[int]]]
+    further: Mapping[str, Mapping[Adversary, Mapping[Event, int]]]
+    releases: Sequence[tuple[str, int, Sequence[int]]]
     reported: Mapping[Adversary, float] = field(default_factory=dict)
+
+    def list_further(self, adversary: Adversary) -> Counter[Event]:
+        """Return how often each event was charged against an adversary for all additional series."""
+        return sum((Counter(of.get(adversary, {})) for of in self.further.values()), Counter())
 
     def compute_cost(self, adversary: Adversary) -> Cost:
         """Return ε of all charges against an adversary."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from operator import index
+from operator import attrgetter, index
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -35,7 +35,7 @@ from silodp.accounting.events import (
     event_to_dict,
     explain_not_private,
 )
-from silodp.accounting.progress import Answer, Progress
+from silodp.accounting.progress import TRAINING, Answer, Progress
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError
 from silodp.parsing import is_format, parse_json, refuse_unsound
@@ -102,24 +102,30 @@ class LedgerEntry:
     """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
 
     Attributes:
-        round: The number of the round; of an evaluation the last round that was charged before it.
-        release: The number of the release in its round or evaluation.
+        round: The number of the round in its series.
+        release: The number of the release in its round.
         events: The event of each adversary.
-        evaluation: The number of the evaluation, counted from 0; None for a round of training.
         request: In a silo's ledger, the digest of the whole request that the release answers; else "".
+        series: The name of the additional series that the round belongs to; "" for training.
+        after: The last round of training that was charged before a round of an additional series.
     """
 
     round: int
     release: int
     events: Mapping[Adversary, Event]
-    evaluation: int | None = None
     request: str = ""
+    series: str = TRAINING
+    after: int = 0
 
     @property
-    def place(self) -> tuple[bool, int, int]:
-        """What is charged once: whether it is an evaluation, the number of the round or evaluation, the release."""
-        number = self.round if self.evaluation is None else self.evaluation
-        return self.evaluation is not None, number, self.release
+    def place(self) -> tuple[str, int, int]:
+        """What is charged once: the series, the round, the release."""
+        return self.series, self.round, self.release
+
+    @property
+    def training_round(self) -> int:
+        """The round of training with which ε counts the release."""
+        return self.after if self.series else self.round
 
 
 class Ledger:
@@ -145,7 +151,8 @@ class Ledger:
         disclosure: The TV by adversary, as the file states it.
         progress: What the file lists beside the charges.
         is_first: Whether the first charge here is the first one of all runs of a silo. It is set before that charge.
-        reserved: The events that the budget must still hold after, whatever is charged before; {} for none.
+        reserved: By additional series, the events that the budget must still hold after, whatever is charged before:
+            those of its last release. The series are in the order in which they release.
         before_charge: Called with every new entry before it is written; it forbids the charge by raising an exception.
         after_completed: Called when a completed round was written, before anything of it is visible.
         files: The digests by name of the files that the run wrote when it ended; None where a charge came after that.
@@ -154,7 +161,7 @@ class Ledger:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
     """
 
-    is_evaluation: ClassVar[bool] = False  # as `EvaluationLedger` says
+    series: ClassVar[str] = TRAINING  # as `SeriesLedger` says
 
     def __init__(
         self,
@@ -179,11 +186,11 @@ class Ledger:
         self.progress = Progress()
         self.is_first = False
         self.follows: str | None = None
-        self.reserved: Mapping[Adversary, Event] = {}
+        self.reserved: dict[str, Mapping[Adversary, Event]] = {}
         self.before_charge: Callable[[LedgerEntry], None] = lambda entry: None
         self.after_completed: Callable[[], None] = lambda: None
         self.files: Mapping[str, str] | None = None
-        self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
+        self._charges: dict[tuple[str, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
         self._reported: dict[tuple[Adversary, float], float] = {}
         self._reasons: dict[Adversary, str] = {}
@@ -207,10 +214,17 @@ class Ledger:
         # Locked from here on: what was read of the first line before is compared with the header by the log.
         self._log.lock()
 
-    def charge(self, round: int, release: int, events: Mapping[Adversary, Event], request: str = "") -> None:
+    def charge(
+        self,
+        round: int,
+        release: int,
+        events: Mapping[Adversary, Event],
+        request: str = "",
+        series: str = TRAINING,
+    ) -> None:
         """Charge a release of a round against each adversary; on disk when this returns.
 
-        The same events under the same (round, release) are charged once. Nothing may be released where this
+        The same events under the same (series, round, release) are charged once. Nothing may be released where this
         raises.
 
         Args:
@@ -218,33 +232,33 @@ class Ledger:
             release: The number of the release in the round, from 0.
             events: The event of each adversary.
             request: The digest of the request that asks for it; "" in the ledger of a server.
+            series: The name of the additional series; "" for training.
 
         Raises:
-            SilodpError: other events stand under (round, release), an adversary is missing or new, an event
+            SilodpError: other events stand under (series, round, release), an adversary is missing or new, an event
                 is out of range, or the file cannot be written.
         """
-        self._charge(LedgerEntry(int(round), int(release), dict(events), request=request))
-
-    def _charge(self, charge: LedgerEntry) -> None:
+        after = max(self.rounds - 1, 0) if series else 0
+        charge = LedgerEntry(int(round), int(release), dict(events), request, series, after)
         known = self._charges.get(charge.place)
-        is_evaluation, number, _ = charge.place
         if known is None:
             # Checked before it is written: a line that cannot be read again would end the run.
             self._check(charge)
             self.before_charge(charge)
             line: dict[str, Any] = {"kind": "charge", "round": charge.round, "release": charge.release}
             line["events"] = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
-            more = {
-                "evaluation": charge.evaluation,
-                "request": charge.request or None,
-                "first": True if self.is_first and not self._charges else None,
-            }
-            self._log.append(line | {name: value for name, value in more.items() if value is not None})
+            if series:
+                line |= {"series": series, "after": after}
+            if request:
+                line["request"] = request
+            if self.is_first and not self._charges:
+                line["first"] = True
+            self._log.append(line)
             self._count(charge)
         # A repeated attempt is free only where it costs what was charged.
         elif known.events != charge.events:
             raise SilodpError(
-                f"release {charge.release + 1} of {'evaluation' if is_evaluation else 'round'} {number + 1} is in the "
+                f"release {charge.release + 1} of round {charge.round + 1}{series and f' of {series}'} is in the "
                 "ledger with other events: repeat it as it was charged, or charge a further release.",
                 code="ledger.charge",
             )
@@ -253,26 +267,10 @@ class Ledger:
         """Return whether (round, release) was charged."""
         return self.find_request(round, release) is not None
 
-    def find_request(self, round: int, release: int, is_evaluation: bool = False) -> str | None:
-        """Return the digest of the request that (round, release) was charged for; None where it was not charged."""
-        entry = self._charges.get((is_evaluation, round, release))
+    def find_request(self, round: int, release: int, series: str = TRAINING) -> str | None:
+        """Return the digest of the request that a release was charged for; None where it was not charged."""
+        entry = self._charges.get((series, round, release))
         return None if entry is None else entry.request
-
-    def charge_evaluation(
-        self, number: int, release: int, events: Mapping[Adversary, Event], request: str = ""
-    ) -> None:
-        """Charge a release of an evaluation, after the last round charged; as `charge`.
-
-        Args:
-            number: of the evaluation, counted from 0.
-            release: of the evaluation, counted from 0.
-            events: by adversary.
-            request: the digest of the request that asks for it; "" in the ledger of a server.
-        """
-        # A repeated evaluation keeps the round under which it was first written, else its line would differ.
-        known = self._charges.get((True, number, release))
-        after = max(self.rounds - 1, 0) if known is None else known.round
-        self._charge(LedgerEntry(after, int(release), dict(events), int(number), request))
 
     # --- what is no charge ---
 
@@ -296,8 +294,8 @@ class Ledger:
 
     @property
     def answers(self) -> list[Answer]:
-        """The answers of the set-up and of the last round, in order."""
-        return self.progress.answers[False]
+        """The answers of the set-up and of the last round of training, in order."""
+        return self.progress.answers.get(TRAINING, [])
 
     def record_answer(self, answer: Answer) -> None:
         """List an answer of a silo, before it is sent."""
@@ -339,8 +337,13 @@ class Ledger:
             self._log.append({"kind": "files", "files": dict(digests)})
         self.files = dict(digests)
 
-    def affords(self, events: Mapping[Adversary, Event]) -> bool:
+    def affords(self, events: Mapping[Adversary, Event], ends: str | None = None) -> bool:
         """Return whether the budget still holds after these events; True without a budget.
+
+        Args:
+            events: by adversary.
+            ends: the name of the series whose last release they are, which may spend what was reserved for it; None:
+                they are no last release.
 
         Raises:
             SilodpError: nothing is promised to the budget's adversary, so that no budget can be kept.
@@ -363,10 +366,11 @@ class Ledger:
                 code="accounting.no_guarantee",
                 field="budget.adversary",
             )
-        # What is kept for the evaluation of the last round counts as spent.
-        reserved = self.reserved.get(adversary)
-        more = (event,) if reserved is None else (event, reserved)
-        return self._spent(adversary, self.budget.delta, *more) <= self.budget.epsilon
+        # What is kept for the last releases counts as spent. The series before this one have had theirs.
+        names = [*self.reserved]
+        kept = names[names.index(ends) + 1 :] if ends in names else names
+        more = (self.reserved[name][adversary] for name in kept)
+        return self._spent(adversary, self.budget.delta, event, *more) <= self.budget.epsilon
 
     def epsilon(self, adversary: Adversary, delta: float | None = None) -> float | None:
         """Return ε spent against `adversary` at δ (by default the ledger's); None where nothing is promised."""
@@ -405,8 +409,8 @@ class Ledger:
         wanted = range(self.rounds + 1) if rounds is None else rounds
         counts: Counter[Event] = Counter()
         found: dict[int, float | None] = {0: 0.0} if 0 in wanted else {}
-        # An evaluation stands under the last round charged before it, so it is added where that round is.
-        for round_, charges in groupby(sorted(self.history, key=lambda c: c.round), key=lambda c: c.round):
+        by_training = attrgetter("training_round")
+        for round_, charges in groupby(sorted(self.history, key=by_training), key=by_training):
             counts.update(charge.events[adversary] for charge in charges)
             if round_ + 1 not in wanted:
                 continue
@@ -415,22 +419,24 @@ class Ledger:
 
     def to_counts(self) -> ChargeCounts:
         """Return how often each event was charged, from which guarantees are derived."""
-        evaluations: dict[Adversary, Counter[Event]] = {}
+        further: dict[str, dict[Adversary, Counter[Event]]] = {}
         for entry in self.history:
-            for adversary, event in entry.events.items() if entry.evaluation is not None else ():
-                evaluations.setdefault(adversary, Counter())[event] += 1
+            for adversary, event in entry.events.items() if entry.series else ():
+                further.setdefault(entry.series, {}).setdefault(adversary, Counter())[event] += 1
         runs_alike = groupby(self._charges, key=lambda place: (place[0], place[2]))
         releases = [(*kind, tuple(number for _, number, _ in places)) for kind, places in runs_alike]
         charged = {adversary: self.counts(adversary) for adversary in ADVERSARIES}
         reported = {adversary: e for (adversary, delta), e in self._reported.items() if delta == self.delta}
-        return ChargeCounts(
-            self.delta, self.accountant, self.rounds, charged, evaluations, releases, reported
-        )
+        return ChargeCounts(self.delta, self.accountant, self.rounds, charged, further, releases, reported)
 
     @property
     def rounds(self) -> int:
-        """Number of rounds charged, each counted once however often it was released; evaluations are none."""
-        return len({number for is_evaluation, number, _ in self._charges if not is_evaluation})
+        """Number of rounds of training charged, each counted once however often it was released."""
+        return self.count_rounds(TRAINING)
+
+    def count_rounds(self, series: str) -> int:
+        """Return the number of rounds of a series that were charged."""
+        return len({number for name, number, _ in self._charges if name == series})
 
     @property
     def history(self) -> tuple[LedgerEntry, ...]:
@@ -456,10 +462,9 @@ class Ledger:
             match fields["kind"]:
                 case "charge":
                     events = {a: event_from_dict(event) for a, event in fields["events"].items()}
-                    evaluation = fields.get("evaluation")
-                    evaluation = None if evaluation is None else index(evaluation)
                     place = index(fields["round"]), index(fields["release"])
-                    charge = LedgerEntry(*place, events, evaluation, str(fields.get("request", "")))
+                    request, series = str(fields.get("request", "")), str(fields.get("series", TRAINING))
+                    charge = LedgerEntry(*place, events, request, series, index(fields.get("after", 0)))
                     self._check(charge)
                     self.is_first |= fields.get("first") is True
                     self._count(charge)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Self
 
+TRAINING = ""
+"""The name of the series of training; additional series have names of their own."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -23,7 +26,7 @@ class Answer:
         request: The digest of the whole request.
         digest: SHA-256 (hex) of the answer.
         state: The state of the silo's gate after it; it follows from all answers so far.
-        is_evaluation: Whether the request belongs to the evaluation of the run.
+        series: The name of the series that the request belongs to.
     """
 
     message: str
@@ -32,7 +35,7 @@ class Answer:
     request: str
     digest: str
     state: Mapping[str, Any] = field(compare=False)
-    is_evaluation: bool = False
+    series: str = TRAINING
 
     def to_line(self) -> dict[str, Any]:
         """Return the fields of the line of a ledger."""
@@ -84,7 +87,7 @@ class Progress:
     Attributes:
         starts: The id of every start, and the number of rounds that were completed then.
         completed: The last two completed rounds, by number; 0 stands for the untrained model.
-        answers: The answers of the set-up and of the last round, in order; by whether they belong to the evaluation.
+        answers: The answers of the set-up and of the last round, in order, by the name of the series.
         counted: The cohort of the last start; None: none.
         follows: The hash of the cohort's line that was known last; "" without a cohort.
         is_ended: Whether nothing more is answered in this run.
@@ -92,7 +95,7 @@ class Progress:
 
     starts: list[dict[str, Any]] = field(default_factory=list)
     completed: dict[int, CompletedRound] = field(default_factory=dict)
-    answers: dict[bool, list[Answer]] = field(default_factory=lambda: {False: [], True: []})
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
     counted: Counted | None = None
     follows: str = ""
     is_ended: bool = False
@@ -118,9 +121,9 @@ class Progress:
             case "answer":
                 answer = Answer.from_line(fields)
                 # Answers of earlier rounds are dropped from the store, and not repeated.
-                before = self.answers[answer.is_evaluation]
+                before = self.answers.get(answer.series, [])
                 kept = [one for one in before if one.round in (-1, answer.round)]
-                self.answers[answer.is_evaluation] = [*kept, answer]
+                self.answers[answer.series] = [*kept, answer]
             case "counted":
                 self.counted = Counted(*(str(fields[name]) for name in ("cohort", "path", "continuation")))
             case "end":

@@ -117,7 +117,7 @@ class PrivateWeighting(attempts.MaskedAggregator):
             "silo": View("silo", silos, noise_sized_for=m, survivors=survivors),
         }
 
-    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `masked`: counts have no weights to hide."""
         return Masked(min_silos=spec.min_silos)
 

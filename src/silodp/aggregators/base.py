@@ -274,14 +274,14 @@ class Aggregator(Settings, ABC):
             SilodpError: naming the setting at fault and a remedy.
         """
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
-        """Return the aggregator that adds up the counts of an evaluation by sums, in a run under this one.
+    def series_aggregator(self, spec: RunSpec) -> Aggregator | None:
+        """Return the aggregator that adds up the sums of an additional series, in a run under this one.
 
         It must add: its total is the sum of the silos' shares, each a sum of clipped rows and its noise, and nothing
-        else. ε of an evaluation is computed from its `views` and `event`, which get the method and the specification
-        of the evaluation. An aggregator that adds may return itself.
+        else. ε of a series is computed from its `views` and `event`, which get the method and the specification of
+        the series. An aggregator that adds may return itself.
 
-        One that is returned in its place must not weaken what this one promises. `derive_evaluation` refuses it where
+        One that is returned in its place must not weaken what this one promises. A series refuses it where
         it lets an adversary see single shares who otherwise would not, adds noise in floating point where this one
         adds integers, rests on assumptions that this one does not state, or has a `disclosure` of its own.
 
@@ -289,7 +289,7 @@ class Aggregator(Settings, ABC):
             spec: the specification of the run.
 
         Returns:
-            None, the default, where no aggregator is known to add counts: evaluation by sums is refused.
+            None, the default, where no aggregator is known to add them: evaluation by sums is refused.
         """
         return None
 

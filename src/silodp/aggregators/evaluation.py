@@ -1,18 +1,17 @@
-"""The specification of a run's evaluation: a second run of the same silos, whose method adds up counts.
-
-Server and silos treat it as they treat any run: with the same messages, masks, gate, stored answers and noise. Its
-charges are in the ledger of the run that is evaluated.
-"""
+"""The evaluation of a run across its silos: an additional series, whose method adds up counts of held-out records."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from silodp._lazy import load
 from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
@@ -20,21 +19,269 @@ from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.accounting.views import View
 from silodp.aggregators import base
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import NOTHING_MEASURED, Observer, Series
 from silodp.assumption import as_assumptions
 from silodp.data.public import PublicData
+from silodp.data.tables.counted import CategoryCells, NumericRanges
 from silodp.errors import SilodpError
-from silodp.methods.count_parts import CountParts
-from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, LocalEvaluation
+from silodp.methods.count_parts import CountParts, find_groupings
+from silodp.methods.evaluation import NOTHING, EvaluationSums, LocalEvaluation
 from silodp.methods.statistics import MAX_CELLS
+from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier
+from silodp.text import join_names, pluralize
 from silodp.training.counts import CountTable
 from silodp.training.places import MOST_CLASSES
 from silodp.wire.messages import Message
 from silodp.wire.schemas import MessageSchedule, MessageSchema, MessageType
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
-_SUFFIX = "-evaluation"
+    from silodp.data.federation import Federation
+    from silodp.data.silo_data import SiloData
+    from silodp.data.tables.schema import Schema
+    from silodp.training.task import Task
+
+_log = logging.getLogger(__name__)
+_RUNTIME = "silodp.runtime.evaluation:"
+"""Where the parts are that need torch."""
+
+
+Across = Literal["none", "local", "sums"]
+
+_UNUSED: Mapping[str, Any] = {"by": (), "by_silo": False, "least_group": 30, "categories": (), "ranges": ()}
+"""Settings of later versions, as they are where they are not used."""
+
+
+@dataclass(frozen=True)
+class Evaluation(Series, prefix="evaluation."):
+    """How a model is evaluated on the held-out records of the silos; all of it is public.
+
+    Attributes:
+        across: The kind of evaluation: "none"; "local", where every silo evaluates the released models on its records
+            and sends nothing; "sums", noisy sums of counts over all silos, which are charged.
+        every: The number of rounds from one evaluation to the next; None evaluates only after the last round.
+        noise_multiplier: The multiplier σ of an evaluation by sums, in units of `clip`.
+        epsilon: The ε that one evaluation costs by itself, against whoever sees the metrics; it is given instead of
+            `noise_multiplier`.
+        clip: The 2-norm C that one unit's counts are clipped to; with 1, one record of a person counts in full.
+        bins: The number of bins of scores, which is even.
+        times: The edges between bins of survival times, ascending.
+        by: Columns by whose public subgroups records are counted.
+        by_silo: Whether the metrics of every silo are released, besides those of all records.
+        least_group: The fewest records, by noisy counts, of which a subgroup or a silo has metrics shown.
+        categories: The categorical columns of `by` with their public constants; the program sets it from the schema.
+        ranges: The numeric columns of `by`, in the same way.
+    """
+
+    name: ClassVar[str] = "evaluation"
+
+    across: Annotated[Across, Named("across")]
+    every: Count | None = None
+    noise_multiplier: NoiseMultiplier | None = None
+    epsilon: Epsilon | None = None
+    clip: Clip = 1.0
+    bins: int = 10
+    times: tuple[float, ...] = ()
+    by: tuple[str, ...] = ()
+    by_silo: bool = False
+    least_group: Count = 30
+    categories: tuple[CategoryCells, ...] = ()
+    ranges: tuple[NumericRanges, ...] = ()
+
+    def __repr__(self) -> str:
+        # Runs hold this text in their digests: settings of later versions are left out where unused.
+        shown = {name: value for name, value in vars(self).items() if value != _UNUSED.get(name, self)}
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A configuration gives a list; the table of cells compares and hashes a tuple.
+        object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        object.__setattr__(self, "by", tuple(self.by))
+        object.__setattr__(self, "categories", tuple(self.categories))
+        object.__setattr__(self, "ranges", tuple(self.ranges))
+        # Made only to check bins and times, with the messages of the class that uses them.
+        CountTable("survival", bins=self.bins, times=self.times)
+        self._check_used()
+        given = self.noise_multiplier is not None, self.epsilon is not None
+        if self.across == "sums" and sum(given) != 1:
+            raise SilodpError(
+                'evaluation across = "sums" needs noise: set either noise_multiplier or epsilon.',
+                code="evaluation.noise",
+                field="evaluation.noise_multiplier",
+            )
+
+    def _check_used(self) -> None:
+        """Refuse settings without effect: noise that nobody adds looks like protection."""
+        used = {"none": ("across",), "local": ("across", "every"), "sums": tuple(self.__dataclass_fields__)}
+        for name, declared in self.__dataclass_fields__.items():
+            if name not in used[self.across] and getattr(self, name) != declared.default:
+                raise SilodpError(
+                    f'evaluation.{name} = {getattr(self, name)} has no effect with across = "{self.across}": take it '
+                    "out, or change across.",
+                    code="argument.conflict",
+                    field=f"evaluation.{name}",
+                )
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether silos add up counts, which costs ε."""
+        return self.across == "sums"
+
+    @property
+    def asks_silos(self) -> bool:
+        """Whether silos are asked anything."""
+        return self.across != "none"
+
+    @property
+    def measures_model(self) -> bool:
+        """True: nothing but the series says how good the model is."""
+        return True
+
+    @property
+    def shows_silos(self) -> bool:
+        """Whether counts of single silos are seen side by side."""
+        return self.by_silo
+
+    @property
+    def kind(self) -> str:
+        """What the operator of a silo allows: `across`, or "sums by silo", which compares silos."""
+        return "sums by silo" if self.by_silo else self.across
+
+    @property
+    def stated(self) -> str:
+        """`across`."""
+        return self.across
+
+    @property
+    def groups(self) -> tuple[CategoryCells | NumericRanges, ...]:
+        """The columns of `by`, with their subgroups."""
+        return (*self.categories, *self.ranges)
+
+    def make_parts(self, silos: int) -> CountParts | None:
+        """Return the parts into which the records of so many silos are split; None where there are none."""
+        parts = CountParts(self.groups, silos if self.by_silo else 1)
+        return None if parts == CountParts() else parts
+
+    def is_due(self, round_: int, is_last: bool) -> bool:
+        """Return whether the model after so many rounds is evaluated."""
+        if self.across == "none" or round_ == 0:
+            return False
+        return is_last or (self.every is not None and round_ % self.every == 0)
+
+    def count(self, rounds: int) -> int:
+        """Return how many evaluations a run of so many rounds has."""
+        if self.across == "none" or rounds == 0:
+            return 0
+        return 1 if self.every is None else math.ceil(rounds / self.every)
+
+    def derive(self, spec: RunSpec) -> RunSpec:
+        """As `derive_evaluation`."""
+        return derive_evaluation(spec, self)
+
+    def describe_release(self, spec: RunSpec, total: np.ndarray | None) -> dict[str, Any]:
+        """Return metrics, and how large their noise is; nothing measured where silos send nothing."""
+        if total is None or not self.is_charged:
+            return dict(NOTHING_MEASURED)
+        row: dict[str, Any] = load(f"{_RUNTIME}describe_counts")(spec.method, spec, total, self.least_group)
+        return row
+
+    def place_columns(self, schema: Schema | None, bounds: Mapping[str, Sequence[Any]]) -> Evaluation:
+        """Return the evaluation with the subgroups of its columns; arguments as of `find_groupings`."""
+        if not self.by or self.groups:
+            return self
+        found = find_groupings(schema, self.by, bounds)
+        return replace(
+            self,
+            categories=tuple(one for one in found if isinstance(one, CategoryCells)),
+            ranges=tuple(one for one in found if isinstance(one, NumericRanges)),
+        )
+
+    def fit(self, federation: Federation) -> Evaluation:
+        """Return the evaluation with its subgroups; refuse a federation without held-out records."""
+        placed = super().fit(federation)
+        if self.asks_silos and all(silo.test is None for silo in federation.silos):
+            raise SilodpError(
+                "evaluation across silos needs held-out records in the silos: set data.schema.test_share or "
+                "data.schema.split, or give SiloData.test.",
+                code="evaluation.no_records",
+                field="evaluation.across",
+            )
+        return placed
+
+    def check_schema(self, schema: Schema) -> None:
+        """Refuse an evaluation across silos where no rule says which records of a table are held out."""
+        if self.asks_silos and schema.split is None and schema.test_share is None:
+            raise SilodpError(
+                "evaluation across silos needs a public rule for held-out records: set data.schema.test_share (whole "
+                "persons, the same in every silo) or data.schema.split (a column).",
+                code="evaluation.no_records",
+                field="evaluation.across",
+            )
+
+    def check_task(self, data: PublicData, task: Task, x: Tensor, y: Tensor) -> None:
+        """Refuse a model whose outputs have no cells, and warn of metrics that counts do not estimate."""
+        if not self.is_charged:
+            return
+        choose_table(data, self).find_cells(task.predict(task.initial(0), x), y)
+        if remark := self.describe_unmeasured(task.metrics, data):
+            _log.warning("%s", remark)
+
+    def describe_unmeasured(self, metrics: Iterable[str], data: PublicData) -> str | None:
+        """Return a sentence on the metrics (names) that sums of counts cannot estimate; None: there are none."""
+        known = choose_table(data, self).metrics if self.is_charged else ()
+        missing = [name for name in metrics if name not in known]
+        if not self.is_charged or not missing:
+            return None
+        return (
+            f"evaluation by sums estimates {join_names(known)} alone: {join_names(missing)} will not be measured "
+            '(task.metrics); evaluation.across = "local" measures every metric within each silo'
+        )
+
+    def describe_consent(self, spec: RunSpec) -> str:
+        """Return what the operator of a silo agrees to."""
+        if self.across == "local":
+            return "on this silo's held-out records, by itself; nothing of it leaves the silo"
+        sums = pluralize(self.count(spec.rounds), "noisy sum")
+        return f"{sums} of counts of held-out records, within the ε above"
+
+    def describe_plan(self, spec: RunSpec) -> dict[str, Any]:
+        """Return how many counts there are, and how large the noise in each is."""
+        found: dict[str, Any] = {"across": self.across, "cells": None, "noise_std": None}
+        if not self.is_charged:
+            return found
+        derived = spec.derived[self.name]
+        noise_std = cast(EvaluationSums, derived.method).count_std(derived.population)
+        return found | {"cells": derived.sum_size, "noise_std": noise_std}
+
+    def format_plan(self, spent: str, planned: Mapping[str, Any]) -> list[str]:
+        """Return a plan as lines of text."""
+        times = pluralize(planned["times"], "evaluation")
+        if not self.is_charged:
+            return [f"{times} within each silo: nothing leaves a silo, so no ε"]
+        return [
+            f"of this {times} by sums of {planned['cells']:,} counts: alone {spent}",
+            f"  noise in each count: standard deviation {planned['noise_std']:.4g} records",
+        ]
+
+    def describe_start(self, metrics: Path) -> str | None:
+        """Return where silos keep the metrics that no one else gets."""
+        if self.across != "local":
+            return None
+        return (
+            f"every silo keeps the metrics of its own held-out records in {metrics}: none is in metrics.jsonl"
+        )
+
+    def select_records(self, data: SiloData) -> SiloData:
+        """Return the held-out records."""
+        return replace(data.held_out, name=data.name)  # a data set may call these records as it likes
+
+    def make_observer(self, records: SiloData, task: Task, metrics: Path | None) -> Observer | None:
+        """Return what measures each model on the held-out records of a silo, where silos do so for themselves."""
+        return None if self.is_charged else load(f"{_RUNTIME}LocalMetrics")(records, task, metrics).note
 
 
 def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
@@ -48,10 +295,9 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
         SilodpError: the evaluation is not proven for this run, or its counts say nothing of its labels
             (codes evaluation.*).
     """
-    # The evaluation has no evaluation, and its charges are in the ledger of the run, which alone has a budget.
-    base_spec = replace(spec, evaluation=None, budget=None, run=spec.run and name_evaluation(spec.run))
+    make = partial(spec.for_series, settings.name)
     if settings.across == "local":
-        return replace(base_spec, method=LocalEvaluation(spec.method.unit), aggregator=ModelBroadcast())
+        return make(method=LocalEvaluation(spec.method.unit), aggregator=ModelBroadcast())
     _check_sums(spec)
     aggregator = _find_aggregator(spec)
     table, parts = choose_table(spec.data, settings), settings.make_parts(len(spec.names))
@@ -60,7 +306,7 @@ def derive_evaluation(spec: RunSpec, settings: Evaluation) -> RunSpec:
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
         method = EvaluationSums(spec.method.unit, noise_multiplier, clip, table, parts)
-        return replace(base_spec, method=method, aggregator=aggregator, rounds=spec.most_evaluations)
+        return make(method=method, aggregator=aggregator, rounds=settings.count_most(spec))
 
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
@@ -94,16 +340,6 @@ def calibrate_one_release(with_noise: Callable[[float], RunSpec], epsilon: float
     # that floating point leaves is cut, since σ is in what silos sign.
     step = 10.0 ** (math.floor(math.log10(found)) - 2)
     return round(math.ceil(found / step * (1 - 1e-9)) * step, 10)
-
-
-def name_evaluation(run: str) -> str:
-    """Return the id under which silos are asked about the evaluation of a run."""
-    return run + _SUFFIX
-
-
-def find_run(name: str) -> str:
-    """Return the id of the run that a message belongs to, be it about the run or its evaluation."""
-    return name.removesuffix(_SUFFIX)
 
 
 def choose_table(data: PublicData, settings: Evaluation) -> CountTable:
@@ -198,12 +434,12 @@ def _check_sums(spec: RunSpec) -> None:
 
 
 def _find_aggregator(spec: RunSpec) -> base.Aggregator:
-    """Return the aggregator of the counts, which the run's names (`Aggregator.evaluation_aggregator`).
+    """Return the aggregator of the counts, which the run's names (`Aggregator.series_aggregator`).
 
     Raises:
         SilodpError: it names none (code evaluation.aggregator).
     """
-    found = spec.aggregator.evaluation_aggregator(spec)
+    found = spec.aggregator.series_aggregator(spec)
     if found is None:
         raise SilodpError(
             f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
@@ -246,7 +482,7 @@ def _check_promise(spec: RunSpec, derived: RunSpec) -> None:
     if why is not None:
         raise SilodpError(
             f"under the aggregator '{ours.name}' counts would be added up by '{theirs.name}', and {why}: set "
-            'evaluation.across = "local" or "none", or return another aggregator from evaluation_aggregator.',
+            'evaluation.across = "local" or "none", or return another aggregator from series_aggregator.',
             code="evaluation.aggregator",
             field="evaluation.across",
         )

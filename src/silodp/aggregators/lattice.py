@@ -240,9 +240,9 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
         charges = [(release, rounds), (events.remove_amplification(release), further)]
-        if (evaluation := spec.charged_evaluation) is not None:
-            releases = spec.most_evaluations * most_in_a_round
-            charges.append((evaluation.costliest_events()["server"], releases))
+        for series in spec.charged:
+            derived = spec.derived[series.name]
+            charges.append((derived.costliest_events()["server"], derived.rounds * most_in_a_round))
         spent = compute_epsilon(charges, delta, choose_accountant(event for event, _ in charges))
     return search_parameters(
         dimension=spec.sum_size,

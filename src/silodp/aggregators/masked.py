@@ -99,7 +99,7 @@ class Masked(attempts.MaskedAggregator):
             units = units * min(view.shares_in_sum, sharing) // sharing
         return to_discrete(event, max(1, units), spec.sum_size)
 
-    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `masked` itself, also for subclasses, with as many silos in a sum."""
         return Masked(min_silos=spec.min_silos)
 

@@ -35,7 +35,7 @@ class Plain(base.Aggregator):
 
     name = "plain"
 
-    def evaluation_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> base.Aggregator | None:
         """Return `plain` itself, also for subclasses: they may combine shares in another way."""
         return Plain()
 

@@ -19,6 +19,7 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.views import Adversary, View, reads_round
 from silodp.aggregators.base import Aggregator
+from silodp.aggregators.series import Series, name_series
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
@@ -28,7 +29,6 @@ from silodp.text import is_own
 if TYPE_CHECKING:
     from silodp.accounting.ledger import Budget, LedgerHeader
     from silodp.mechanisms.clipping import Bounds
-    from silodp.methods.evaluation import Evaluation
 
 FORMAT = 1
 """Of run_spec.json."""
@@ -79,7 +79,7 @@ class RunSpec:
             not for release.
         silo_limits: The ε that every silo's own ledger lets the run spend, at `noise_delta`, by adversary.
         tested: Whether held-out records, pooled, measure the model.
-        evaluation: How silos' held-out records measure the model; None: not at all.
+        series: The additional series, in the order in which they release; training is none of them.
         separate: Whether every person (or record, where records are clipped) is computed alone.
         run: The random id of one execution; "" before it begins. It is no part of `digest`.
     """
@@ -96,7 +96,7 @@ class RunSpec:
     seed: int | None = None
     silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
     tested: bool = False
-    evaluation: Evaluation | None = None
+    series: tuple[Series, ...] = ()
     separate: bool = False
     run: str = ""
 
@@ -187,8 +187,8 @@ class RunSpec:
             "accountant": self.accountant.name,
             "seed": self.seed,
         }
-        if self.evaluation is not None:  # runs without keep their digests
-            identity["evaluation"] = repr(self.evaluation)
+        if self.series:
+            identity["series"] = {one.name: repr(one) for one in self.series}
         if self.separate:
             identity["separate"] = True
         return identity
@@ -314,48 +314,46 @@ class RunSpec:
         costliest = self.costliest_events(round_, release)
         return {adversary: select_kind(event, place) for adversary, event in costliest.items()}
 
-    # --- evaluation ---
+    # --- additional series ---
 
     @cached_property
-    def evaluation_spec(self) -> RunSpec | None:
-        """The specification of the run's evaluation (`aggregators.evaluation`); None where silos are asked nothing.
+    def derived(self) -> Mapping[str, RunSpec]:
+        """The specification of every additional series in which silos are asked something, by its name.
 
         Raises:
-            SilodpError: the evaluation is not proven for this run (codes evaluation.*).
+            SilodpError: a series is not proven for this run.
         """
-        if self.evaluation is None or self.evaluation.across == "none":
-            return None
-        from silodp.aggregators import evaluation  # it needs aggregators, which need this module
-
-        return evaluation.derive_evaluation(self, self.evaluation)
+        return {one.name: one.derive(self) for one in self.series if one.asks_silos}
 
     @property
-    def charged_evaluation(self) -> RunSpec | None:
-        """`evaluation_spec` where evaluations cost ε, else None."""
-        return self.evaluation_spec if self.evaluation is not None and self.evaluation.adds_sums else None
+    def charged(self) -> tuple[Series, ...]:
+        """The additional series that cost ε."""
+        return tuple(one for one in self.series if one.is_charged)
+
+    def about(self, series: str) -> RunSpec:
+        """Return the specification of a series: this one for training, and for a series that the run has not."""
+        return self.derived.get(series, self)
+
+    def for_series(self, series: str, **changes: Any) -> RunSpec:
+        """Return the specification of an additional series, with its method, and what else it changes."""
+        # The charges are in the ledger of the run, which alone has a budget.
+        run = self.run and name_series(self.run, series)
+        return replace(self, series=(), budget=None, run=run, **changes)
 
     @property
-    def evaluations(self) -> int:
-        """The number of evaluations in T rounds."""
-        return 0 if self.evaluation is None else self.evaluation.count(self.rounds)
+    def kinds(self) -> list[str]:
+        """What the operator of a silo allows besides training: the kinds of the series; "none" without any."""
+        return [one.kind for one in self.series] or ["none"]
 
     @property
-    def most_evaluations(self) -> int:
-        """The most evaluations that the run can ever have.
-
-        A run that is resumed with more rounds is evaluated after its last round again. Where the aggregator limits the
-        rounds, constants of it may depend on the number of evaluations, which is then the one planned for this limit.
-        """
-        most = self.aggregator.max_rounds
-        if self.evaluation is None or most is None:
-            return self.rounds
-        return self.evaluation.count(most)
+    def is_measured(self) -> bool:
+        """Whether a series measures the model, so that pooled held-out records do not."""
+        return any(one.measures_model for one in self.series)
 
     def list_events(self) -> tuple[Event, ...]:
-        """Return what rounds, and evaluations if there are any, cost against all adversaries, each event once."""
-        derived = self.charged_evaluation
+        """Return what rounds of all series cost against all adversaries, each event once."""
         found = [*self.round_events().values()]
-        found += [] if derived is None else derived.round_events().values()
+        found += [event for one in self.charged for event in self.derived[one.name].round_events().values()]
         last = self.rounds if self.varies_by_round else min(self.rounds, 2)
         found += [event for n in range(1, last) for event in self.round_events(None, n).values()]
         return tuple(dict.fromkeys(found))

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import nn, torch
+from silodp.aggregators.evaluation import Evaluation
 from silodp.attack.canaries import Canaries, Directions, Placement
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.counted import ClassCells
-from silodp.methods.evaluation import Evaluation
 from silodp.methods.statistics import MAX_CELLS, Statistics
 from silodp.training.losses import Loss
 from silodp.training.task import Task

@@ -16,6 +16,7 @@ from silodp.accounting.charges import ChargeCounts, compute_cost
 from silodp.accounting.trade_off import TradeOff
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.aggregators.base import Aggregator
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import RunSpec
 from silodp.attack import canaries as hiding
@@ -27,7 +28,6 @@ from silodp.attack.rehearsal import MakeParties, Rehearsal, rehearse
 from silodp.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_updates
 from silodp.errors import SilodpError, lookup, require
 from silodp.methods.base import Method
-from silodp.methods.evaluation import Evaluation
 from silodp.methods.roles import WeightRule
 from silodp.methods.statistics import Statistics
 from silodp.report.attacks import EVALUATION, FORMAT
@@ -296,7 +296,7 @@ def play(
 
 def _check_evaluation(evaluation: Evaluation) -> None:
     require(
-        isinstance(evaluation, Evaluation) and evaluation.adds_sums,
+        isinstance(evaluation, Evaluation) and evaluation.is_charged,
         f'evaluation = {shorten(evaluation)}: give an Evaluation with across = "sums", which alone costs ε, or '
         "leave it out.",
         code="argument.value",
@@ -359,7 +359,7 @@ def play_evaluation(
     )
     settings = {**target.settings, "evaluation": evaluation, "budget": None}
     spec = _prepare(replace(target, rounds=1, settings=settings), made.federation, made.task)
-    rehearsal = rehearse(spec, make_parties(made.federation, made.task)).evaluation
+    rehearsal = rehearse(spec, make_parties(made.federation, made.task)).of_series(evaluation.name)
     one = replace(target, rounds=1, claimed_rounds=None, promises=None, spec="", untested=())
     return _attack(one, made, rehearsal, adversaries, level)
 

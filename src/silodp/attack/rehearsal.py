@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from silodp._lazy import torch
 from silodp.accounting.charges import ChargeCounts
 from silodp.accounting.guarantee import Guarantee
+from silodp.accounting.progress import TRAINING
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
-from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import split_name
 from silodp.crypto.keys import Identity
 from silodp.crypto.sampling import PersonCoins
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import start_state, take_step
-from silodp.runtime.evaluation import PURPOSE
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
 from silodp.runtime.simulation import Connection, Parties
@@ -153,34 +153,31 @@ class Observed:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run on canaries, or its evaluation, and what every party saw of it.
+    """A run on canaries, or a series of it, and what every party saw of it.
 
     Attributes:
         spec: The specification of the run, with its id.
         result: The result of the run.
         observed: What was remembered.
-        prefix: Of the keys in the server's store; "" for those of a run.
+        series: The name of the additional series that is rehearsed; "" for training.
     """
 
     spec: RunSpec
     result: Result = field(repr=False)
     observed: Observed = field(repr=False)
-    prefix: str = ""
+    series: str = TRAINING
 
-    @property
-    def evaluation(self) -> Rehearsal:
-        """The evaluation of the run, as a rehearsal of its own."""
-        spec = self.spec.evaluation_spec
-        assert spec is not None
-        return replace(self, spec=spec, prefix=f"{PURPOSE}/")
+    def of_series(self, name: str) -> Rehearsal:
+        """Return an additional series of the run, as a rehearsal of its own."""
+        return replace(self, spec=self.spec.derived[name], series=name)
 
     @property
     def charges(self) -> ChargeCounts:
-        """What the ledger of the run charged for what is rehearsed: all of it, or the evaluations alone."""
+        """What the ledger of the run charged for what is rehearsed: all of it, or the series alone."""
         charges = self.result.charges
-        if not self.prefix:
+        if not self.series:
             return charges
-        return replace(charges, charged=charges.evaluations, evaluations={}, reported={})
+        return replace(charges, charged=charges.further[self.series], further={}, reported={})
 
     @property
     def guarantees(self) -> Mapping[Adversary, Guarantee]:
@@ -264,7 +261,7 @@ class Rehearsal:
         The server's side of the aggregator runs once more, on the answers and the store that were remembered.
         """
         side = self.spec.aggregator.server(self.spec)
-        context = _Replay(RoundStore(self._server_store(), self.prefix), self.observed.kept)
+        context = _Replay(self._server_store(), self.observed.kept)
         found = []
         try:
             for number, asked in enumerate(self.updates):
@@ -318,8 +315,7 @@ class Rehearsal:
 
     def server_sample(self, number: int) -> NDArray[np.bool_] | None:
         """Return who is in the sample of a round, (U,), as the server stored it; None where it draws none."""
-        store = RoundStore(self._server_store(), self.prefix)
-        stored = store.round(number).get("sample")
+        stored = self._server_store().round(number).get("sample")
         if stored is None:
             return None
         return next(iter(Message.decode(stored).arrays.values())).astype(bool)
@@ -354,8 +350,9 @@ class Rehearsal:
         requests = (next(iter(asked.values())).request for asked in self.updates)
         return np.array([request.arrays.get("clients", everyone) for request in requests])
 
-    def _server_store(self) -> MemoryStore:
-        return self.observed.directory.make_store("server").reopen()
+    def _server_store(self) -> RoundStore:
+        store = self.observed.directory.make_store("server").reopen()
+        return RoundStore(store, f"{self.series}/" if self.series else "")
 
     def _silo_store(self, silo: str) -> _RememberingStore:
         return self.observed.directory.make_store("silos", f"{self.spec.names.index(silo):03}")
@@ -372,7 +369,7 @@ def rehearse(spec: RunSpec, parties: Parties) -> Rehearsal:
     # Nothing is measured, so evaluations are put off beyond the end.
     result = run(spec, observed, evaluate_every=spec.rounds + 1)
     last = next((kept.request.run for kept in observed.kept), "")
-    return Rehearsal(replace(spec, run=find_run(last)), result, observed)
+    return Rehearsal(replace(spec, run=split_name(last)[0]), result, observed)
 
 
 @dataclass(frozen=True)

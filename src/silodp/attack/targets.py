@@ -12,7 +12,6 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.config.resolve import ResolvedRun, load_config
 from silodp.config.run_settings import RunSettings, load_settings
 from silodp.errors import SilodpError
-from silodp.methods.evaluation import Evaluation
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.report.run_record import RunRecord, read_guarantees, read_run
 from silodp.runtime.run_files import ATTACK, CONFIG, LEDGER, RUN_SPEC
@@ -102,11 +101,10 @@ def _find_promises(charges: ChargeCounts) -> dict[Any, Promise]:
 
     found = {}
     for adversary, events in charges.charged.items():
-        evaluations = charges.evaluations.get(adversary, {})
-        of_rounds = {event: count - evaluations.get(event, 0) for event, count in events.items()}
-        kept = {event: count for event, count in of_rounds.items() if count > 0}
+        further = charges.list_further(adversary)
+        kept = {event: count - further[event] for event, count in events.items() if count > further[event]}
         of_rounds_alone = replace(charges, charged={adversary: kept}, reported={})
-        cost = (of_rounds_alone if evaluations else charges).compute_cost(adversary)
+        cost = (of_rounds_alone if further else charges).compute_cost(adversary)
         found[adversary] = Promise(
             tuple(kept.items()), cost.epsilon, cost.reason or "", charges.accountant.name
         )
@@ -120,8 +118,8 @@ def _find_settings(settings: RunSettings) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in left_out}
 
 
-def _find_evaluation(settings: RunSettings) -> Evaluation | None:
-    return settings.evaluation if settings.evaluation and settings.evaluation.adds_sums else None
+def _find_evaluation(settings: RunSettings) -> Any:
+    return settings.evaluation if settings.evaluation and settings.evaluation.is_charged else None
 
 
 def _list_evaluation(settings: RunSettings) -> tuple[str, ...]:

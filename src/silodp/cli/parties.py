@@ -287,7 +287,8 @@ def audit_log(folder: Folder, as_json: Json = False) -> None:
 
 def _format_entry(entry: Mapping[str, Any]) -> str:
     """Return the line of one answer."""
-    kind = f"{entry['kind']} of the evaluation" if entry.get("about") == "evaluation" else entry["kind"]
+    about = entry.get("about", "training")
+    kind = entry["kind"] if about == "training" else f"{entry['kind']} of the {about}"
     return (
         f"{entry['time']}  run {entry['run'][:8]}  {kind}  round {entry['round'] + 1}  {entry['bytes']:,} bytes  "
         f"sha256 {entry['sha256'][:16]}  charges {entry['charges']}"

@@ -94,12 +94,11 @@ def plan(
     resolved = load_config(config, set_ or ())
     from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.plan import format_plan, plan_run, remark_on_users
-    from silodp.runtime.prepare import describe_unmeasured
 
     spec, assumed = resolved.build_public_spec(users)
     metrics = resolved.config.task.metrics or resolved.dataset.metrics or ()
     names = [name.rpartition(":")[2].replace("-", "_") for name in metrics]
-    if unmeasured := describe_unmeasured(names, spec.data, spec.evaluation):
+    for unmeasured in filter(None, (one.describe_unmeasured(names, spec.data) for one in spec.series)):
         log(f"warning: {unmeasured}")
     users_known = None if assumed else spec.population.users
     remarks = [one.text for one in list_delta_remarks(resolved.config.delta, users_known)]
@@ -118,7 +117,7 @@ def plan(
         distribution=resolved.budget_distribution,
         picture=plot,
     )
-    lines = format_plan(result)
+    lines = format_plan(result, spec.series)
     if plot is not None:
         lines.append(f"picture: {plot}")
     if assumed and resolved.method.unit != "record":

@@ -245,12 +245,10 @@ def _list_remarks(
         "note: there are no held-out records, so nothing is measured: hold out a share of the persons "
         "(data.schema.test_share)"
     )
-    folder = directory / "checkpoint" / "silo_metrics"
-    local = f"note: every silo keeps the metrics of its own held-out records in {folder}: none is in metrics.jsonl"
-    evaluation = resolved.evaluation
-    is_local = evaluation is not None and evaluation.across == "local"
+    series = resolved.evaluation
+    local = series and series.describe_start(directory / "checkpoint" / "silo_metrics")
     is_unmeasured = not federation.test and resolved.method.releases_model
-    return [resumed] * bool(changes) + [unmeasured] * is_unmeasured + [local] * is_local
+    return [resumed] * bool(changes) + [unmeasured] * is_unmeasured + [f"note: {local}"] * bool(local)
 
 
 def _find_warnings(

@@ -26,7 +26,6 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Method
-from silodp.methods.evaluation import place_groups
 from silodp.runtime.prepare import describe_model, prepare_run
 from silodp.settings import MAX_SILOS, MAX_WHOLE, Whole
 from silodp.text import join_names
@@ -216,12 +215,12 @@ def resolve(config: RunConfig) -> ResolvedRun:
     )
     run.check_budgets(run.method)
     run.check_budgets_are_used()
-    if run.evaluation is not None and run.evaluation.by:
+    if (series := run.evaluation) is not None:
         bounds = {} if config.card is None else config.card.subgroups
-        placed = place_groups(run.evaluation, dataset.find_schema(arguments), bounds)
+        placed = series.place_columns(dataset.find_schema(arguments), bounds)
         # Written out, so that config.toml says all that ε and the counts depend on, as a report reads it.
-        groups = {name: to_plain(getattr(placed, name)) for name in ("categories", "ranges")}
-        table = {**(config.evaluation or {}), **{name: one for name, one in groups.items() if one}}
+        found = {name: to_plain(one) for name, one in vars(placed).items() if one != getattr(series, name)}
+        table = {**(config.evaluation or {}), **found}
         run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
     if config.statistics is not None:
         from silodp.config.statistics import read_request

@@ -17,6 +17,7 @@ from silodp.accounting.accountant import ACCOUNTANTS, Accountant
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.aggregators.series import Series, find_series
 from silodp.config.build import (
     build,
     build_aggregator,
@@ -31,7 +32,6 @@ from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods import Method
-from silodp.methods.evaluation import Evaluation
 from silodp.runtime.prepare import assemble_spec, choose_delta
 
 
@@ -51,7 +51,7 @@ class RunSettings:
     method: Method
     aggregator: Aggregator
     budget: Budget | None
-    evaluation: Evaluation | None
+    evaluation: Series | None
 
     @cached_property
     def accountant(self) -> Accountant | str | None:
@@ -119,7 +119,7 @@ def resolve_settings(config: RunConfig) -> RunSettings:
     # Refuses a budget at another δ than the run's, before any data are read.
     choose_delta(config.delta, budget)
     if config.evaluation is not None:
-        evaluation = build(Evaluation, config.evaluation, "an evaluation", "evaluation")
+        evaluation = build(find_series("evaluation"), config.evaluation, "an evaluation", "evaluation")
     return RunSettings(config, method, aggregator, budget, evaluation)
 
 

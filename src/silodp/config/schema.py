@@ -191,14 +191,14 @@ def _find_section(name: str) -> str | None:
     # Imported for the message alone: methods load torch.
     from silodp.accounting.ledger import Budget
     from silodp.aggregators.registry import AGGREGATORS
+    from silodp.aggregators.series import SERIES
     from silodp.methods import METHODS
-    from silodp.methods.evaluation import Evaluation
 
     sections: dict[str, Iterable[Callable[..., Any]]] = {
         "method": METHODS.values(),
         "budget": [Budget],
         "aggregation": AGGREGATORS.values(),
-        "evaluation": [Evaluation],
+        **{name: [kind] for name, kind in SERIES.items()},
         "task": [TaskSection],
         "card": [CardSection],
     }

@@ -43,7 +43,7 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
     persons = consortium.identify_persons(silo)
     profile = None if schema is None else schema.read_identity()
     # A method with one bounded row per silo computes no person; sums of counts do.
-    computes_persons = supports(type(spec.method), "can_separate") or spec.charged_evaluation
+    computes_persons = supports(type(spec.method), "can_separate") or spec.charged
     return {
         "name": consortium.resolved.config.name,
         "method": spec.method.name,
@@ -60,8 +60,15 @@ def describe_agreement(consortium: Consortium, silo: str | None = None) -> dict[
         "sample_known": derived["server"].sample_known if all_answer else None,
         "budget": None if spec.budget is None else asdict(spec.budget),
         "separate": spec.separate if computes_persons else None,
-        "evaluation": None if spec.evaluation is None else spec.evaluation.kind,
-        "evaluations": spec.evaluations,
+        "series": {
+            one.name: {
+                "kind": one.kind,
+                "times": one.count(spec.rounds),
+                "consent": one.describe_consent(spec),
+            }
+            for one in spec.series
+            if one.asks_silos
+        },
         "columns": list(spec.data.features),
         "labels": consortium.list_columns("")["labels"],
         "silo": silo,
@@ -200,7 +207,7 @@ def write_policy(
             certificates=list(DEFAULT_CERTIFICATES) if has_filter else [],
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
-            evaluation=["none" if spec.evaluation is None else spec.evaluation.kind],
+            evaluation=spec.kinds,
             columns=read["columns"],
             labels=read["labels"],
             budget=read["budget"],

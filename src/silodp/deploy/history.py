@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from silodp.accounting.cohort import Counts, decode_charges
-from silodp.accounting.evaluation_ledger import EvaluationLedger
 from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.accounting.series_ledger import SeriesLedger
 from silodp.accounting.views import ADVERSARIES, Unit
-from silodp.aggregators.evaluation import name_evaluation
+from silodp.aggregators.series import name_series, split_name
 from silodp.data.persons import PersonKey
 from silodp.deploy import AUDIT, LEDGERS, LOCK, STORE
 from silodp.deploy.limits import find_last, read_audit
@@ -78,9 +78,10 @@ def open_ledgers(
                 )
         for run, ledger in ledgers.items():
             if store is not None and not ledger.progress.is_ended:
-                Answers(name, RoundStore(store, f"{run}/"), ledger)
-                evaluated = RoundStore(store, f"{name_evaluation(run)}/")
-                Answers(name, evaluated, EvaluationLedger(ledger))
+                answered = {name_series(run, series) for series in ledger.progress.answers if series}
+                for about in sorted({run, *answered, *(one for one in stored if split_name(one)[0] == run)}):
+                    charges = SeriesLedger(ledger, split_name(about)[1])
+                    Answers(name, RoundStore(store, f"{about}/"), charges)
         # No check has failed: the ledgers stay open for the caller.
         closing.pop_all()
     return ledgers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-from silodp.aggregators.evaluation import name_evaluation
+from silodp.aggregators.series import split_name
 from silodp.deploy import AUDIT, LEDGERS, STORE
 from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
@@ -96,7 +96,7 @@ class SiloLimits:
 
         Args:
             request: A request whose signature was verified.
-            run: Id of the run that the request belongs to; a request about its evaluation belongs to it too.
+            run: Id of the run that the request belongs to; a request about a series of it belongs to it too.
             now: The current time; None: the clock is read.
 
         Raises:
@@ -113,20 +113,16 @@ class SiloLimits:
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
         if request.kind == HELLO:
-            # Sessions of the run and of its evaluation count together.
-            asked = {
-                (name, key)
-                for name in (run, name_evaluation(run))
-                for key in RoundStore(self._store, f"{name}/").run.names()
-                if key.startswith(name_answer(HELLO, 0, ""))
-            }
+            # Sessions of all series count together.
+            begin = name_answer(HELLO, 0, "")
+            asked = [key for key in self._list_keys(run) if key.partition("/")[2].startswith(begin)]
             # A repeated request gets the stored answer, and begins no session.
-            known = (request.run, name_answer(HELLO, 0, request.attempt)) in asked
+            known = f"{request.run}/{name_answer(HELLO, 0, request.attempt)}" in asked
             if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
         # As if the answer had the largest length: it is compared before anything is computed or charged.
         for field, most, used in (
-            ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
+            ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run)),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
         ):
             if used + self._max_bytes > most:
@@ -143,22 +139,24 @@ class SiloLimits:
         return (RoundStore(self._store, f"{run}/").run.get(BEGUN) or b"").decode()
 
     def forget(self, run: str) -> None:
-        """Drop everything that the store holds of a run and its evaluation."""
-        for name in (name_evaluation(run), run):
-            mine = RoundStore(self._store, f"{name}/").run
-            # A crash in the middle leaves when the run began, by which it is forgotten again.
-            for key in sorted(mine.names(), key=lambda key: key == BEGUN):
-                mine.drop(key)
+        """Drop everything that the store holds of a run and its series."""
+        # A crash in the middle leaves when the run began, by which it is forgotten again.
+        for key in sorted(self._list_keys(run), key=lambda key: key == f"{run}/{BEGUN}"):
+            self._store.drop(key)
 
-    def _count_bytes(self, *runs: str) -> int:
-        """Return the bytes of the files in the store that belong to runs; without runs, of all files of the silo.
+    def _list_keys(self, run: str) -> list[str]:
+        """Return the keys in the store that belong to a run and its series."""
+        return [key for key in self._store.names() if split_name(key.partition("/")[0])[0] == run]
+
+    def _count_bytes(self, run: str | None = None) -> int:
+        """Return the bytes of the files in the store that belong to a run; None: of all files of the silo.
 
         The entries of the set-up and of the method's memory have bytes for each record, and a refusal is seen: they are
         not counted. A run has one of the set-up and two of the memory.
         """
-        if runs:
+        if run is not None:
             # Keys of the store are names of files, percent-encoded (`wire/store.py:DirectoryStore`).
-            begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
+            begin = tuple(quote(f"{run}{end}", safe="") for end in "/-")
             found = [path for path in (self._folder / STORE).iterdir() if path.name.startswith(begin)]
         else:
             found = [path for name in (STORE, LEDGERS) for path in (self._folder / name).iterdir()]

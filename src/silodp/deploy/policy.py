@@ -122,11 +122,10 @@ class Policy(BaseModel):
                 code="policy.digest",
                 field="accepted",
             )
-        kind = "none" if spec.evaluation is None else spec.evaluation.kind
         for field, verb, used, listed in (
             ("methods", "uses", [spec.method.name], self.methods),
             ("aggregators", "uses", [spec.aggregator.name], self.aggregators),
-            ("evaluation", "uses", [kind], self.evaluation),
+            ("evaluation", "uses", spec.kinds, self.evaluation),
             ("columns", "trains on", columns["columns"], self.columns),
             ("labels", "learns to predict", columns["labels"], self.labels),
             ("budget", "takes budgets of records from", columns["budget"], self.budget),
@@ -245,9 +244,9 @@ def find_max_bytes(spec: RunSpec, *names: str) -> int:
     """Return the bytes of the longest message that silos of a run send or receive, without its signature.
 
     Args:
-        spec: Specification of the run; its evaluation is included.
+        spec: Specification of the run; its additional series are included.
         names: Names of the silos; none: all silos of the run.
     """
-    both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
-    longest = [one.aggregator.script(one, name).max_bytes for one in both for name in names or spec.names]
+    every = [spec, *spec.derived.values()]
+    longest = [one.aggregator.script(one, name).max_bytes for one in every for name in names or spec.names]
     return max(JOIN_BYTES, *longest)

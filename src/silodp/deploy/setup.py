@@ -17,7 +17,7 @@ from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
 from silodp.data.identity.linkage import find_key_doubts
 from silodp.data.public import PublicData
-from silodp.data.tables.schema import Schema, normalize_key
+from silodp.data.tables.schema import normalize_key
 from silodp.deploy import AUTHORITY, CERTIFICATES, IDENTITY, LOCK, TLS_KEY
 from silodp.deploy.certificates import Authority, find_certificate, hash_request_key, make_request
 from silodp.deploy.consortium import CONFIG, DATA, ROSTER, SPEC, Consortium, Roster, check_party_name, is_host
@@ -73,7 +73,9 @@ def draft_public(resolved: ResolvedRun, folder: Path, data: PublicData) -> RunSp
     if resolved.config.data["source"] == "tables":
         from silodp.deploy.records import check_index
 
-        _check_held_out(resolved, check_index(resolved, spec))
+        schema = check_index(resolved, spec)
+        if resolved.evaluation is not None:
+            resolved.evaluation.check_schema(schema)
         _check_budgets(resolved, data)
     # A folder that is half written would be sent to the parties as if it were whole.
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
@@ -95,20 +97,6 @@ def find_list_doubts(resolved: ResolvedRun) -> list[str]:
     schema = resolved.table_schema
     listed = None if schema is None else schema.read_users()
     return find_key_doubts({"data.schema.users": dict.fromkeys(map(normalize_key, listed or ()), 1)})
-
-
-def _check_held_out(resolved: ResolvedRun, schema: Schema) -> None:
-    """Refuse an evaluation across silos where no rule says which records of a table are held out."""
-    evaluation = resolved.evaluation
-    if evaluation is None or evaluation.across == "none":
-        return
-    if schema.split is None and schema.test_share is None:
-        raise SilodpError(
-            "evaluation across silos needs a public rule for held-out records: set data.schema.test_share (whole "
-            "persons, the same in every silo) or data.schema.split (a column).",
-            code="evaluation.no_records",
-            field="evaluation.across",
-        )
 
 
 def _check_budgets(resolved: ResolvedRun, data: PublicData) -> None:

@@ -32,7 +32,7 @@ from silodp.accounting.events import Event
 from silodp.accounting.guarantee import format_epsilon
 from silodp.accounting.ledger import SiloHeader
 from silodp.accounting.views import Adversary
-from silodp.aggregators.evaluation import find_run
+from silodp.aggregators.series import split_name
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
@@ -46,8 +46,8 @@ from silodp.deploy.policy import Policy, find_max_bytes
 from silodp.deploy.records import load_records
 from silodp.errors import SilodpError, require
 from silodp.mechanisms.noise import Randomness
-from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.run_directory import hold_lock
+from silodp.runtime.series import SiloWithSeries, make_silo
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.text import pluralize
 from silodp.wire.files import PRIVATE_FILE, append_durably, write_durably
@@ -101,7 +101,7 @@ class SiloService:
         self.max_bytes = find_max_bytes(self._spec, name)
         self._digest = consortium.digest
         self._limits = SiloLimits(folder, name, policy, self._store, self.max_bytes)
-        self._silos: dict[str, Silo | EvaluatedSilo] = {}
+        self._silos: dict[str, Silo | SiloWithSeries] = {}
         self._max_runs = policy.most_runs
         ledgers = open_ledgers(folder / LEDGERS, self._limits.last, self._store, name)
         # The run of the first charge is the filter's plan: its charges, and no others, were fixed before any release.
@@ -175,9 +175,9 @@ class SiloService:
         )
         self.on_round(done, spent)
 
-    def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
+    def _silo_of(self, request: Message) -> Silo | SiloWithSeries:
         """Return the silo of the run that a request names; it is set up at the first request of the run."""
-        run = find_run(request.run)
+        run, _ = split_name(request.run)
         if RUN_ID.fullmatch(run) is None:
             raise self._refuse("was asked in a run whose id is not 32 hexadecimal digits")
         self._limits.check(request, run)
@@ -209,14 +209,14 @@ class SiloService:
                 self.lifetime.runs[run],
                 partial(self._check_charge, run),
                 self._folder / METRICS,
-                spec.evaluations,
+                {one.name: one.count(spec.rounds) for one in spec.series},
             )
         return self._silos[run]
 
     def _check_new_run(self, request: Message) -> None:
         """Check that a request may begin a new run, before anything is stored for it."""
         first = self._script.setup[0]
-        if request.kind != first.name or request.run != find_run(request.run):
+        if request.kind != first.name or split_name(request.run)[1]:
             raise self._refuse(
                 f"was asked '{request.kind}' in a run that it does not know: it expects '{first.name}'",
                 "gate.order",
@@ -282,12 +282,12 @@ class SiloService:
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append a line about an answer to the audit log; it is on disk before the answer leaves."""
-        run = find_run(request.run)
+        run, series = split_name(request.run)
         ledger = self.lifetime.runs.get(run)  # None: "join" belongs to no run
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "run": run,
-            "about": "training" if request.run == run else "evaluation",
+            "about": series or "training",
             "kind": request.kind,
             "round": request.round,
             "attempt": request.attempt,

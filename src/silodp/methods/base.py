@@ -318,3 +318,21 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
         named = sorted((f for f in fields(self) if f.repr), key=lambda f: bool(f.metadata))
         shown = [f.name for f in named if not f.metadata or getattr(self, f.name) is not None]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class SeriesMethod(Method):
+    """Base of the methods of additional series: a request carries the model, and how many rounds led to it.
+
+    Attributes:
+        unit: The unit that the run protects.
+    """
+
+    unit: Unit | None = "user"
+
+    ROUNDS: ClassVar[str] = "rounds"
+    releases_model: ClassVar[bool] = False
+
+    def initial_state(self, population: roles.FederationSize) -> dict[str, np.ndarray]:
+        """Return what a request carries beside the model: the number of rounds that led to it."""
+        return {self.ROUNDS: np.zeros(1, np.int64)}

@@ -1,4 +1,4 @@
-"""Evaluation on the silos' held-out records, written as a method, so that noise, masks and charges are those of a run.
+"""Methods of the evaluation on the silos' held-out records; noise, masks and charges are those of a run.
 
 By sums: silos add up a table of counts (`silodp.training.counts`). What one unit adds to it is clipped, silos add noise
 to their sums, and an evaluation is charged like a round of training. Locally: every silo evaluates the model by itself
@@ -8,20 +8,14 @@ and sends nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-import numpy as np
 
 from silodp._lazy import torch
 from silodp.accounting.events import Composed, Event, Gaussian
-from silodp.accounting.views import Unit, View
+from silodp.accounting.views import View
 from silodp.assumption import OFFICERS, SILO_OPERATORS, Assumption
 from silodp.data.inputs import list_arrays
-from silodp.data.tables.counted import CategoryCells, NumericRanges
-from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, LocallyNoisedUpdate, clip_rows
 from silodp.methods._count_rows import give_room, iterate_count_rows
 from silodp.methods.base import (
@@ -29,19 +23,13 @@ from silodp.methods.base import (
     NO_NOISE,
     OMIT_NONE,
     LocalContext,
-    Method,
+    SeriesMethod,
     count_honest_shares,
 )
-from silodp.methods.count_parts import CountParts, find_groupings
+from silodp.methods.count_parts import CountParts
 from silodp.methods.roles import FederationSize
 from silodp.methods.uldp import UldpAvg
-from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier, Settings
 from silodp.training.counts import CountTable
-
-if TYPE_CHECKING:
-    from silodp.data.tables.schema import Schema
-
-Across = Literal["none", "local", "sums"]
 
 NOTHING: Event = Composed(())
 """The event of an evaluation in which nothing leaves a silo."""
@@ -60,146 +48,9 @@ SILOS_COMPARED = Assumption(
     SILO_OPERATORS,
 )
 
-_UNUSED: Mapping[str, Any] = {"by": (), "by_silo": False, "least_group": 30, "categories": (), "ranges": ()}
-"""Settings of later versions, as they are where they are not used."""
-
-
-@dataclass(frozen=True)
-class Evaluation(Settings, prefix="evaluation."):
-    """How a model is evaluated on the held-out records of the silos; all of it is public.
-
-    Attributes:
-        across: The kind of evaluation: "none"; "local", where every silo evaluates the released models on its records
-            and sends nothing; "sums", noisy sums of counts over all silos, which are charged.
-        every: The number of rounds from one evaluation to the next; None evaluates only after the last round.
-        noise_multiplier: The multiplier σ of an evaluation by sums, in units of `clip`.
-        epsilon: The ε that one evaluation costs by itself, against whoever sees the metrics; it is given instead of
-            `noise_multiplier`.
-        clip: The 2-norm C that one unit's counts are clipped to; with 1, one record of a person counts in full.
-        bins: The number of bins of scores, which is even.
-        times: The edges between bins of survival times, ascending.
-        by: Columns by whose public subgroups records are counted.
-        by_silo: Whether the metrics of every silo are released, besides those of all records.
-        least_group: The fewest records, by noisy counts, of which a subgroup or a silo has metrics shown.
-        categories: The categorical columns of `by` with their public constants; the program sets it from the schema.
-        ranges: The numeric columns of `by`, in the same way.
-    """
-
-    across: Annotated[Across, Named("across")]
-    every: Count | None = None
-    noise_multiplier: NoiseMultiplier | None = None
-    epsilon: Epsilon | None = None
-    clip: Clip = 1.0
-    bins: int = 10
-    times: tuple[float, ...] = ()
-    by: tuple[str, ...] = ()
-    by_silo: bool = False
-    least_group: Count = 30
-    categories: tuple[CategoryCells, ...] = ()
-    ranges: tuple[NumericRanges, ...] = ()
-
-    def __repr__(self) -> str:
-        # Runs hold this text in their digests: settings of later versions are left out where unused.
-        shown = {name: value for name, value in vars(self).items() if value != _UNUSED.get(name, self)}
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # A configuration gives a list; the table of cells compares and hashes a tuple.
-        object.__setattr__(self, "times", tuple(float(time) for time in self.times))
-        object.__setattr__(self, "by", tuple(self.by))
-        object.__setattr__(self, "categories", tuple(self.categories))
-        object.__setattr__(self, "ranges", tuple(self.ranges))
-        # Made only to check bins and times, with the messages of the class that uses them.
-        CountTable("survival", bins=self.bins, times=self.times)
-        self._check_used()
-        given = self.noise_multiplier is not None, self.epsilon is not None
-        if self.across == "sums" and sum(given) != 1:
-            raise SilodpError(
-                'evaluation across = "sums" needs noise: set either noise_multiplier or epsilon.',
-                code="evaluation.noise",
-                field="evaluation.noise_multiplier",
-            )
-
-    def _check_used(self) -> None:
-        """Refuse settings without effect: noise that nobody adds looks like protection."""
-        used = {"none": ("across",), "local": ("across", "every"), "sums": tuple(self.__dataclass_fields__)}
-        for name, declared in self.__dataclass_fields__.items():
-            if name not in used[self.across] and getattr(self, name) != declared.default:
-                raise SilodpError(
-                    f'evaluation.{name} = {getattr(self, name)} has no effect with across = "{self.across}": take it '
-                    "out, or change across.",
-                    code="argument.conflict",
-                    field=f"evaluation.{name}",
-                )
-
-    @property
-    def adds_sums(self) -> bool:
-        """Whether silos add up counts, which costs ε."""
-        return self.across == "sums"
-
-    @property
-    def kind(self) -> str:
-        """What the operator of a silo allows: `across`, or "sums by silo", which compares silos."""
-        return "sums by silo" if self.by_silo else self.across
-
-    @property
-    def groups(self) -> tuple[CategoryCells | NumericRanges, ...]:
-        """The columns of `by`, with their subgroups."""
-        return (*self.categories, *self.ranges)
-
-    def make_parts(self, silos: int) -> CountParts | None:
-        """Return the parts into which the records of so many silos are split; None where there are none."""
-        parts = CountParts(self.groups, silos if self.by_silo else 1)
-        return None if parts == CountParts() else parts
-
-    def is_due(self, round_: int, is_last: bool) -> bool:
-        """Return whether the model after so many rounds is evaluated."""
-        if self.across == "none" or round_ == 0:
-            return False
-        return is_last or (self.every is not None and round_ % self.every == 0)
-
-    def count(self, rounds: int) -> int:
-        """Return how many evaluations a run of so many rounds has."""
-        if self.across == "none" or rounds == 0:
-            return 0
-        return 1 if self.every is None else math.ceil(rounds / self.every)
-
-
-def place_groups(
-    evaluation: Evaluation, schema: Schema | None, bounds: Mapping[str, Sequence[Any]] = MappingProxyType({})
-) -> Evaluation:
-    """Return the evaluation with the subgroups of its columns; arguments as of `find_groupings`."""
-    if not evaluation.by or evaluation.groups:
-        return evaluation
-    found = find_groupings(schema, evaluation.by, bounds)
-    return replace(
-        evaluation,
-        categories=tuple(one for one in found if isinstance(one, CategoryCells)),
-        ranges=tuple(one for one in found if isinstance(one, NumericRanges)),
-    )
-
 
 @dataclass(frozen=True, repr=False)
-class EvaluationMethod(Method):
-    """Base of both kinds of evaluation: a request carries the model, and how many rounds led to it.
-
-    Attributes:
-        unit: The unit that the run protects.
-    """
-
-    unit: Unit | None = "user"
-
-    ROUNDS: ClassVar[str] = "rounds"
-    releases_model: ClassVar[bool] = False
-
-    def initial_state(self, population: FederationSize) -> dict[str, np.ndarray]:
-        """Return what a request carries beside the model: the number of rounds that led to it."""
-        return {self.ROUNDS: np.zeros(1, np.int64)}
-
-
-@dataclass(frozen=True, repr=False)
-class LocalEvaluation(EvaluationMethod):
+class LocalEvaluation(SeriesMethod):
     """Silos get the released model, evaluate it by themselves, and answer with nothing."""
 
     name: str = field(default="evaluation-local", init=False)
@@ -221,7 +72,7 @@ class LocalEvaluation(EvaluationMethod):
 
 
 @dataclass(frozen=True, repr=False)
-class EvaluationSums(EvaluationMethod):
+class EvaluationSums(SeriesMethod):
     """Σ_s w·Σ_u clip_R(counts of u's held-out records in s) + noise σR, where R = C·√e if a record adds 1 to e cells.
 
     Where the unit is a person, w = 1/S, as in `uldp-avg` with uniform weights, whose bounds and events these are: all

@@ -17,11 +17,11 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import describe_any_dropouts, describe_unit, format_epsilon
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import Series
 from silodp.config.build import get_fields
 from silodp.data.budgets import BudgetDistribution, load_budgets
 from silodp.errors import SilodpError
 from silodp.methods import Method
-from silodp.methods.evaluation import EvaluationSums
 from silodp.planning.epsilon_by_sampling import (
     draw_epsilon_by_sampling,
     get_noise_multiplier,
@@ -29,7 +29,7 @@ from silodp.planning.epsilon_by_sampling import (
 )
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
-from silodp.text import pluralize
+from silodp.text import join_names, pluralize
 
 MAX_ROUNDS = 10**7
 """The upper end of a search for rounds."""
@@ -108,8 +108,7 @@ def plan_run(
         "target": None,
         "aggregation": aggregator.describe(spec),
     }
-    if (planned := _plan_evaluation(spec, delta, accountant)) is not None:
-        result["evaluation"] = planned
+    result |= _plan_series(spec, accountant)
     if spec.separate:
         result["separate"] = True
     adversary: Adversary = "released"
@@ -131,13 +130,13 @@ def plan_run(
             spec.method, distribution, view, rounds, delta, accountant, spec.population.users
         )
 
-    training = replace(spec, evaluation=None)
+    training = replace(spec, series=())
     # They cost the same whatever the settings of the method that a target asks for.
-    evaluations = plan_charges(spec, accountant).evaluations
+    further = plan_charges(spec, accountant)
 
     def charges_of(method: Method) -> Iterable[EventCount]:
         charged = Counter(plan_charges(replace(training, method=method), accountant).charged[adversary])
-        return (charged + Counter(evaluations.get(adversary, {}))).items()
+        return (charged + further.list_further(adversary)).items()
 
     if picture is not None:
         draw_epsilon_by_sampling(picture, spec.method, charges_of, distribution, rounds, delta, accountant)
@@ -150,22 +149,23 @@ def plan_run(
 
 
 def check_target(spec: RunSpec, target: float, adversary: Adversary, accountant: Accountant) -> None:
-    """Refuse a target ε that leaves nothing for the training, because the evaluations alone cost as much.
+    """Refuse a target ε that leaves nothing for the training, because other series alone cost as much.
 
     Raises:
         SilodpError: they do (code evaluation.target).
     """
-    if spec.charged_evaluation is None or not spec.evaluations:
+    charged = plan_charges(spec, accountant).list_further(adversary)
+    if not charged:
         return
-    charged = plan_charges(spec, accountant).evaluations[adversary].items()
-    alone = compute_cost(charged, spec.noise_delta, accountant).epsilon
+    alone = compute_cost(charged.items(), spec.noise_delta, accountant).epsilon
     if alone is not None and alone >= target:
+        names = [one.name for one in spec.charged]
         raise SilodpError(
-            f"target epsilon = {target:g}: {pluralize(spec.evaluations, 'evaluation')} by sums alone cost ε = "
-            f"{format_epsilon(alone)} against '{adversary}': lower evaluation.epsilon, evaluate less often, or raise "
-            "the target.",
+            f"target epsilon = {target:g}: {pluralize(charged.total(), 'sum')} of {join_names(names)} alone cost ε = "
+            f"{format_epsilon(alone)} against '{adversary}': lower {names[0]}.epsilon, ask less often, or raise the "
+            "target.",
             code="evaluation.target",
-            field="evaluation.epsilon",
+            field=f"{names[0]}.epsilon",
         )
 
 
@@ -245,24 +245,24 @@ def _solve(
     }
 
 
-def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
-    """Return how often the model is evaluated across silos, and what that costs by itself; None where it is not."""
-    if spec.evaluation is None or spec.evaluation.across == "none":
-        return None
-    found: dict[str, Any] = {"across": spec.evaluation.across, "times": spec.evaluations}
-    derived = spec.charged_evaluation
-    if derived is None:
-        return {**found, "epsilon": dict.fromkeys(ADVERSARIES, 0.0), "cells": None, "noise_std": None}
-    # Without rounds there are no evaluations, and an event that is charged no times says whether ε is one at all.
-    charged = plan_charges(spec, accountant).evaluations or {
-        adversary: {event: 0} for adversary, event in derived.round_events().items()
-    }
-    return {
-        **found,
-        "epsilon": {a: compute_cost(charged[a].items(), delta, accountant).epsilon for a in ADVERSARIES},
-        "cells": derived.sum_size,
-        "noise_std": cast(EvaluationSums, derived.method).count_std(derived.population),
-    }
+def _plan_series(spec: RunSpec, accountant: Accountant) -> dict[str, dict[str, Any]]:
+    """Return, by its name, how often each additional series releases, and what that costs by itself."""
+    charges, found = plan_charges(spec, accountant), {}
+    for one in spec.series:
+        if not one.asks_silos:
+            continue
+        # Without rounds there are no releases, and an event that is charged no times says whether ε is one at all.
+        charged = charges.further.get(one.name) or {
+            adversary: {event: 0} for adversary, event in spec.derived[one.name].round_events().items()
+        }
+        found[one.name] = {
+            "times": one.count(spec.rounds),
+            "epsilon": {
+                a: compute_cost(charged[a].items(), spec.noise_delta, accountant).epsilon for a in ADVERSARIES
+            },
+            **one.describe_plan(spec),
+        }
+    return found
 
 
 def _describe_limit(
@@ -295,7 +295,7 @@ def _limit_search(spec: RunSpec) -> int:
 def _count_first_rounds(
     spec: RunSpec, adversary: Adversary, survivors: int | None = None
 ) -> Callable[[int], list[EventCount]]:
-    """Return a function of T: how often the first T rounds, with their evaluations, charge each event."""
+    """Return a function of T: how often the first T rounds, with other series, charge each event."""
 
     # A search asks for the same rounds again and again.
     @cache
@@ -304,17 +304,17 @@ def _count_first_rounds(
 
     def count(rounds: int) -> list[EventCount]:
         charges = count_events(event_in, spec.number_rounds(rounds), spec.cost_period)
-        if spec.charged_evaluation is not None:
+        if spec.charged:
             # How many there are, and their noise, may depend on the number of rounds.
-            evaluations = plan_charges(replace(spec, rounds=rounds), spec.accountant, survivors).evaluations
-            charges += evaluations[adversary].items()
+            planned = plan_charges(replace(spec, rounds=rounds), spec.accountant, survivors)
+            charges += planned.list_further(adversary).items()
         return charges
 
     return count
 
 
-def format_plan(result: Mapping[str, Any]) -> list[str]:
-    """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
+def format_plan(result: Mapping[str, Any], series: Iterable[Series] = ()) -> list[str]:
+    """Return a plan as lines of text, with its additional series; no rounded value exceeds a target or budget."""
     head = f"{result['method']}, {pluralize(result['rounds'], 'round')}"
     noise = "" if result["noise_multiplier"] is None else f", σ = {result['noise_multiplier']:g}"
     whom = describe_unit(result["unit"])
@@ -327,7 +327,10 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
             f"  if all {result['silos']} silos answer; released ε = {format_epsilon(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
-    lines += _format_evaluation(result["evaluation"]) if "evaluation" in result else []
+    for one in series:
+        if (planned := result.get(one.name)) is not None:
+            spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in planned["epsilon"].items())
+            lines += one.format_plan(spent, planned)
     if result.get("separate"):
         lines.append("the row of every person (or record) is computed alone: separate = true")
     limits = [("budget", result["budget"])] if result["budget"] is not None else []
@@ -355,17 +358,6 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
 def remark_on_users(users: int) -> str:
     """Return the line on a number of persons that is assumed."""
     return f"  (U is in the data, which were not read: {users:,} is assumed; see --users)"
-
-
-def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
-    times = pluralize(evaluation["times"], "evaluation")
-    if evaluation["across"] == "local":
-        return [f"{times} within each silo: nothing leaves a silo, so no ε"]
-    spent = ", ".join(f"{name} ε = {format_epsilon(e)}" for name, e in evaluation["epsilon"].items())
-    return [
-        f"of this {times} by sums of {evaluation['cells']:,} counts: alone {spent}",
-        f"  noise in each count: standard deviation {evaluation['noise_std']:.4g} records",
-    ]
 
 
 def _format_facts(facts: Mapping[str, Any], indent: str) -> list[str]:

@@ -317,8 +317,7 @@ class _Tuner:
             is_of_silos = adversary in spec.silo_limits
             # One event for all rounds: those of uldp-sgd cost alike.
             charged = [(spec, rounds)]
-            if self.spec.evaluation is not None and self.spec.charged_evaluation is not None:
-                charged.append((self.spec.charged_evaluation, self.spec.evaluation.count(rounds)))
+            charged += [(self.spec.derived[one.name], one.count(rounds)) for one in self.spec.charged]
             return [
                 ((one.costliest_events() if is_of_silos else one.round_events())[adversary], n)
                 for one, n in charged
@@ -333,9 +332,9 @@ class _Tuner:
 
     def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
         """Return the specification of a run of the method alone."""
-        # What an evaluation costs is added where noise is found; no evaluation is tried out.
+        # What other series cost is added where noise is found; none is tried out.
         size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
-        return replace(self.spec, method=method, model=size, budget=None, evaluation=None)
+        return replace(self.spec, method=method, model=size, budget=None, series=())
 
     def _signal(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""

@@ -27,6 +27,7 @@ from silodp.accounting.steps import flatten_per_unit
 from silodp.accounting.trade_off import MembershipAttack
 from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.registry import AggregatorRecord
+from silodp.aggregators.series import SERIES
 from silodp.errors import SilodpError
 from silodp.report.rederive import JOINED, find_contradiction, is_covered, rederive_guarantees
 from silodp.runtime.run_files import CONFIG, GUARANTEE, LEDGER, METRICS, MetricsRow, find_changed_file
@@ -105,7 +106,7 @@ def audit_run(
             by = _BY_LEDGER if known is None else f"{_BY_LEDGER} and config.toml"
             _refuse(wrong and f"against '{guarantee.adversary}' it says {wrong}", directory / GUARANTEE, by)
         if rows is not None:
-            wrong = _compare_evaluations(rows, ledger)
+            wrong = _compare_series(rows, ledger)
             if wrong is None and not _is_unknown(ledger):
                 wrong = _compare_rows(rows, ledger)
             _refuse(wrong, directory / METRICS, _BY_LEDGER)
@@ -197,12 +198,13 @@ def _take_from_ledger(
     )
 
 
-def _compare_evaluations(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
-    """Return a row with noisy sums of counts for which the ledger has no charge."""
-    charged = {charge.round + 1 for charge in ledger.history if charge.evaluation is not None}
+def _compare_series(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
+    """Return a row with noisy sums of a series for which the ledger has no charge."""
+    charged = {(charge.series, charge.after + 1) for charge in ledger.history}
     for row in rows:
-        if row.get("evaluation") is not None and row["round"] not in charged:
-            return f"round {row['round']} has an evaluation by sums, and the ledger has no charge for one"
+        for name in SERIES:
+            if row.get(name) is not None and (name, row["round"]) not in charged:
+                return f"round {row['round']} has an {name} by sums, and the ledger has no charge for one"
     return None
 
 

@@ -199,23 +199,19 @@ def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
     """Return a round whose charge in the ledger does not follow from the specification for any number of silos."""
     for charge in ledger.history:
         if charge.release:
-            continue  # its round or evaluation is checked
-        about, number = spec, charge.round
-        if charge.evaluation is not None:
-            if spec.charged_evaluation is None:
-                return (
-                    f"by the ledger there was an evaluation after round {charge.round + 1}, and it has none"
-                )
-            about, number = spec.charged_evaluation, charge.evaluation
+            continue  # its round is checked
+        series, about = charge.series, spec.about(charge.series)
+        if series and series not in (one.name for one in spec.charged):
+            return f"by the ledger there was an {series} after round {charge.after + 1}, and it has none"
         kept = {name: event_to_dict(event) for name, event in charge.events.items()}
         # How many silos answered is not in the ledger; with fewer of them there is less noise, and a round costs more.
         for survivors in range(len(spec.names), spec.min_silos - 1, -1):
-            cost = about.round_events(survivors, number)
+            cost = about.round_events(survivors, charge.round)
             if is_same({name: event_to_dict(event) for name, event in cost.items()}, kept):
                 break
         else:
-            what = "round" if about is spec else "evaluation"
-            return f"by the ledger the cost of {what} {number + 1} is not that of its settings"
+            what = series or "round"
+            return f"by the ledger the cost of {what} {charge.round + 1} is not that of its settings"
     return None
 
 

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import NoReturn
 
-from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.progress import Answer
+from silodp.accounting.series_ledger import LedgerView
 from silodp.errors import SilodpError
 from silodp.parsing import parse_json, refuse_unsound
 from silodp.wire.messages import Message
@@ -90,9 +90,8 @@ class Answers:
         """
         content = answer.encode()
         digest = hashlib.sha256(content).hexdigest()
-        entry = Answer(
-            request.kind, round_, request.attempt, request.digest(), digest, state, self._ledger.is_evaluation
-        )
+        series = self._ledger.series
+        entry = Answer(request.kind, round_, request.attempt, request.digest(), digest, state, series)
         line = {**entry.to_line(), "previous": self._ledger.head}
         packed = json.dumps(line).encode() + b"\n" + content
         self._choose(round_).put(name_answer(request.kind, request.round, request.attempt), packed)

@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import find_exceeded_limit
+from silodp.accounting.series_ledger import LedgerView
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import common_digest, model_and_sample, state_of
 from silodp.aggregators.run_spec import RunSpec
@@ -400,9 +400,8 @@ class Gate:
             return
         # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
         # many it has answered.
-        answered = {entry.round for entry in self.ledger.history if entry.evaluation is None} - {
-            request.round
-        }
+        series = self.ledger.series
+        answered = {one.round for one in self.ledger.history if one.series == series} - {request.round}
         events = self._spec.silo_events(self._name, min(request.round, len(answered)), release)
         exceeded = find_exceeded_limit(self._spec.silo_limits, partial(self.ledger.epsilon_after, events))
         if exceeded is not None:

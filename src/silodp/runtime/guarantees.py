@@ -22,6 +22,7 @@ from silodp.accounting.guarantee import (
     list_assumptions,
     list_not_covered,
 )
+from silodp.accounting.progress import TRAINING
 from silodp.accounting.views import Adversary, View
 from silodp.assumption import OFFICERS, Assumption, as_assumptions
 from silodp.data.public import ASSUMES_INDEX_BY_PROFILE
@@ -34,14 +35,14 @@ CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 _Counts = Mapping[Adversary, Mapping[Event, int]]
 """How often each event was charged, by adversary."""
-Releases = Sequence[tuple[bool, int, Sequence[int]]]
+Releases = Sequence[tuple[str, int, Sequence[int]]]
 """Releases of a run, as of `ChargeCounts`."""
 EventsIn = Callable[["RunSpec", int, int], Mapping[Adversary, Event]]
-"""Specification of a run or its evaluation, number of the round or evaluation, release → events by adversary."""
+"""Specification of a series, number of the round, release → events by adversary."""
 
 
 def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = None) -> ChargeCounts:
-    """Return what the ledger of a run would hold after all T rounds and evaluations, each released once.
+    """Return what the ledger of a run would hold after all rounds of all series, each released once.
 
     Args:
         spec: The specification of the run.
@@ -53,20 +54,19 @@ def plan_charges(spec: RunSpec, accountant: Accountant, survivors: int | None = 
     def events_in(about: RunSpec, number: int, release: int) -> Mapping[Adversary, Event]:
         return about.round_events(survivors, number)
 
-    # The first entry of `releases` is that of the rounds.
-    charged, evaluations = (count_charges(spec, part, events_in) for part in (releases, releases[1:]))
-    return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, evaluations, releases)
+    further = {one[0]: count_charges(spec, [one], events_in) for one in releases if one[0]}
+    charged = count_charges(spec, releases, events_in)
+    return ChargeCounts(spec.noise_delta, accountant, spec.rounds, charged, further, releases)
 
 
 def plan_releases(spec: RunSpec) -> Releases:
-    """Return the rounds of a run, then its evaluations that cost ε, each released once."""
-    has_evaluations = spec.charged_evaluation is not None and spec.evaluations > 0
-    evaluations = [(True, 0, range(spec.evaluations))] if has_evaluations else []
-    return [(False, 0, range(spec.rounds)), *evaluations]
+    """Return the rounds of training, then those of the series that cost ε, each released once."""
+    further = [(one.name, 0, range(times)) for one in spec.charged if (times := one.count(spec.rounds))]
+    return [(TRAINING, 0, range(spec.rounds)), *further]
 
 
 def derive_guarantees(spec: RunSpec, charges: ChargeCounts) -> dict[Adversary, DerivedGuarantee]:
-    """Return what is guaranteed against every adversary for the charged rounds and evaluations.
+    """Return what is guaranteed against every adversary for the charged rounds of all series.
 
     Args:
         spec: The specification of the run.
@@ -150,11 +150,9 @@ class DerivedGuarantee:
         # The largest cost: the fewer silos are in a sum, the more one id too many counts.
         view = self.spec.views(self.spec.min_silos)[self.adversary]
         find_cases = self.spec.method.linkage_cases
-        # Counts of each silo are seen side by side, as shares are, also where the training shows their sum alone.
-        settings = self.spec.evaluation
-        side_by_side: Collection[Event] = ()
-        if settings is not None and settings.by_silo:
-            side_by_side = self.charges.evaluations.get(self.adversary, {}).keys()
+        # Sums of each silo are seen side by side, as shares are, also where the training shows their total alone.
+        showing = [self.charges.further.get(one.name, {}) for one in self.spec.charged if one.shows_silos]
+        side_by_side = {event for charged in showing for event in charged.get(self.adversary, {})}
         apart = replace(view, sees_shares=True)
         # Every charge has the same cases in the same order; ε of a case is that of all its events together.
         by_charge = [
@@ -179,15 +177,14 @@ class DerivedGuarantee:
         claimed, charges = self.spec.method.paper_claim, self.charges
         if claimed is None:
             return ()
-        # The claim is about the rounds; evaluations cost what they cost.
-        evaluations = charges.evaluations.get(self.adversary, {})
-        rounds = [part for part in charges.releases if not part[0]] or [(False, 0, ())]
+        # The claim is about training; other series cost what they cost.
+        rounds = [part for part in charges.releases if not part[0]] or [(TRAINING, 0, ())]
         counts = count_charges(
             replace(self.spec, method=claimed),
             rounds,
             lambda about, number, release: about.round_events(None, number),
         )
-        spent = [*counts[self.adversary].items(), *evaluations.items()]
+        spent = [*counts[self.adversary].items(), *charges.list_further(self.adversary).items()]
         epsilon = compute_cost(spent, charges.delta, charges.accountant).epsilon
         why = as_assumptions(claimed.assumptions)[-1].text
         return () if epsilon is None else ({"epsilon": epsilon, "why": why},)
@@ -195,7 +192,7 @@ class DerivedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The assumptions on which the guarantee rests."""
-        spec, evaluation = self.spec, self.spec.charged_evaluation
+        spec = self.spec
         common = list_assumptions(
             self.view,
             spec.aggregator.adds_integers and spec.bounds is not None,
@@ -220,7 +217,11 @@ class DerivedGuarantee:
             *((ASSUMES_INDEX_BY_PROFILE,) if by_profile else ()),
             *(protocol if self.adversary != "released" else ()),
             *as_assumptions(spec.method.assumptions),
-            *(() if evaluation is None else as_assumptions(evaluation.method.assumptions)),
+            *(
+                assumption
+                for one in spec.charged
+                for assumption in as_assumptions(spec.derived[one.name].method.assumptions)
+            ),
             *spec.data.assumptions,
             *((PUBLIC_VALUES,) if spec.model.keeps_values else ()),
             *((OTHER_CODE,) if spec.model.other_code or has_plugin else ()),
@@ -328,8 +329,8 @@ def count_charges(spec: RunSpec, releases: Releases, events_in: EventsIn) -> dic
         events_in: Returns the events of a release.
     """
     found: dict[Adversary, Counter[Event]] = {}
-    for is_evaluation, release, numbers in releases:
-        about = (spec.charged_evaluation if is_evaluation else None) or spec
+    for series, release, numbers in releases:
+        about = spec.about(series)
 
         def find(number: int, about: RunSpec = about, release: int = release) -> tuple[Any, ...]:
             return tuple(events_in(about, number, release).items())

@@ -27,13 +27,13 @@ from silodp.accounting.views import ADVERSARIES, Adversary
 from silodp.aggregators.base import Aggregator, check_attempts, check_statements
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.aggregators.series import Series, find_series
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, lookup
 from silodp.methods import METHODS, FederationSize
 from silodp.methods.base import Method, supports
-from silodp.methods.evaluation import Evaluation, place_groups
 from silodp.settings import Delta, Epsilon, Whole, check_choice, check_type, check_value
 from silodp.text import join_names, name_class
 
@@ -71,17 +71,8 @@ def prepare_run(
     _check_object("method", method, Method, "an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)")
     if isinstance(data, Federation):
         settings["tested"] = data.test is not None and len(data.test) > 0
-        evaluation = settings["evaluation"] = _make_evaluation(settings.get("evaluation"))
-        if evaluation is not None:
-            evaluation = settings["evaluation"] = place_groups(evaluation, data.schema)
-        asks_silos = evaluation is not None and evaluation.across != "none"
-        if asks_silos and all(silo.test is None for silo in data.silos):
-            raise SilodpError(
-                "evaluation across silos needs held-out records in the silos: set data.schema.test_share or "
-                "data.schema.split, or give SiloData.test.",
-                code="evaluation.no_records",
-                field="evaluation.across",
-            )
+        series = _list_series(settings.pop("evaluation", None), settings.get("series", ()))
+        settings["series"] = tuple(one.fit(data) for one in series)
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
     # First each setting alone, then what they mean together, then what they cost: the simplest fault is named first.
@@ -121,7 +112,8 @@ def assemble_spec(
     delta: float | None = None,
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
-    evaluation: Evaluation | Mapping[str, Any] | None = None,
+    evaluation: Series | Mapping[str, Any] | None = None,
+    series: Sequence[Series] = (),
     separate: bool = False,
 ) -> RunSpec:
     """Check every setting of a run by itself, and put them together.
@@ -138,6 +130,7 @@ def assemble_spec(
         silo_limits: See `train`.
         tested: Whether held-out records, pooled, measure the model.
         evaluation: See `train`.
+        series: See `train`.
         separate: See `train`.
 
     Returns:
@@ -157,10 +150,10 @@ def assemble_spec(
     _check_object("aggregator", aggregator, Aggregator, "a name, or an object such as Masked(min_silos=3)")
     check_statements(aggregator)
     budget = _make(Budget, budget, "budget", "Budget(epsilon=4.0, delta=1e-5)")
-    evaluation = _make_evaluation(evaluation)
+    series = _list_series(evaluation, series)
     delta = choose_delta(delta, budget)
     if not isinstance(task, ModelSpec):
-        check_task(data, task, method, evaluation)
+        check_task(data, task, method, series)
         task = describe_model(task)
     _check_separate(separate, method)
     spec = RunSpec(
@@ -175,10 +168,11 @@ def assemble_spec(
         budget=None if budget is None else replace(budget, delta=delta * aggregator.delta_share),
         seed=seed,
         silo_limits=_check_limits(silo_limits),
-        tested=tested and evaluation is None,
-        evaluation=evaluation,
+        tested=tested,
+        series=series,
         separate=separate,
     )
+    spec = replace(spec, tested=tested and not spec.is_measured)
     _check_allocation(spec)
     return spec
 
@@ -291,8 +285,23 @@ def _make(maker: type[T], given: T | Mapping[str, Any] | None, name: str, exampl
     return given
 
 
-def _make_evaluation(given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
-    return _make(Evaluation, given, "evaluation", "Evaluation(across='sums', noise_multiplier=5.0)")
+def _list_series(
+    evaluation: Series | Mapping[str, Any] | None, series: Sequence[Series]
+) -> tuple[Series, ...]:
+    """Return the additional series of a run; their names are those of ledgers, stores and random streams."""
+    kind = find_series("evaluation") if isinstance(evaluation, Mapping) else Series
+    made = _make(kind, evaluation, "evaluation", "Evaluation(across='sums', noise_multiplier=5.0)")
+    found = (*([] if made is None else [made]), *series)
+    for one in found:
+        check_type("series", one, Series, "an object of a class derived from Series")
+    names = [one.name for one in found]
+    if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
+        raise SilodpError(
+            f"series have the names {join_names(names)}: give each a name of its own, of letters, digits and '_'.",
+            code="argument.value",
+            field="series",
+        )
+    return found
 
 
 def choose_delta(given: float | None, budget: Budget | None) -> float:
@@ -348,14 +357,14 @@ def _check_limits_affordable(spec: RunSpec) -> None:
         )
 
 
-def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluation | None = None) -> None:
-    """Refuse a model or loss that the method cannot train, or whose outputs an evaluation by sums cannot count.
+def check_task(data: PublicData, task: Task, method: Method, series: Iterable[Series] = ()) -> None:
+    """Refuse a model or loss that the method cannot train, or with whose outputs a series can do nothing.
 
     Args:
         data: Public facts of the federation.
         task: Model, loss and metrics; they are tried on made-up records.
         method: The method that trains the model.
-        evaluation: How silos' held-out records measure the model; None: not at all.
+        series: The additional series of the run.
 
     Raises:
         SilodpError: The loss does not fit the labels or the method, or the model cannot be trained (codes loss.*,
@@ -395,30 +404,8 @@ def check_task(data: PublicData, task: Task, method: Method, evaluation: Evaluat
     task.use_examples(x, y)
     local = getattr(method, "local", None)
     task.check(x, y, data.classes, longest=None if local is None else local.batch_size)
-    if evaluation is not None and evaluation.across == "sums":
-        from silodp.aggregators.evaluation import choose_table
-
-        choose_table(data, evaluation).find_cells(task.predict(task.initial(0), x), y)
-        if remark := describe_unmeasured(task.metrics, data, evaluation):
-            _log.warning("%s", remark)
-
-
-def describe_unmeasured(
-    metrics: Iterable[str], data: PublicData, evaluation: Evaluation | None
-) -> str | None:
-    """Return a sentence on the metrics (names) that an evaluation by sums cannot estimate; None: there are none."""
-    if evaluation is None or evaluation.across != "sums":
-        return None
-    from silodp.aggregators.evaluation import choose_table
-
-    known = choose_table(data, evaluation).metrics
-    missing = [name for name in metrics if name not in known]
-    if not missing:
-        return None
-    return (
-        f"evaluation by sums estimates {join_names(known)} alone: {join_names(missing)} will not be measured "
-        '(task.metrics); evaluation.across = "local" measures every metric within each silo'
-    )
+    for one in series:
+        one.check_task(data, task, x, y)
 
 
 def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:
@@ -468,19 +455,19 @@ def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:
     """Refuse a budget that is smaller than the ε of one round."""
-    budget, accountant, evaluation = spec.budget, spec.accountant, spec.charged_evaluation
+    budget, accountant = spec.budget, spec.accountant
     if budget is None:
         return
-    # The ledger of the run will decide in the same way, with the last evaluation reserved.
+    # The ledger of the run will decide in the same way, with the last release of every series reserved.
     ledger = Ledger(None, budget.delta, accountant, budget, run="")
-    ledger.reserved = {} if evaluation is None else evaluation.round_events()
+    ledger.reserved = {one.name: spec.derived[one.name].round_events() for one in spec.charged}
     if ledger.affords(cost):
         return
-    charges = Counter([cost[budget.adversary], *([ledger.reserved[budget.adversary]] if evaluation else [])])
+    charges = Counter(events[budget.adversary] for events in (cost, *ledger.reserved.values()))
     spent = compute_epsilon(charges.items(), budget.delta, accountant)
-    and_evaluation = "" if evaluation is None else " and its evaluation"
+    what = join_names(["one round", *ledger.reserved])
     raise SilodpError(
-        f"budget.epsilon = {budget.epsilon} is less than one round{and_evaluation} costs against '{budget.adversary}' "
+        f"budget.epsilon = {budget.epsilon} is less than {what} costs against '{budget.adversary}' "
         f"(ε = {spent:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one).",
         code="budget.out_of_reach",
         field="budget.epsilon",

@@ -253,7 +253,7 @@ class RunDirectory:
             "starts": ledger.progress.starts,
             # Here, and not in the times of files, which a copy changes: a page that is signed states it.
             "finished": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S+00:00}",
-            **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
+            **{one.name: one.stated for one in spec.series},
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()

@@ -8,9 +8,9 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.progress import Progress
+from silodp.accounting.series_ledger import LedgerView
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from silodp.accounting.accountant import choose_accountant
-from silodp.accounting.evaluation_ledger import LedgerView
 from silodp.accounting.events import Event
 from silodp.accounting.ledger import Ledger, SiloHeader
+from silodp.accounting.series_ledger import LedgerView
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec

@@ -10,14 +10,16 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import NOTHING_MEASURED
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, count_persons_by_silos
+from silodp.data.silo_data import SiloData
 from silodp.data.tables.schema import Schema
 from silodp.mechanisms.noise import Randomness
-from silodp.runtime.evaluation import make_silo, measure_records
 from silodp.runtime.executor import THIS_PROCESS, Executor
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import MetricsRow
+from silodp.runtime.series import make_silo
 from silodp.runtime.silo import make_ledger
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, Store, get_or_make
@@ -141,3 +143,17 @@ class Simulation:
 def _load_identity(name: str, store: Store) -> Identity:
     """Return the long-term key of a party; it is made at the first call."""
     return Identity(name, get_or_make(store, "identity", lambda: Identity.fresh(name).seed))
+
+
+def measure_records(task: Task, params: Tensor, records: SiloData | None) -> MetricsRow:
+    """Return {"loss", "metrics"} of a model on records, which no ε covers; nothing measured where there are none.
+
+    Args:
+        task: The model, its loss and its metrics.
+        params: The parameters (d,) of the model, on the device of the task.
+        records: Held-out records.
+    """
+    if records is None or len(records) == 0:
+        return dict(NOTHING_MEASURED)
+    values = task.evaluate(params, records.x, records.y)
+    return {"loss": values.pop("loss", None), "metrics": values}

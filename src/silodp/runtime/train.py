@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -19,19 +19,19 @@ from silodp.accounting.ledger import Budget
 from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import NOTHING_MEASURED, Series
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
-from silodp.methods.evaluation import Evaluation
 from silodp.methods.server_optimizer import compute_output
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.cohort import CohortPlace, check_cohort, count_in_cohort
-from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.executor import Executor, make_executor
 from silodp.runtime.guarantees import derive_guarantees
 from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_files import METRICS, REFUSED_SUM, Metrics, MetricsRow
+from silodp.runtime.series import SeriesServer
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
 from silodp.settings import Whole, check_path, check_type
@@ -115,7 +115,8 @@ def train(
     resume: bool = False,
     evaluate_every: int = 1,
     silo_limits: Mapping[Adversary, float] | None = None,
-    evaluation: Evaluation | Mapping[str, Any] | None = None,
+    evaluation: Series | Mapping[str, Any] | None = None,
+    series: Sequence[Series] = (),
     separate: bool = False,
     on_round: OnRound | None = None,
     cohort: str | Path | None = None,
@@ -149,6 +150,7 @@ def train(
         evaluation: How the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
             example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
             `federation.test`, which ε does not cover.
+        series: Other additional series, each of which releases sums of its own, within ε.
         separate: Whether silos compute every person (or record, where records are clipped) alone. It is slower, and
             then even a model chosen for an attack cannot turn rounding into more than one clip per person. In a
             deployment it should be set; in one process nobody but you chooses models.
@@ -187,6 +189,7 @@ def train(
         accountant=accountant,
         silo_limits=silo_limits,
         evaluation=evaluation,
+        series=series,
         separate=separate,
     )
     # Doubts have private counts, and whoever calls this function has the tables.
@@ -250,7 +253,7 @@ def run(
     untrained = None
     # Before anything is written: a metric that fails must not leave a run behind.
     if state.round == 0:
-        untrained = parties.evaluate(state.params) if spec.evaluation is None else NOTHING_MEASURED
+        untrained = NOTHING_MEASURED if spec.is_measured else parties.evaluate(state.params)
     with directory.open(spec, task, state, resume) as (state, ledger):
         # A resumed run keeps its id, to which stores, signatures and ledgers are bound.
         spec = replace(spec, run=state.run)
@@ -262,7 +265,7 @@ def run(
             # Checkpoint, store and ledger must be of one moment: older ones would draw or spend again.
             server.check_store_version(state.round)
             server.check_draws(ledger.progress)
-            evaluator = None if spec.evaluation_spec is None else Evaluator(spec, server, ledger)
+            further = [SeriesServer(one, server, ledger) for one in spec.series if one.asks_silos]
             rows_file = None if directory.path is None else directory.path / METRICS
             recorded = (ledger.files or {}).get(METRICS)
             metrics = Metrics(
@@ -280,8 +283,8 @@ def run(
                 notify(row)
             if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
                 server.set_up()
-                if evaluator is not None:
-                    evaluator.set_up()
+                for one in further:
+                    one.set_up()
             stopped: Literal["rounds", "budget"] = "rounds"
             while state.round < spec.rounds:
                 started, sent = time.perf_counter(), server.transport.traffic
@@ -292,10 +295,10 @@ def run(
                 state, refusal = _advance(server, state, total)
                 row = {"round": state.round, **spec.method.describe_sum(total, spec.population)}
                 is_last = state.round == spec.rounds or not server.affords_round(state.round)
-                if evaluator is not None:
-                    row |= evaluator.measure(state.round, find_output(state), is_last)
-                elif spec.evaluation is None and (is_last or state.round % evaluate_every == 0):
+                if not spec.is_measured and (is_last or state.round % evaluate_every == 0):
                     row |= parties.evaluate(find_output(state))
+                for one in further:
+                    row |= one.release(state.round, find_output(state), is_last)
                 row["epsilon"] = server.compute_spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
@@ -348,7 +351,7 @@ class _Clock:
             loss=row.get("loss"),
             metrics=MappingProxyType(dict(row.get("metrics") or {})),
             is_covered=self._spec.is_secret
-            and "evaluation" in row
+            and any(one.measures_model and one.name in row for one in self._spec.charged)
             and row["epsilon"]["released"] is not None,
             seconds=row.get("seconds"),
             seconds_left=left,

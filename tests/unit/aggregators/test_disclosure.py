@@ -24,12 +24,12 @@ from silodp.accounting.guarantee import SERVER_FOLLOWS
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.accounting.views import View
 from silodp.aggregators import Aggregator
+from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy.lifetime import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import FederationSize, UldpAvg
-from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import answer_question as plan_epsilon
 from silodp.runtime.guarantees import derive_guarantees, plan_charges
 from silodp.runtime.prepare import prepare_run
@@ -54,7 +54,11 @@ def lattice_spec(
     spec = make_spec(
         "run", names, METHOD, population, SIZE, delta=DELTA, rounds=rounds, aggregator=aggregator
     )
-    return replace(spec, data=replace(spec.data, labels="classes", classes=2), evaluation=evaluation)
+    return replace(
+        spec,
+        data=replace(spec.data, labels="classes", classes=2),
+        series=() if evaluation is None else (evaluation,),
+    )
 
 
 def compute_tv(spec: RunSpec) -> float:
@@ -72,11 +76,11 @@ def charge_all(spec: RunSpec, ledger: Ledger, releases: int = 1) -> Ledger:
     """Charge all rounds, and all evaluations with so many releases."""
     for round_ in range(spec.rounds):
         ledger.charge(round_, 0, spec.costliest_events(round_))
-    if spec.charged_evaluation is not None:
-        for number in range(spec.evaluations):
+    for series in spec.charged:
+        for number in range(series.count(spec.rounds)):
             for release in range(releases):
-                events = spec.charged_evaluation.costliest_events(number, release)
-                ledger.charge_evaluation(number, release, events)
+                events = spec.derived[series.name].costliest_events(number, release)
+                ledger.charge(number, release, events, series=series.name)
     return ledger
 
 
@@ -224,10 +228,10 @@ def test_a_resumed_run_has_no_more_evaluations_than_parameters_were_chosen_for(t
     assert [("evaluation" in row) for row in result.metrics] == [False, True, False]
     assert "chosen for 1 in all" in caplog.text
     with reopen_ledger(tmp_path / "run" / "checkpoint" / "ledger.jsonl") as ledger:
-        assert [entry.evaluation for entry in ledger.history] == [None, 0, None]
+        assert [entry.series for entry in ledger.history] == ["", "evaluation", ""]
     spec = lattice_spec(ONCE)
-    assert spec.charged_evaluation.rounds == 1  # which the gates of silos enforce
-    assert replace(spec, aggregator=Masked()).charged_evaluation.rounds == spec.rounds
+    assert spec.derived["evaluation"].rounds == 1  # which the gates of silos enforce
+    assert replace(spec, aggregator=Masked()).derived["evaluation"].rounds == spec.rounds
 
 
 # --- all runs of a silo ---

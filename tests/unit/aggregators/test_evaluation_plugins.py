@@ -21,9 +21,9 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.accounting.views import Adversary, View
 from silodp.aggregators import Aggregator, Masked, Plain, RunSpec, SiloAggregator, SiloContext
 from silodp.aggregators.base import Handler, LocalUpdateFn
+from silodp.aggregators.evaluation import Evaluation
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import Method, UldpAvg
-from silodp.methods.evaluation import Evaluation
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
 from silodp.runtime.prepare import prepare_run
@@ -56,7 +56,7 @@ class Integers(Plain):
         units = Quantizer.from_bounds(spec.bounds).units // spec.population.silos
         return to_discrete(spec.method.dp_event(view), units, spec.sum_size)
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> Aggregator | None:
         return self
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
@@ -103,7 +103,7 @@ class Assuming(Plain):
 
     name = "assuming"
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> Aggregator | None:
         return Masked()
 
 
@@ -117,7 +117,7 @@ class Disclosing(Plain):
     def disclosure(self, spec: RunSpec) -> Mapping[Adversary, float]:
         return {"server": 1e-9}
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> Aggregator | None:
         return self
 
 
@@ -125,7 +125,7 @@ class Disclosing(Plain):
 class AddsNothing(Plain):
     name = "adds-nothing"
 
-    def evaluation_aggregator(self, spec: RunSpec) -> Aggregator | None:
+    def series_aggregator(self, spec: RunSpec) -> Aggregator | None:
         return None
 
 
@@ -149,7 +149,7 @@ def counts_of(result: Result) -> np.ndarray:
 
 def charged(out: Path) -> Mapping[Adversary, Event]:
     with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
-        return next(charge.events for charge in ledger.history if charge.evaluation is not None)
+        return next(charge.events for charge in ledger.history if charge.series == "evaluation")
 
 
 @pytest.mark.parametrize("aggregator", [Mine(), Trimmed(trim=1)], ids=["mine", "trimmed"])
@@ -183,7 +183,7 @@ def test_an_aggregator_that_adds_integers_itself_is_charged_for_the_integer_nois
         rounds=25,
         aggregator=Integers(),
         evaluation=SUMS,
-    ).evaluation_spec
+    ).derived["evaluation"]
     assert derived is not None
     assert derived.aggregator == Integers()
     # The counts are the same in all rounds: what differs is the noise, in counts of a person who may be in 3 silos.

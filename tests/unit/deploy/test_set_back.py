@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.aggregators.evaluation import name_evaluation
+from silodp.aggregators.series import name_series
 from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import end_runs
@@ -25,7 +25,7 @@ from silodp.deploy.lifetime import read_spent
 from silodp.deploy.limits import read_audit
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.errors import SilodpError
-from silodp.methods.evaluation import EvaluationMethod
+from silodp.methods.base import SeriesMethod
 from silodp.wire.messages import Message
 from silodp.wire.transport import sign
 from support.consortium import make_parties
@@ -94,12 +94,12 @@ def silo(parties: Path, tmp_path: Path) -> Silo:
 def list_requests(silo: Silo, run: str = RUN) -> list[Message]:
     """The set-up of a run and its evaluation, and three rounds of training with an evaluation after each."""
     params = np.zeros(Consortium.load(silo.public).spec.size, np.float32)
-    found = [Message("setup", run), Message("setup", name_evaluation(run))]
+    found = [Message("setup", run), Message("setup", name_series(run, "evaluation"))]
     for round_ in range(3):
-        state = {f"state.{EvaluationMethod.ROUNDS}": np.array([round_ + 1], np.int64)}
+        state = {f"state.{SeriesMethod.ROUNDS}": np.array([round_ + 1], np.int64)}
         found += [
             Message("update", run, round_, arrays={"params": params}),
-            Message("update", name_evaluation(run), round_, arrays={"params": params, **state}),
+            Message("update", name_series(run, "evaluation"), round_, arrays={"params": params, **state}),
         ]
     return found
 

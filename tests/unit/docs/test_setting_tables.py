@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from silodp.aggregators.evaluation import Evaluation
 from silodp.config.schema import RunConfig
 from silodp.methods import METHODS
-from silodp.methods.evaluation import Evaluation
 from silodp.settings import read_hints
 from silodp.training.sgd import LocalTraining
 

@@ -1,10 +1,8 @@
-"""The evaluations in the ledger of a run, seen as a ledger of their own."""
+"""The releases of one additional series in the ledger of a run, seen as a ledger of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar
 
 from silodp.accounting.events import Composed, Event
 from silodp.accounting.ledger import Ledger, LedgerEntry
@@ -12,36 +10,31 @@ from silodp.accounting.progress import Answer
 from silodp.accounting.views import Adversary
 
 
-class EvaluationLedger:
-    """The evaluations in the ledger of a run, numbered from 0; the budget and the limits are those of the whole ledger.
+class SeriesLedger:
+    """An additional series in the ledger of a run; the budget and the limits are those of the whole ledger.
 
     Args:
         ledger: the ledger of the run.
+        series: the name of the series.
 
     Attributes:
-        is_evaluation: True.
-        is_last: Whether what `Ledger.reserved` kept may be spent now.
+        series: The name of the series.
+        is_last: Whether what `Ledger.reserved` kept for the series may be spent now.
     """
 
-    is_evaluation: ClassVar[bool] = True
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, series: str) -> None:
+        self._ledger, self.series = ledger, series
         self.is_last = False
 
     @property
     def history(self) -> tuple[LedgerEntry, ...]:
-        """The entries of evaluations, with their numbers as rounds."""
-        return tuple(
-            replace(entry, round=entry.evaluation)
-            for entry in self._ledger.history
-            if entry.evaluation is not None
-        )
+        """The entries of the series."""
+        return tuple(entry for entry in self._ledger.history if entry.series == self.series)
 
     @property
     def rounds(self) -> int:
-        """Number of evaluations charged."""
-        return len({entry.round for entry in self.history})
+        """Number of rounds of the series that were charged."""
+        return self._ledger.count_rounds(self.series)
 
     @property
     def head(self) -> str:
@@ -50,39 +43,33 @@ class EvaluationLedger:
 
     @property
     def answers(self) -> list[Answer]:
-        """The answers about the evaluation, as `Ledger.answers`."""
-        return self._ledger.progress.answers[True]
+        """The answers about the series, as `Ledger.answers`."""
+        return self._ledger.progress.answers.get(self.series, [])
 
     def record_answer(self, answer: Answer) -> None:
         """As `Ledger.record_answer`."""
         self._ledger.record_answer(answer)
 
     def charge(self, round: int, release: int, events: Mapping[Adversary, Event], request: str = "") -> None:
-        """Charge a release of an evaluation, after the last round charged; as `Ledger.charge`.
+        """Charge a release of the series, after the last round of training charged; as `Ledger.charge`.
 
         What costs nothing against anyone is not written down.
         """
         if all(event == Composed(()) for event in events.values()):
             return
-        self._ledger.charge_evaluation(round, release, events, request)
+        self._ledger.charge(round, release, events, request, self.series)
 
     def charged(self, round: int, release: int = 0) -> bool:
-        """Return whether a release of an evaluation was charged."""
+        """Return whether a release of the series was charged."""
         return self.find_request(round, release) is not None
 
     def find_request(self, round: int, release: int) -> str | None:
         """As `Ledger.find_request`."""
-        return self._ledger.find_request(round, release, is_evaluation=True)
+        return self._ledger.find_request(round, release, self.series)
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
-        """Return whether the budget still holds after these events; the last evaluation may spend what was reserved."""
-        reserved = self._ledger.reserved
-        # Put back in any case: `Ledger.affords` may refuse.
-        try:
-            self._ledger.reserved = {} if self.is_last else reserved
-            return self._ledger.affords(events)
-        finally:
-            self._ledger.reserved = reserved
+        """Return whether the budget still holds after these events; the last release may spend what was reserved."""
+        return self._ledger.affords(events, self.series if self.is_last else None)
 
     def epsilon(self, adversary: Adversary) -> float | None:
         """As `Ledger.epsilon`."""
@@ -97,5 +84,5 @@ class EvaluationLedger:
         return self._ledger.epsilon_by_round(adversary)
 
 
-LedgerView = Ledger | EvaluationLedger
-"""What a server and a gate charge: the rounds of training, or the evaluations, in one ledger."""
+LedgerView = Ledger | SeriesLedger
+"""What a server and a gate charge: the rounds of training, or those of an additional series, in one ledger."""
