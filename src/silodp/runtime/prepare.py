@@ -168,11 +168,10 @@ def assemble_spec(
         budget=None if budget is None else replace(budget, delta=delta * aggregator.delta_share),
         seed=seed,
         silo_limits=_check_limits(silo_limits),
-        tested=tested,
+        tested=tested and not any(one.measures_model for one in series),
         series=series,
         separate=separate,
     )
-    spec = replace(spec, tested=tested and not spec.is_measured)
     _check_allocation(spec)
     return spec
 
@@ -291,6 +290,7 @@ def _list_series(
     """Return the additional series of a run; their names are those of ledgers, stores and random streams."""
     kind = find_series("evaluation") if isinstance(evaluation, Mapping) else Series
     made = _make(kind, evaluation, "evaluation", "Evaluation(across='sums', noise_multiplier=5.0)")
+    check_type("series", series, Sequence, "[MySeries()]")
     found = (*([] if made is None else [made]), *series)
     for one in found:
         check_type("series", one, Series, "an object of a class derived from Series")
