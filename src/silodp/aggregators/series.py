@@ -49,7 +49,7 @@ def name_series(run: str, series: str) -> str:
 def split_name(name: str) -> tuple[str, str]:
     """Return the id of the run that a message is about, and the name of the series; "" for training."""
     run, _, series = name.partition("-")
-    return run, series
+    return (run, series) if run and series else (name, "")  # what belongs to no run has the id "-"
 
 
 def find_series(name: str) -> type[Series]:
