@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Evaluation(Series, prefix="evaluation."):
         ranges: The numeric columns of `by`, in the same way.
     """
 
-    name: ClassVar[str] = "evaluation"
+    name = "evaluation"
 
     across: Annotated[Across, Named("across")]
     every: Count | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from silodp._lazy import Registry
 from silodp.errors import SilodpError
@@ -49,7 +49,7 @@ def name_series(run: str, series: str) -> str:
 def split_name(name: str) -> tuple[str, str]:
     """Return the id of the run that a message is about, and the name of the series; "" for training."""
     run, _, series = name.partition("-")
-    return run, series
+    return (run, series) if run and series else (name, "")  # what belongs to no run has the id "-"
 
 
 def find_series(name: str) -> type[Series]:
@@ -73,7 +73,7 @@ class Series(Settings, ABC):
         name: Name in the ledger, in run ids, stores and random streams, in rows and plans: letters and "_".
     """
 
-    name: ClassVar[str]
+    name = ""  # no annotation: it is no setting
 
     # --- what is released, and when ---
 
