@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
+from silodp._lazy import Registry, make_missing_error
 from silodp.accounting.guarantee import Guarantee
 from silodp.accounting.views import Adversary
 from silodp.config.task import build_architecture
@@ -51,7 +52,6 @@ from silodp.training.losses import (
     flatten_outputs,
     name_class_loss,
 )
-from silodp.training.own_part import DEFAULT_LOCAL, OwnPart, train_own_part
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import compute_outputs, make_tensor
 
@@ -67,6 +67,62 @@ __all__ = ["TrainedModel", "load"]
 _log = logging.getLogger(__name__)
 
 
+class ModelPart(Protocol):
+    """What a silo keeps beside the shared model of a run, and applies to it."""
+
+    @property
+    def run(self) -> str:
+        """The id of the run."""
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 (hex) of the model.safetensors that it belongs to."""
+
+    @property
+    def about(self) -> str:
+        """What it may tell, and of whom."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+
+    @property
+    def epochs(self) -> int:
+        """The passes over the silo's records; 0 without any."""
+
+    @classmethod
+    def train(
+        cls,
+        run: str,
+        weights: str,
+        model: nn.Module,
+        loss: Loss,
+        records: tuple[Any, NDArray[Any], NDArray[np.int64]],
+        parameters: Sequence[str],
+        local: LocalTraining | None,
+        seed: int | None,
+    ) -> ModelPart:
+        """Train it on x (n, ...), y (n, ...) and persons (n,); see `TrainedModel.fine_tune`."""
+
+    @classmethod
+    def read(cls, path: str) -> ModelPart:
+        """Read its file.
+
+        Raises:
+            SilodpError: the file is missing or damaged (codes bundle.missing, bundle.damaged).
+        """
+
+    def to_bytes(self) -> bytes:
+        """Return the content of its file."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the shared model with it."""
+
+
+PARTS: Registry[type[ModelPart]] = Registry("model_parts", {})
+"""The parts by name; that of `TrainedModel.fine_tune` and `load` is "own"."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
     """The model of a finished run, ready to predict.
@@ -75,13 +131,13 @@ class TrainedModel:
         model: The model, in eval mode, on the CPU, with the weights of the run.
         guarantees: What the run guarantees, by adversary.
         description: Content of model.json.
-        own: A silo's own part of the model, which no ε covers, or a recalibration; None for the shared model.
+        own: What a silo keeps beside the shared model, which no ε covers, or a recalibration; None: the shared model.
     """
 
     model: nn.Module
     guarantees: dict[Adversary, Guarantee]
     description: ModelDescription
-    own: OwnPart | None = None
+    own: ModelPart | None = None
 
     def __repr__(self) -> str:
         released = " ".join(str(self.guarantees["released"]).split())
@@ -160,7 +216,7 @@ class TrainedModel:
         data: SiloData,
         parameters: Sequence[str] = (),
         *,
-        local: LocalTraining = DEFAULT_LOCAL,
+        local: LocalTraining | None = None,
         loss: Loss | nn.Module | None = None,
         seed: int | None = None,
     ) -> TrainedModel:
@@ -173,6 +229,7 @@ class TrainedModel:
             data: The records of the silo, scaled as in the run; held-out ones are not used.
             parameters: Names of parameters of the model to train as well, or patterns such as "head.*".
             local: SGD's hyperparameters; how many of its `epochs` are best is found by cross-validation over persons.
+                None: a learning rate of .05, at most 60 epochs, and batches of 16 records.
             loss: The loss; None takes the default of the kind of label.
             seed: The seed of folds and batches; None draws one.
 
@@ -198,8 +255,9 @@ class TrainedModel:
         # From the shared model, also where this one has a part already.
         shared = self.model if self.own is None else cast(nn.Module, self.model.model)
         records = inputs, data.y, data.user
-        tensors, epochs = train_own_part(shared, found, records, parameters, local, seed)
-        own = OwnPart(fields.run, fields.weights, epochs, tensors)
+        own = _find_part_class().train(
+            fields.run, fields.weights, shared, found, records, parameters, local, seed
+        )
         return replace(self, model=own.apply(shared), own=own)
 
     def find_loss(self, inputs: Any) -> Loss:
@@ -420,7 +478,7 @@ def load(
     shared = TrainedModel(network.eval(), guarantees, description)
     if own is None:
         return shared
-    part = OwnPart.read(str(own))
+    part = _find_part_class().read(str(own))
     if part.weights != description.weights:
         raise SilodpError(
             f"{own} is part of another model than that in {directory}: name the run that it was trained on, or make a "
@@ -429,6 +487,17 @@ def load(
             field="own",
         )
     return replace(shared, model=part.apply(shared.model), own=part)
+
+
+def _find_part_class() -> type[ModelPart]:
+    """Return the class of a silo's part of a model.
+
+    Raises:
+        SilodpError: `extension.missing`: the package is not installed.
+    """
+    if "own" not in PARTS:
+        raise make_missing_error("analytics", "a silo's part of a model")
+    return PARTS["own"]
 
 
 def read_silo_settings(directory: str | Path, silo: str) -> tuple[dict[str, Any], TableMapping]:

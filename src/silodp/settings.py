@@ -58,6 +58,8 @@ MIN_REAL, MAX_REAL = 1e-50, 1e38
 MAX_WHOLE = 10**9
 MAX_SILOS = 100_000
 """The most silos of a run: each is an object, in plans too."""
+MAX_CELLS = 100_000
+"""The most cells of a table of counts: each has its own noise, and a person's row has a number for each."""
 MAX_NOISE = 1e6
 """The largest noise multiplier that a method may have and that plans look for: above, accountants take long."""
 

@@ -15,10 +15,11 @@ from silodp.aggregators.evaluation import Evaluation
 from silodp.attack import counted
 from silodp.attack.play import AttackResult, Target, attack_method, play_evaluation
 from silodp.mechanisms.clipping import ClippedRows
-from silodp.methods import Ddp, Statistics, UldpAvg
+from silodp.methods import Ddp, UldpAvg
 from silodp.methods import evaluation as evaluation_module
 from silodp.methods import statistics as statistics_module
 from silodp.methods.evaluation import EvaluationSums
+from silodp.methods.statistics import Statistics
 from silodp.methods.uldp_baselines import UldpNaive
 from silodp.training.sgd import LocalTraining
 from support.refusals import refused

@@ -26,8 +26,7 @@ from silodp.data.tables.counted import CategoryCells, NumericRanges
 from silodp.errors import SilodpError
 from silodp.methods.count_parts import CountParts, find_groupings
 from silodp.methods.evaluation import NOTHING, EvaluationSums, LocalEvaluation
-from silodp.methods.statistics import MAX_CELLS
-from silodp.settings import Clip, Count, Epsilon, Named, NoiseMultiplier
+from silodp.settings import MAX_CELLS, Clip, Count, Epsilon, Named, NoiseMultiplier
 from silodp.text import join_names, pluralize
 from silodp.training.counts import CountTable
 from silodp.training.places import MOST_CLASSES

@@ -1,6 +1,6 @@
 """Canaries of counts: each falls into a cell of its own, so that one sum of counts attacks all of them.
 
-They are for methods whose sums are tables: statistics of the silos' tables, and the evaluation of a run. The cells of
+They are for methods whose sums are tables (`Method.count_classes`), and for the evaluation of a run. The cells of
 the attack are made up; clip, weights, noise, aggregator and charges are those of the target.
 """
 
@@ -18,8 +18,7 @@ from silodp.aggregators.evaluation import Evaluation
 from silodp.attack.canaries import Canaries, Directions, Placement
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
-from silodp.data.tables.counted import ClassCells
-from silodp.methods.statistics import MAX_CELLS, Statistics
+from silodp.settings import MAX_CELLS
 from silodp.training.losses import Loss
 from silodp.training.task import Task
 
@@ -27,13 +26,6 @@ BINS = 1000
 """The most bins of an evaluation's scores: with two classes, 2,000 cells of canaries, as many others, and spares."""
 LEAST_CANARIES, SPARE = 100, 300
 """The fewest canaries that are worth an attack; cells of persons without records, by which scores are calibrated."""
-
-
-def replace_cells(method: Statistics, cells: int) -> Statistics:
-    """Return the statistics with cells for canaries in place of the declared ones, and without that of persons."""
-    classes = ClassCells("canary", classes=tuple(f"canary-{place}" for place in range(cells)))
-    none: dict[str, tuple[()]] = dict.fromkeys(("histograms", "means", "categories", "survival"), ())
-    return replace(method, **none, classes=(classes,), persons=0.0)  # type: ignore[arg-type]
 
 
 def replace_groups(evaluation: Evaluation, silos: int) -> Evaluation:

@@ -29,7 +29,6 @@ from silodp.attack.views import MAX_FEATURES, NotSeen, Observation, read_whole_u
 from silodp.errors import SilodpError, lookup, require
 from silodp.methods.base import Method
 from silodp.methods.roles import WeightRule
-from silodp.methods.statistics import Statistics
 from silodp.report.attacks import EVALUATION, FORMAT
 from silodp.report.guarantee_text import WHO
 from silodp.runtime.prepare import prepare_run
@@ -318,11 +317,12 @@ def _play_rounds(
         return _play_whole_updates(target, placement, canaries, adversaries, level, make_parties)
     features = min(silos * target.rounds, MAX_FEATURES)
     directions = hiding.choose_directions(canaries, features, placement)
-    if isinstance(method, Statistics):
-        directions = replace(directions, dense=0)
-        records = counted.count_records(method.records, method.unit)
-        made = counted.make_counted(directions, replace(placement, records=records), target.names)
-        target = replace(target, method=counted.replace_cells(method, directions.size))
+    cells = replace(directions, dense=0)
+    if (counting := method.count_classes(cells.size)) is not None:
+        counter, in_full = counting
+        records = counted.count_records(in_full, method.unit)
+        made = counted.make_counted(cells, replace(placement, records=records), target.names)
+        target = replace(target, method=counter)
     else:
         made = hiding.make_canaries(directions, placement, target.names, _find_least_records(method))
     spec = _prepare(target, made.federation, made.task)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from silodp.config.schema import RunConfig, TaskSection
     from silodp.data.silo_data import SiloData
     from silodp.report.decisions import Recalibration
-    from silodp.report.held_out import MeasuredPart
+    from silodp.report.own_parts import MeasuredPart
 
 
 def train_part(
@@ -89,7 +89,7 @@ def train_part(
     # After what is refused without torch, whose import takes seconds.
     from silodp.bundle import load
     from silodp.report.guarantee_text import describe_epsilon
-    from silodp.report.held_out import MeasuredPart, OwnParts, keep_own_parts
+    from silodp.report.own_parts import MeasuredPart, OwnParts, keep_own_parts
     from silodp.training.own_part import DEFAULT_LOCAL, STATEMENT
     from silodp.wire.files import PRIVATE_FILE, write_durably
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from silodp._lazy import Registry, make_missing_error
 from silodp.accounting.views import Unit
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import get_fields, validate_arguments
@@ -32,6 +33,9 @@ from silodp.text import join_names
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
+
+TABLES: Registry[Callable[[TomlTable], object]] = Registry("config_tables", {})
+"""What refuses a table of the configuration that only commands of other packages read, by the name of the table."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +227,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
         table = {**(config.evaluation or {}), **found}
         run = replace(run, evaluation=placed, config=config.model_copy(update={"evaluation": table}))
     if config.statistics is not None:
-        from silodp.config.statistics import read_request
-
-        read_request(config.statistics)
+        # A protection that is spelled wrongly must not pass unseen, in any command.
+        if "statistics" not in TABLES:
+            raise make_missing_error("analytics", "the table [statistics]")
+        TABLES["statistics"](config.statistics)
     if config.card is not None and config.card.subgroups:
         from silodp.data.tables.subgroups import check_group
 

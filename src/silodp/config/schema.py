@@ -79,7 +79,7 @@ class RunConfig(_Section):
     [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments
     of the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; `resolve` checks them
     against those, and makes these objects. [silo_limits] holds ε by adversary, [card] what the model card says.
-    [statistics] holds the fields of `StatisticsRequest`: `silodp statistics` reads them, other commands check them.
+    [statistics] is read by `silodp statistics`, of another package; other commands check it.
     A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 

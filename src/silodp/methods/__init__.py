@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         UserWeights,
     )
     from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
-    from silodp.methods.statistics import Statistics
     from silodp.methods.uldp import UldpAvg, UldpSgd, VerifiedIds
 
 METHODS: Registry[type[Method]] = Registry(
@@ -30,7 +29,6 @@ METHODS: Registry[type[Method]] = Registry(
         "uldp-sgd": "silodp.methods.uldp:UldpSgd",
         "uldp-avg": "silodp.methods.uldp:UldpAvg",
         "ddp": "silodp.methods.ddp:Ddp",
-        "statistics": "silodp.methods.statistics:Statistics",
     },
 )
 """The methods by their names in a configuration; extension packages add theirs (see `Registry`)."""
@@ -46,7 +44,6 @@ __all__ = [
     "ServerOptimizer",
     "ServerSgd",
     "ServerStep",
-    "Statistics",
     "TailAverage",
     "UldpAvg",
     "UldpSgd",
@@ -62,7 +59,6 @@ __getattr__ = export_lazily(
         "ddp": ("Ddp",),
         "roles": ("FederationSize", "PublicState", "Sampling", "ServerStep", "UnitBudgets", "UserWeights"),
         "server_optimizer": ("ServerAdam", "ServerOptimizer", "ServerSgd", "TailAverage"),
-        "statistics": ("Statistics",),
         "uldp": ("UldpAvg", "UldpSgd", "VerifiedIds"),
     },
 )

@@ -224,6 +224,19 @@ class Method(Settings, roles.ServerStep, roles.Sampling, roles.UserWeights, role
         """
         return {}
 
+    def count_classes(self, classes: int) -> tuple[Method, float] | None:
+        """Return the method with a table of labels, and how many records of a person in a silo count in full.
+
+        An attack gives each made-up person a class of their own. Clip per record, weights and noise stay as they are.
+
+        Args:
+            classes: The number of classes.
+
+        Returns:
+            None where the sums of the method are no counts.
+        """
+        return None
+
     @property
     def noise_setting(self) -> float | tuple[float, ...] | None:
         """The value of the field `noise_multiplier`, one for each client where they differ.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from silodp._lazy import torch
@@ -31,15 +31,11 @@ from silodp.methods.base import LocalContext
 from silodp.methods.roles import FederationSize, PersonalBudgets
 from silodp.methods.server_optimizer import ServerOptimizer, State
 from silodp.methods.uldp import UldpAvg, VerifiedIds
-from silodp.settings import Count, NoiseMultiplier, Range
+from silodp.settings import MAX_CELLS, Count, NoiseMultiplier, Range
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MAX_CELLS = 100_000
-"""The most cells of a table: each has its own noise, and a person's row has a number for each."""
-
 
 COUNTED = {
     "persons": "persons, each about once",
@@ -159,6 +155,12 @@ class Statistics(UldpAvg):
     def make_server_optimizer(self) -> ServerOptimizer:
         """Return what leaves the model as it is."""
         return KeepModel()
+
+    def count_classes(self, classes: int) -> tuple[Statistics, float]:
+        """Return the statistics that count so many classes alone, and `records`."""
+        block = ClassCells("class", classes=tuple(f"class-{place}" for place in range(classes)))
+        none: dict[str, tuple[()]] = dict.fromkeys(("histograms", "means", "categories", "survival"), ())
+        return replace(self, **none, classes=(block,), persons=0.0), self.records  # type: ignore[arg-type]
 
     def bounds(self, population: FederationSize) -> Bounds:
         """Return the bounds of `uldp-avg`."""

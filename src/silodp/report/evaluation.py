@@ -17,6 +17,10 @@ from silodp.report.formatting import find_interval, format_measure
 from silodp.training.counts import Estimate
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from silodp.report.decisions import Gap
+    from silodp.report.held_out import CalibrationBin
     from silodp.report.statistics.estimates import SurvivalCurve
     from silodp.runtime.run_files import MetricsRow
 
@@ -138,6 +142,25 @@ class NoisyEvaluation:
                 noise = self.noise_std * math.sqrt(len(bins))  # a sum over the bins of scores
         (curve,) = estimate_survival(NoisyTable("survival", "time", tuple(counts), noise, self.times, ("",)))
         return curve
+
+    def plot_survival(self) -> Figure | None:
+        """Draw the curve of `estimate_survival`; None without one."""
+        from silodp.report.statistics import figures  # matplotlib, which takes a second
+
+        curve = self.estimate_survival()
+        return None if curve is None or not len(curve.times) else figures.plot_survival([curve], "time")
+
+    def calibrate(self) -> Sequence[CalibrationBin]:
+        """Return the calibration that follows from counts that have steps."""
+        from silodp.report.decisions import calibrate_counts
+
+        return calibrate_counts(self.counts, self.noise_std)  # type: ignore[arg-type]
+
+    def list_gaps(self) -> Sequence[Gap]:
+        """Return the largest difference of every metric between the subgroups of a column."""
+        from silodp.report.decisions import list_gaps
+
+        return list_gaps(self.list_parts(False))
 
 
 def find_evaluation(rows: Sequence[MetricsRow]) -> NoisyEvaluation | None:

@@ -2,13 +2,12 @@
 
 No ε covers any of it. It is measured at the end of a run whose metrics are those of pooled held-out records, and kept
 in DIR/plots/held_out.json, from which the report is drawn. Where silos evaluate by themselves, or by noised sums,
-nothing is measured here. What own parts of the silos change is in DIR/plots/own_parts.json.
+nothing is measured here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat
 
 from silodp.errors import SilodpError
-from silodp.report.run_record import HELD_OUT, OWN_PARTS, keep_private, read_private
+from silodp.report.run_record import HELD_OUT, keep_private, read_private
 from silodp.report.skill import Skill, assess_records
 
 if TYPE_CHECKING:
@@ -95,45 +94,6 @@ class HeldOut:
     def list_parts(self, of_silos: bool) -> tuple[Part, ...]:
         """Return the silos, or the subgroups."""
         return tuple(part for part in self.parts if (part.of == "silo") == of_silos)
-
-
-@dataclass(frozen=True)
-class MeasuredPart:
-    """A silo's own part of the model, and what it changes on the silo's held-out records.
-
-    Attributes:
-        silo: Its name.
-        numbers: How many numbers the part has.
-        epochs: The passes over the silo's records; 0 where they did not help persons who were left out.
-        held_out_records: The number of records that were not trained on.
-        shared: The metrics of the shared model on them, by name.
-        with_own_part: Those of the model with the part.
-    """
-
-    silo: str
-    numbers: int
-    epochs: int
-    held_out_records: int
-    shared: Mapping[str, FiniteFloat]
-    with_own_part: Mapping[str, FiniteFloat]
-
-
-@dataclass(frozen=True)
-class OwnParts:
-    """The own parts of all silos of a simulated run.
-
-    Attributes:
-        weights: SHA-256 (hex) of the shared model that they belong to.
-        parts: One for each silo.
-    """
-
-    weights: str
-    parts: tuple[MeasuredPart, ...]
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The names of all metrics."""
-        return tuple(dict.fromkeys(name for part in self.parts for name in part.shared))
 
 
 def measure_held_out(
@@ -299,22 +259,3 @@ def read_held_out(directory: Path) -> HeldOut | None:
         SilodpError: it is damaged.
     """
     return read_private(directory, HELD_OUT, HeldOut)
-
-
-def keep_own_parts(directory: Path, found: OwnParts) -> None:
-    """Write DIR/plots/own_parts.json, which is private."""
-    fields = asdict(found)
-    for part in fields["parts"]:
-        for which in ("shared", "with_own_part"):
-            part[which] = {name: value for name, value in part[which].items() if math.isfinite(value)}
-    keep_private(directory, OWN_PARTS, fields)
-
-
-def read_own_parts(directory: Path, weights: str | None) -> OwnParts | None:
-    """Read DIR/plots/own_parts.json; None where it is not there, or is about another model than the run's.
-
-    Raises:
-        SilodpError: it is damaged.
-    """
-    found = read_private(directory, OWN_PARTS, OwnParts)
-    return found if found is not None and found.weights == weights else None

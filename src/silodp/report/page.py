@@ -19,14 +19,13 @@ from silodp.accounting.views import Adversary
 from silodp.aggregators.base import Visibility
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
-from silodp.report.decisions import calibrate_counts, find_decisions, list_gaps
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
 from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
 from silodp.report.facts import Facts, ListedAssumption, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
 from silodp.report.guarantee_text import WHO
-from silodp.report.held_out import HeldOut, read_held_out, read_own_parts
+from silodp.report.held_out import HeldOut, read_held_out
 from silodp.report.model_card import compose_card
 from silodp.report.run_record import RunRecord, format_versions, read_run
 from silodp.report.sections import group_by_place, list_pictures
@@ -41,7 +40,7 @@ MAX_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
 _PICTURES = (
     *("utility", "epsilon", "allocation", "budgets"),
-    *("calibration", "confusion", "decisions", "survival", "silos", "groups"),
+    *("calibration", "confusion", "survival", "silos", "groups"),
 )
 """First parts of the file names of a report's pictures."""
 
@@ -119,7 +118,6 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
     ends, held_out = _list_ends(run.rows), read_held_out(directory)
     evaluation = find_evaluation(run.rows) if run.summary.get("evaluation") == "sums" else None
     evaluated = [row["round"] for row in run.rows if row.get("evaluation")]
-    decisions = find_decisions(evaluation, held_out)
     skill = find_skill(held_out, evaluation, facts.classes)
     figure = plots.plot_epsilon(run.rows)
     return render(
@@ -145,12 +143,7 @@ def compose_page(directory: Path, run: RunRecord, pictures: PictureFolder) -> st
         evaluation=evaluation,
         held_out=held_out,
         details=_draw_details(pictures, run, ends, held_out, evaluation, facts.classes),
-        decisions=decisions,
-        decision_curve=decisions
-        and (curve := plots.plot_decisions(decisions.thresholds)) is not None
-        and _add(pictures, "decisions", curve),
-        own_parts=read_own_parts(directory, run.model_digest),
-        gaps=list_gaps(evaluation.list_parts(False)) if evaluation else (),
+        gaps=evaluation.list_gaps() if evaluation else (),
         utility=_draw_utility(pictures, run, ends, skill),
         sections=group_by_place(run.sections, lambda one: Markup(one.compose_html(pictures))),
         measurements=next((one.measurements for one in run.sections.values() if one.measurements), None),
@@ -297,13 +290,9 @@ def _plot_evaluation(
         names = list(evaluation.name_classes(classes))
         # Of more classes there is no curve of calibration, so counts by step of the probability say nothing here.
         if evaluation.has_steps:
-            bins = calibrate_counts(evaluation.counts, evaluation.noise_std)  # type: ignore[arg-type]
-            drawn.append(("calibration", plots.plot_calibration(bins, names[1]), how))
+            drawn.append(("calibration", plots.plot_calibration(evaluation.calibrate(), names[1]), how))
         drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
-    if (curve := evaluation.estimate_survival()) is not None and len(curve.times):
-        from silodp.report.statistics.figures import plot_survival
-
-        drawn.append(("survival", plot_survival([curve], "time"), how))
+    drawn.append(("survival", evaluation.plot_survival(), how))
     for name, whole in evaluation.estimates.items():
         for kind in ("silos", "groups"):
             parts = [

@@ -35,8 +35,8 @@ from silodp.runtime.run_files import GUARANTEE, METRICS, MetricsRow, read_metric
 _T = TypeVar("_T")
 
 ALLOCATION, DOUBTS = "allocation.json", "doubts.json"
-HELD_OUT, OWN_PARTS = "held_out.json", "own_parts.json"
-"""Private files in DIR/plots, beside the pictures; a report is written without those that are deleted."""
+HELD_OUT = "held_out.json"
+"""A private file in DIR/plots, beside the pictures; a report is written without it where it is deleted."""
 MAX_BARS = 400
 """Of an `Allocation`, however many persons there are."""
 

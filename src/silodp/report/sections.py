@@ -16,8 +16,11 @@ if TYPE_CHECKING:  # both read sections
     from silodp.report.page import PictureFolder
     from silodp.report.run_record import RunRecord
 
-Place = Literal["guarantee", "results"]
-"""Where a section stands on page and card: after what no ε covers, or after the results on held-out records."""
+Place = Literal["guarantee", "results", "after_results"]
+"""Where a section stands on page and card: after what no ε covers, or after the results on held-out records.
+
+"results" is inside the part of the page on results, "after_results" after it; a card has no place for the latter.
+"""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,22 @@ class OwnPart:
             tensors[_LIMITS] = torch.tensor(limits)
         return cls(run, weights, 0, tensors, RECALIBRATED)
 
+    @classmethod
+    def train(
+        cls,
+        run: str,
+        weights: str,
+        model: nn.Module,
+        loss: Loss,
+        records: tuple[Any, NDArray[Any], NDArray[np.int64]],
+        parameters: Sequence[str],
+        local: LocalTraining | None,
+        seed: int | None,
+    ) -> OwnPart:
+        """Return the part of a silo; run and weights as in the class, the rest as for `train_own_part`."""
+        tensors, epochs = train_own_part(model, loss, records, parameters, local or DEFAULT_LOCAL, seed)
+        return cls(run, weights, epochs, tensors)
+
     @property
     def size(self) -> int:
         """How many numbers it has."""

@@ -18,8 +18,9 @@ from silodp.data.federation import Federation
 from silodp.data.tables.counted import Moments, NumericBins
 from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import LocalContext, Statistics, roles
+from silodp.methods import LocalContext, roles
 from silodp.methods.roles import FederationSize
+from silodp.methods.statistics import Statistics
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
 from support.oracles import judges_std, logistic_task, small_federation

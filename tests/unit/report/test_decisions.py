@@ -21,9 +21,9 @@ from silodp.report.decisions import (
     recalibrate,
     recalibrate_silos,
 )
+from silodp.report.decisions_plots import plot_decisions
 from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
 from silodp.report.held_out import CalibrationBin, HeldOut
-from silodp.report.plots import plot_decisions
 from silodp.training.counts import Estimate
 from silodp.training.own_part import OwnPart
 

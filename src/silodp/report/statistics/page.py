@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from silodp.methods.statistics import COUNTED
 from silodp.parsing import UNSOUND, parse_toml, refuse_unsound
 from silodp.report.formatting import render
-from silodp.report.sections import ReportSection
 from silodp.report.statistics.estimates import (
     Interval,
     LogRank,
@@ -87,32 +86,8 @@ def find_release(rows: Sequence[MetricsRow]) -> Release | None:
         return TypeAdapter(Release).validate_python(found)
 
 
-@dataclass(frozen=True)
-class StatisticsSection(ReportSection):
-    """The page of a run of statistics, which stands in place of that of a model.
-
-    Attributes:
-        run: The files of the run.
-        release: What it has released.
-    """
-
-    run: RunRecord
-    release: Release
-
-    pictures = ("count", "survival")
-
-    @classmethod
-    def read(cls, directory: Path, run: RunRecord) -> StatisticsSection | None:
-        """Return the statistics of a run; None for one that trained a model."""
-        release = find_release(run.rows)
-        return None if release is None else cls(run, release)
-
-    def compose_pages(self, pictures: PictureFolder) -> dict[str, str]:
-        """Return statistics.json and statistics.html by name, and write the pictures of the page."""
-        return _compose_statistics(self.run, self.release, pictures)
-
-
-def _compose_statistics(run: RunRecord, release: Release, pictures: PictureFolder) -> dict[str, str]:
+def compose_statistics(run: RunRecord, release: Release, pictures: PictureFolder) -> dict[str, str]:
+    """Return statistics.json and statistics.html by name, and write the pictures of the page."""
     sections = [_estimate(table) for table in release.tables]
     facts = _describe_release(run, release, sections)
     page = render(
