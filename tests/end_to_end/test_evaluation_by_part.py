@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.report.evaluation import find_evaluation, find_limits
-from silodp.training.counts import Estimate
+from silodp.report.estimates import find_evaluation, find_limits
+from silodp.training.metrics import Estimate
 from support.commands import Silodp, assert_sentence
 from support.refusals import refused
 

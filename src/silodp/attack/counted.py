@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp._lazy import nn, torch
-from silodp.aggregators.evaluation import Evaluation
 from silodp.attack.canaries import Canaries, Directions, Placement
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -28,24 +28,24 @@ LEAST_CANARIES, SPARE = 100, 300
 """The fewest canaries that are worth an attack; cells of persons without records, by which scores are calibrated."""
 
 
-def replace_groups(evaluation: Evaluation, silos: int) -> Evaluation:
+def replace_groups(evaluation: Any, silos: int) -> Any:
     """Return the evaluation with cells for canaries, and without subgroups; after the last round alone."""
     bins = _count_bins(evaluation, silos)
     return replace(evaluation, bins=bins, every=None, times=(), by=(), categories=(), ranges=())
 
 
-def count_canaries(evaluation: Evaluation, silos: int) -> int:
+def count_canaries(evaluation: Any, silos: int) -> int:
     """Return how many canaries there are cells for in an evaluation of so many silos; may be below 0."""
     return (2 * _count_bins(evaluation, silos) - SPARE) // 2
 
 
-def _count_bins(evaluation: Evaluation, silos: int) -> int:
+def _count_bins(evaluation: Any, silos: int) -> int:
     """Return the most bins, an even number, that all tables together have room for."""
     most = MAX_CELLS // (4 * count_blocks(evaluation, silos)) * 2
     return max(2, min(BINS, most))
 
 
-def count_blocks(evaluation: Evaluation, silos: int) -> int:
+def count_blocks(evaluation: Any, silos: int) -> int:
     """Return the number of tables, one for each silo or one in all."""
     return silos if evaluation.by_silo else 1
 
@@ -78,7 +78,7 @@ def make_held_out(
     placement: Placement,
     names: Sequence[str],
     least_records: int,
-    evaluation: Evaluation,
+    evaluation: Any,
 ) -> Canaries:
     """Return a federation whose persons have held-out records of a class and a score that no one else has.
 

@@ -16,9 +16,9 @@ from silodp.accounting.charges import ChargeCounts, compute_cost
 from silodp.accounting.trade_off import TradeOff
 from silodp.accounting.views import ADVERSARIES, Adversary, Unit
 from silodp.aggregators.base import Aggregator
-from silodp.aggregators.evaluation import Evaluation
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.series import SERIES, Series
 from silodp.attack import canaries as hiding
 from silodp.attack import counted
 from silodp.attack.checks import check_whole_updates, compare_count, run_checks
@@ -199,7 +199,7 @@ class Target:
     names: tuple[str, ...]
     rounds: int
     settings: Mapping[str, Any]
-    evaluation: Evaluation | None = None
+    evaluation: Series | None = None
     promises: Mapping[Adversary, Promise] | None = None
     claimed_rounds: int | None = None
     spec: str = ""
@@ -215,7 +215,7 @@ def attack_method(
     canaries: int = 1500,
     adversaries: Sequence[Adversary] = ADVERSARIES,
     level: float = 0.05,
-    evaluation: Evaluation | None = None,
+    evaluation: Series | None = None,
     make_parties: MakeParties = Simulation,
     **settings: Any,
 ) -> AttackResult:
@@ -293,9 +293,9 @@ def play(
     return replace(result, level=level, noise=(*result.noise, *_list_evaluation_tests(evaluated)))
 
 
-def _check_evaluation(evaluation: Evaluation) -> None:
+def _check_evaluation(evaluation: Series) -> None:
     require(
-        isinstance(evaluation, Evaluation) and evaluation.is_charged,
+        isinstance(evaluation, SERIES.get("evaluation", ())) and evaluation.is_charged,
         f'evaluation = {shorten(evaluation)}: give an Evaluation with across = "sums", which alone costs ε, or '
         "leave it out.",
         code="argument.value",

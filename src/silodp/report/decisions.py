@@ -14,9 +14,11 @@ from typing import TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_error
+from silodp.report.estimates import find_error
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
 from silodp.report.held_out import BINS, CalibrationBin, HeldOut, compute_error
-from silodp.training.counts import MIN_CERTAINTY, Estimate
+from silodp.training.counts import MIN_CERTAINTY
+from silodp.training.metrics import Estimate
 
 _ITERATIONS, _RIDGE = 100, 1.0
 """Of Newton's method, and how much a scale of 1 and a shift of 0 are preferred, in units of one record."""

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from silodp.report.decisions import Threshold
-from silodp.report.evaluation import find_limits
+from silodp.report.estimates import find_limits
 from silodp.report.figures import MUTED, PALETTE, make_panel
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silodp.report.divergence import list_quantities
-from silodp.report.evaluation import find_evaluation, find_limits
+from silodp.report.estimates import find_limits
+from silodp.report.evaluation import find_evaluation
 from silodp.report.formatting import render
 from silodp.report.sections import ReportSection
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from silodp.parsing import refuse_unsound
-from silodp.report.formatting import find_interval, format_measure
-from silodp.training.counts import Estimate
+from silodp.report.estimates import format_estimate
+from silodp.training.metrics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,31 +23,6 @@ if TYPE_CHECKING:
     from silodp.report.held_out import CalibrationBin
     from silodp.report.statistics.estimates import SurvivalCurve
     from silodp.runtime.run_files import MetricsRow
-
-
-_LIMITS = {
-    "r2": (-math.inf, 1.0),
-    "mean_absolute_error": (0.0, math.inf),
-    "perplexity": (1.0, math.inf),
-    **dict.fromkeys(("net_benefit", "difference"), (-math.inf, math.inf)),
-}
-"""Values that a metric can have, where they are not 0 to 1."""
-
-
-def find_error(estimate: Estimate) -> float:
-    """Return √(a² + b²) of the errors of noise and sample, which are independent; a, where b is not known."""
-    return math.hypot(estimate.standard_error, estimate.sampling_error or 0.0)
-
-
-def find_limits(metric: str, estimate: Estimate) -> tuple[float, float]:
-    """Return the 95 % interval of a metric, for the errors of noise and sample together."""
-    return find_interval(estimate.value, find_error(estimate), *_LIMITS.get(metric, (0.0, 1.0)))
-
-
-def format_estimate(metric: str, estimate: Estimate) -> str:
-    """Return a metric with its 95 % interval, as "0.83 (0.78 to 0.88)"."""
-    low, high = find_limits(metric, estimate)
-    return f"{format_measure(estimate.value)} ({low:.3g} to {high:.3g})"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from silodp.config.schema import CardSection
 from silodp.data.public import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError
 from silodp.report.divergence import get_measure, list_quantities
-from silodp.report.evaluation import NoisyEvaluation, find_evaluation, format_estimate
+from silodp.report.estimates import find_evaluation, format_estimate
 from silodp.report.facts import Facts, ListedAssumption, collect_facts
 from silodp.report.formatting import format_code, format_measure, quote_names, render
 from silodp.report.guarantee_text import (
@@ -228,7 +228,7 @@ def _tabulate_inputs(described: ModelDescription) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _tabulate_sums(evaluation: NoisyEvaluation | None) -> dict[str, Any] | None:
+def _tabulate_sums(evaluation: Any) -> dict[str, Any] | None:
     """Return metrics by noisy sums: of all records, silos and subgroups; None where there are none."""
     if evaluation is None or not evaluation.estimates:
         return None

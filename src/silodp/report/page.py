@@ -20,7 +20,7 @@ from silodp.aggregators.base import Visibility
 from silodp.errors import name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
-from silodp.report.evaluation import NoisyEvaluation, find_evaluation, find_limits, format_estimate
+from silodp.report.estimates import find_evaluation, find_limits, format_estimate
 from silodp.report.facts import Facts, ListedAssumption, collect_facts
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import render
@@ -256,7 +256,7 @@ def _draw_details(
     run: RunRecord,
     ends: Sequence[_End],
     held_out: HeldOut | None,
-    evaluation: NoisyEvaluation | None,
+    evaluation: Any,
     classes: Sequence[str],
 ) -> list[Picture]:
     """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
@@ -280,7 +280,7 @@ def _draw_details(
 
 
 def _plot_evaluation(
-    run: RunRecord, evaluation: NoisyEvaluation, classes: Sequence[str]
+    run: RunRecord, evaluation: Any, classes: Sequence[str]
 ) -> list[tuple[str, Figure | None, str]]:
     """Return pictures of an evaluation by sums, each with its name and what it is from."""
     private = run.guarantees["released"].private

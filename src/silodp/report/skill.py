@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import FiniteFloat
 
-from silodp.report.evaluation import NoisyEvaluation, find_error, find_evaluation
+from silodp.report.estimates import find_error, find_evaluation
 from silodp.report.formatting import Z_95, format_measure
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
 from silodp.runtime.run_files import METRICS, read_metrics
@@ -232,9 +232,7 @@ def _describe_offset(one: Offset) -> str | None:
     )
 
 
-def find_skill(
-    held_out: HeldOut | None, evaluation: NoisyEvaluation | None, classes: Sequence[str] = ()
-) -> Skill | None:
+def find_skill(held_out: HeldOut | None, evaluation: Any, classes: Sequence[str] = ()) -> Skill | None:
     """Return the verdict on the model of a run: by held-out records, else by noisy counts; None where it is not known.
 
     Args:
@@ -365,7 +363,7 @@ def _find_least_error(person: NDArray[np.int64], event: NDArray[np.bool_], is_su
 # --- from noisy counts ------------------------------------------------------------------------------------------------
 
 
-def assess_counts(evaluation: NoisyEvaluation, names: Sequence[str] = ()) -> Skill | None:
+def assess_counts(evaluation: Any, names: Sequence[str] = ()) -> Skill | None:
     """Return the verdict on an evaluation by noisy sums, at no further ε; None where no metric of it has a constant.
 
     Args:
@@ -386,7 +384,7 @@ def assess_counts(evaluation: NoisyEvaluation, names: Sequence[str] = ()) -> Ski
     return Skill(tuple(comparisons), tuple(offsets)) if comparisons else None
 
 
-def _compare_accuracy(evaluation: NoisyEvaluation) -> Comparison:
+def _compare_accuracy(evaluation: Any) -> Comparison:
     """Return the accuracy beside that of the most frequent class."""
     table = np.asarray(evaluation.confusion, float)
     total, classes = float(table.sum()), len(table)
@@ -403,7 +401,7 @@ def _compare_accuracy(evaluation: NoisyEvaluation) -> Comparison:
     return Comparison("accuracy", value, value - gain, gain, reach)
 
 
-def _compare_steps(evaluation: NoisyEvaluation, names: Sequence[str]) -> tuple[Comparison, Offset] | None:
+def _compare_steps(evaluation: Any, names: Sequence[str]) -> tuple[Comparison, Offset] | None:
     """Return the Brier score and the mean of predictions, taken to be in the middle of their steps; None: lost.
 
     The widths of the steps are added to the reach: nobody knows where in its step a prediction is.

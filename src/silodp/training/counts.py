@@ -20,6 +20,7 @@ from silodp.errors import SilodpError
 from silodp.settings import Settings, Whole
 from silodp.text import join_names
 from silodp.training.losses import flatten_outputs
+from silodp.training.metrics import Estimate
 from silodp.training.places import (
     average_log_loss,
     flatten_places,
@@ -38,26 +39,6 @@ MOST_LOG_LOSS = 2.0
 """A mean of −log p beyond so many times log K, that of a model that knows nothing, counts as that much."""
 MIN_CERTAINTY = 3.0
 """Standard deviations of its noise that a count must exceed before it is shown as a number, or divided by."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric computed from counts.
-
-    Attributes:
-        value: The metric.
-        standard_error: The standard deviation of the value that the noise in the counts causes, to first order.
-        low: The smallest value that the metric of the records themselves can have if counts have no noise.
-        high: The largest such value. It differs from `low` where a bin holds several records whose order is not known.
-        sampling_error: The standard error because the records are a sample, if they were independent; of R² an upper
-            bound. None where it is not known.
-    """
-
-    value: float
-    standard_error: float
-    low: float
-    high: float
-    sampling_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from silodp.report.decisions import (
     recalibrate_silos,
 )
 from silodp.report.decisions_plots import plot_decisions
-from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation, find_limits
+from silodp.report.estimates import find_limits
+from silodp.report.evaluation import EvaluatedPart, NoisyEvaluation
 from silodp.report.held_out import CalibrationBin, HeldOut
-from silodp.training.counts import Estimate
+from silodp.training.metrics import Estimate
 from silodp.training.own_part import OwnPart
 
 MEASURES = (
