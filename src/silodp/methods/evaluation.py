@@ -1,6 +1,6 @@
 """Methods of the evaluation on the silos' held-out records; noise, masks and charges are those of a run.
 
-By sums: silos add up a table of counts (`silodp.training.counts`). What one unit adds to it is clipped, silos add noise
+By sums: silos add up a table of counts (`silodp.training.counts`). What a unit adds to it is clipped, silos add noise
 to their sums, and an evaluation is charged like a round of training. Locally: every silo evaluates the model by itself
 and sends nothing.
 """
